@@ -180,6 +180,15 @@ def test_encoder_outputs_replace_the_source_and_are_unchanged(way: str) -> None:
     assert encoded.last_hidden_state is before
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_limit_of_encoder_outputs_without_a_mask_is_that_of_their_source(way: str) -> None:
+    source = random_tokens(1, 5)
+    options: dict[str, Any] = {"max_source_relative_length": 2, "suppress_tokens": [2], **WAYS[way]}
+    generated = MODEL.generate(encoder_outputs=MODEL.get_encoder()(source), **options)
+    assert generated.shape == (1, 1 + 5 + 2)
+    assert torch.equal(generated, MODEL.generate(source, **options))
+
+
 def swapped(tokens: Tensor) -> Tensor:
     """Return tokens with 0 and 1 exchanged."""
     return torch.where(tokens < 2, 1 - tokens, tokens)

@@ -242,6 +242,21 @@ def test_search_under_power_equals_transformers_own(
     torch.testing.assert_close(ours.sequences_scores, theirs.sequences_scores, **FLOAT32)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_search_with_more_end_tokens_than_others_equals_transformers_own(seed: int) -> None:
+    """Nine of twelve tokens end a target, and long targets score best, so beams must continue by less likely tokens."""
+    model = small_model(seed, vocab_size=12).double()
+    plain = PlainSearch(model.config).eval().double()
+    plain.load_state_dict(model.state_dict())
+    options: dict[str, Any] = {"num_beams": 2, "num_return_sequences": 2, "max_new_tokens": 6}
+    options |= {"length_penalty": 2.0, "early_stopping": "never", "eos_token_id": list(range(END, 11))}
+    options |= {"return_dict_in_generate": True, "output_scores": True}
+    ours = model.generate(source(3, 4), length_penalty_type="power", **options)
+    theirs = plain.generate(source(3, 4), **options)
+    assert torch.equal(ours.sequences, theirs.sequences)
+    torch.testing.assert_close(ours.sequences_scores, theirs.sequences_scores, **FLOAT32)
+
+
 @pytest.mark.parametrize("name", ["output_logits", "output_attentions", "output_hidden_states"])
 def test_outputs_of_every_step_are_those_of_transformers_own_search(name: str) -> None:
     model = small_model(0, vocab_size=12).double()
