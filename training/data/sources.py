@@ -26,7 +26,7 @@ MEMBER_BYTES = 2**30  # to which a file in an archive may expand
 HELD_OUT = 3000  # pairs of Tatoeba in validation, and in test
 DIALOGUE_PAIRS = {"test": 12_516, "validation": 7_326}  # that a set of Self-dialogue aims at; 2% more may come in
 DIALOGUE_EXCESS = 1.02
-EVERY = 4  # one of so many constituents of GUM is also a tree of its own
+STRIDE = 4  # of the constituents of GUM that are trees too
 GUM_SPLITS = {"train": "train", "dev": "validation", "test": "test", "test2": "test2"}
 EMPTY_ANSWERS = {"", "{}"}  # of Self-dialogue
 
@@ -135,7 +135,7 @@ def cut_tatoeba(files: Files) -> Lines:
 
 
 def constituents(trees: Iterable[str]) -> Iterator[str]:
-    """Yield the constituents of trees as trees, from left to right: those of two words or more, and not of all."""
+    """Yield the constituents of trees as trees, from left to right: those of two words or more, and fewer than all."""
     for _, tree in read_trees(enumerate(trees, start=1), "GUM"):
         words = len(tree.words)
         for event, node in tree.events():
@@ -157,7 +157,7 @@ def cut_gum(files: Files) -> Lines:
         elif (name := line.strip().removeprefix("* ")).startswith(("GUM_", "GENTLE_")) and "_reddit_" not in name:
             trees = re.split(r"\n\s*\n", text_of(files[f"const/{name}.ptb"]))
             lines[split] += [" ".join(tree.split()) for tree in trees if tree.strip()]
-    lines["constituents.ptb"] = list(islice(constituents(lines["train.ptb"]), 0, None, EVERY))
+    lines["constituents.ptb"] = list(islice(constituents(lines["train.ptb"]), 0, None, STRIDE))
     return lines
 
 
@@ -237,7 +237,7 @@ SOURCES = {
         license="annotations CC-BY 4.0; texts by genre, some of them non-commercial: see LICENSE.txt",
         base="https://raw.githubusercontent.com/amir-zeldes/gum/72ce5ac14978a324c2fd18d49484e65292cbe316/",
         rule="the documents of the official splits in the order of splits.md, without reddit (its words are missing); "
-        f"constituents.ptb has every {EVERY}th constituent of the training trees, of those with two words or more",
+        f"constituents.ptb has every {STRIDE}th constituent of the training trees, of those with two words or more",
         cut=cut_gum,
         sums=SUMS / "gum.sha256",
     ),

@@ -490,7 +490,7 @@ def check_score_tokenizer(name: str) -> None:
     language, _, dictionary = name.partition("-")
     if not dictionary:
         return
-    from sacrebleu.metrics.bleu import BLEU  # here, because it takes time
+    from sacrebleu.metrics.bleu import BLEU  # here, because its import takes time
 
     try:
         BLEU(tokenize=name)
