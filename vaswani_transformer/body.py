@@ -15,7 +15,7 @@ from .decoder import VaswaniTransformerDecoder
 from .embeddings import ScaledEmbedding, is_unwrapped
 from .encoder import VaswaniTransformerEncoder
 from .loss import cross_entropy, projected_cross_entropy
-from .pretrained import VaswaniTransformerPreTrainedModel
+from .pretrained import CACHE, VaswaniTransformerPreTrainedModel, cache_output, given_cache
 
 
 def as_encoder_output(outputs: tuple[Tensor, ...] | BaseModelOutput) -> BaseModelOutput:
@@ -113,6 +113,7 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
             ValueError: the stacks' errors; an adapter on `shared`.
         """
         self.check_shared_adapter()
+        past_key_values = given_cache(past_key_values, cast(dict[str, Any], kwargs))
         position_ids = kwargs.pop("position_ids", None)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
@@ -136,7 +137,7 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
         )
         return Seq2SeqModelOutput(
             last_hidden_state=decoder_outputs.last_hidden_state,
-            past_key_values=decoder_outputs.past_key_values,
+            **cache_output(getattr(decoder_outputs, CACHE)),
             decoder_hidden_states=decoder_outputs.hidden_states,
             decoder_attentions=decoder_outputs.attentions,
             cross_attentions=decoder_outputs.cross_attentions,

@@ -123,7 +123,7 @@ class VaswaniTransformerConfig(PreTrainedConfig):
     """
 
     model_type = "vaswani_transformer"
-    keys_to_ignore_at_inference = ["past_key_values", "encoder_last_hidden_state"]
+    keys_to_ignore_at_inference = ["past_key_values", "cache", "encoder_last_hidden_state"]
     attribute_map = {
         "hidden_size": "d_model",
         "num_attention_heads": "num_heads",

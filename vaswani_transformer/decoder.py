@@ -3,6 +3,8 @@
 B batch, S source, T target, k target rows of one source row.
 """
 
+from typing import Any
+
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
@@ -15,7 +17,14 @@ from .attention import BlockwiseMask, CausalSelfAttention, CrossAttention, paddi
 from .config import VaswaniTransformerConfig
 from .embeddings import InputEmbedding, ScaledEmbedding, count_positions, text_positions
 from .layers import VaswaniTransformerDecoderLayer
-from .pretrained import VaswaniTransformerPreTrainedModel, check_mask, embed_text, tensor_parallel_plan
+from .pretrained import (
+    VaswaniTransformerPreTrainedModel,
+    cache_output,
+    check_mask,
+    embed_text,
+    given_cache,
+    tensor_parallel_plan,
+)
 from .restricted import Window
 
 
@@ -78,7 +87,7 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        **kwargs: object,
+        **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Decode a target, or with a cache its next tokens.
 
@@ -98,6 +107,7 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
             and `cross_attentions`.
         """
         inputs_embeds = embed_text(self.embed_tokens, input_ids, inputs_embeds, prefix="decoder_")  # (k B, T, d_model)
+        past_key_values = given_cache(past_key_values, kwargs)
         if use_cache and past_key_values is None:
             past_key_values = empty_cache(self.config, attention_mask)
         position_ids, max_position = self.target_positions(inputs_embeds, attention_mask, position_ids, past_key_values)
@@ -112,7 +122,7 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
             **kwargs,
         )
         return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=hidden_states, past_key_values=past_key_values if use_cache else None
+            last_hidden_state=hidden_states, **cache_output(past_key_values if use_cache else None)
         )
 
     def run_layers(self, hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:

@@ -24,7 +24,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from .config import VaswaniTransformerConfig
 from .decoder import empty_cache
 from .generation_settings import CallSettings, SourceLimitCriteria, search_settings
-from .pretrained import KNOWN_VERSIONS
+from .pretrained import CACHE, KNOWN_VERSIONS, given_cache
 from .search import Decoder, beam_search, greedy_search
 
 SOURCE_INPUTS = ("attention_mask", "position_ids")
@@ -63,8 +63,8 @@ class ModelDecoder:
     def __init__(
         self, model: Any, inputs: dict[str, Any], beams_per_source: int, records: bool = False, synced: bool = False
     ) -> None:
-        if inputs.get("use_cache") and inputs.get("past_key_values") is None:
-            inputs = inputs | {"past_key_values": empty_cache(model.config, inputs.get("decoder_attention_mask"))}
+        if inputs.get("use_cache") and inputs.get(CACHE) is None:
+            inputs = inputs | {CACHE: empty_cache(model.config, inputs.get("decoder_attention_mask"))}
         self.model, self.inputs, self.beams_per_source, self.synced = model, inputs, beams_per_source, synced
         self.records: list[Any] | None = [] if records else None
         self.last_inputs: dict[str, Any] = {}  # empty before the first step
@@ -72,7 +72,7 @@ class ModelDecoder:
     @property
     def cache(self) -> Cache | None:
         """Keys and values of earlier tokens and of the sources."""
-        return self.inputs.get("past_key_values")
+        return self.inputs.get(CACHE)
 
     def next_length(self, tokens: Tensor) -> int | None:
         """Return how many of `tokens` (k A, T) `forward` has not had yet; None for all of them."""
@@ -91,8 +91,8 @@ class ModelDecoder:
             tokens, next_sequence_length=self.next_length(tokens), is_first_iteration=is_first, **self.inputs
         )
         outputs = self.model(**self.last_inputs, return_dict=True)
-        if outputs.get("past_key_values") is not None:
-            self.inputs["past_key_values"] = outputs.past_key_values
+        if outputs.get(CACHE) is not None:
+            self.inputs[CACHE] = outputs[CACHE]
         if (mask := self.inputs.get("decoder_attention_mask")) is not None:
             self.inputs["decoder_attention_mask"] = torch.cat((mask, mask.new_ones(len(mask), 1)), dim=1)
         if (positions := self.inputs.get("decoder_position_ids")) is not None:
@@ -149,7 +149,7 @@ class ModelDecoder:
 
 def has_new_cache(inputs: dict[str, Any], config: GenerationConfig) -> bool:
     """Return whether the cache is the empty one that `generate()` makes by default; the search has its own."""
-    cache = inputs.get("past_key_values")
+    cache = inputs.get(CACHE)
     if config.caller_has_cache or not isinstance(cache, EncoderDecoderCache):
         return cache is None
     parts = (cache.self_attention_cache, cache.cross_attention_cache)
@@ -165,12 +165,12 @@ def with_sources(inputs: dict[str, Any], select: Callable[[Tensor], Tensor]) -> 
 
 def share_sources(inputs: dict[str, Any], rows: int) -> dict[str, Any]:
     """Return inputs of `forward` with one row a source for its `rows` beams, and without a cache."""
-    return with_sources(inputs, lambda values: values[::rows]) | {"past_key_values": None}
+    return with_sources(inputs, lambda values: values[::rows]) | {CACHE: None}
 
 
 def step_outputs(decoder: ModelDecoder, encoder_outputs: Any, config: GenerationConfig) -> dict[str, Any]:
     """Return the outputs of a search by step that `return_dict_in_generate` and its companions ask for."""
-    outputs: dict[str, Any] = {"past_key_values": decoder.cache}
+    outputs: dict[str, Any] = {CACHE: decoder.cache}
     if config.output_logits:
         outputs["logits"] = tuple(logits[:, -1].float() for logits in decoder.recorded("logits"))
     if config.output_attentions:
@@ -205,7 +205,7 @@ class PaperBeamSearch(GenerationMixin):
         )
 
     @functools.wraps(GenerationMixin.generate)
-    def generate(  # ty: ignore[incompatible-attribute-override]
+    def generate(  # ty: ignore[incompatible-attribute-override, unused-ignore-comment]
         self,
         inputs: Tensor | None = None,
         generation_config: GenerationConfig | None = None,
@@ -229,9 +229,11 @@ class PaperBeamSearch(GenerationMixin):
             criterion = SourceLimitCriteria(limits, call.prompt_length())
             stopping_criteria = StoppingCriteriaList([*(stopping_criteria or []), criterion])
         call.check_positions(self.config)
+        cache = given_cache(call.kwargs.pop("past_key_values", None), call.kwargs)
+        call.kwargs |= {} if cache is None else {CACHE: cache}
         vars(call.config).update(
             length_penalty_type=call.get("length_penalty_type", "power"),
-            caller_has_cache=kwargs.get("past_key_values") is not None,
+            caller_has_cache=cache is not None,
         )
         if (encoded := kwargs.get("encoder_outputs")) is not None:  # a copy, whose rows Transformers may repeat
             values = dict(encoded) if isinstance(encoded, dict) else {"last_hidden_state": encoded[0]}
@@ -296,9 +298,9 @@ class PaperBeamSearch(GenerationMixin):
         is_special = config.is_assistant or config.prefill_chunk_size is not None
         shares_source = has_new_cache(model_kwargs, config) and not is_special
         if not shares_source or config.return_dict_in_generate or streamer is not None or synced_gpus:
-            if shares_source and model_kwargs.get("past_key_values") is not None:
+            if shares_source and model_kwargs.get(CACHE) is not None:
                 cache = empty_cache(self.config, model_kwargs.get("decoder_attention_mask"))
-                model_kwargs = model_kwargs | {"past_key_values": cache}
+                model_kwargs = model_kwargs | {CACHE: cache}
             given = (input_ids, logits_processor, stopping_criteria, config)
             return super()._sample(*given, synced_gpus=synced_gpus, streamer=streamer, **model_kwargs)
         settings, _ = search_settings(input_ids, logits_processor, stopping_criteria, config)

@@ -8,13 +8,17 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers import initialization as init
+from transformers.cache_utils import Cache
 from transformers.generation import GenerationConfig
+from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.modeling_utils import PreTrainedModel
 
 from .config import VaswaniTransformerConfig
 
 FAMILY_PREFIX = "vaswani_"  # of every model type of the package
-KNOWN_VERSIONS = "5.17 to 5.23"
+KNOWN_VERSIONS = "5.17 to 5.24"
+CACHE = "cache" if "cache" in Seq2SeqLMOutput.__annotations__ else "past_key_values"
+"""Transformers' name of the cache in calls and outputs: since 5.24 `cache`."""
 PRIVATE_NAMES: dict[type, tuple[str, ...]] = {
     GenerationConfig: ("_get_default_generation_params",),
     PreTrainedConfig: ("_attn_implementation", "_auto_class"),
@@ -49,6 +53,17 @@ def check_private_names() -> None:
             f"This Transformers has no {', '.join(missing)}, by which models are initialized, split and recorded; "
             f"install Transformers {KNOWN_VERSIONS}."
         )
+
+
+def given_cache(past_key_values: Cache | None, kwargs: dict[str, Any]) -> Cache | None:
+    """Return the cache of a call, under either of Transformers' names, and take it out of `kwargs`."""
+    cache = kwargs.pop("cache", None)
+    return past_key_values if cache is None else cache
+
+
+def cache_output(cache: Cache | None) -> dict[str, Any]:
+    """Return the field of an output that holds the cache."""
+    return {CACHE: cache}
 
 
 def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
@@ -119,7 +134,7 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
     _own_auto_class = "AutoModel"
     supports_gradient_checkpointing = True
     _no_split_modules = ["VaswaniTransformerEncoderLayer"]  # Transformers adds those of the stacks
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = ["past_key_values", "cache"]
     _supports_flash_attn = True
     _supports_sdpa = True
     _supports_flex_attn = True
