@@ -205,7 +205,7 @@ class PaperBeamSearch(GenerationMixin):
         )
 
     @functools.wraps(GenerationMixin.generate)
-    def generate(  # ty: ignore[incompatible-attribute-override, unused-ignore-comment]
+    def generate(
         self,
         inputs: Tensor | None = None,
         generation_config: GenerationConfig | None = None,
