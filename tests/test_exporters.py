@@ -19,6 +19,7 @@ from transformers.exporters.exporter_onnx import OnnxExporter
 
 from tests.helpers import FLOAT32, PAIRS, model_of_pairs, padded_batch, random_tokens, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.pretrained import CACHE
 
 pytestmark = [
     pytest.mark.slow,
@@ -107,8 +108,8 @@ def test_torch_export_programs_translate_as_generate_does() -> None:
     known = {"attention_mask": batch["attention_mask"], "encoder_outputs": encoder(**batch)}
     cache = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
     expected = model.generate(**batch, num_beams=1, max_new_tokens=20)
-    outputs = first(**known, decoder_input_ids=expected[:, :1], past_key_values=cache)
+    outputs = first(**known, decoder_input_ids=expected[:, :1], **{CACHE: cache})
     for position in range(1, expected.shape[1]):
         token = expected[:, position : position + 1]  # (B, 1)
         assert torch.equal(outputs.logits[:, -1:].argmax(-1)[token != PAD], token[token != PAD])
-        outputs = later(**known, decoder_input_ids=token, past_key_values=outputs.past_key_values)
+        outputs = later(**known, decoder_input_ids=token, **{CACHE: outputs[CACHE]})

@@ -19,6 +19,7 @@ from vaswani_transformer import (
 )
 from vaswani_transformer.decoder import VaswaniTransformerDecoder
 from vaswani_transformer.encoder import VaswaniTransformerEncoder
+from vaswani_transformer.pretrained import CACHE
 
 POSITION_TYPES = ["sinusoidal", "learned"]
 MODELS = {
@@ -142,6 +143,20 @@ def test_cache_keeps_the_source_once() -> None:
     model(**step, past_key_values=cache, use_cache=True)
     assert torch.equal(cache.cross_attention_cache.layers[0].keys, keys)
     assert cache.get_seq_length() == 4
+
+
+def test_cache_has_either_name_of_transformers_in_a_call() -> None:
+    model, batch = MODELS["sinusoidal"], random_batch(2, 5, 3)
+    step = {"input_ids": batch["input_ids"], "decoder_input_ids": random_tokens(2, 1), "use_cache": True}
+    for called in (model, model.model):
+        by_name = {}
+        for name in ("past_key_values", "cache"):
+            cache = getattr(called(**batch, use_cache=True), CACHE)
+            outputs = called(**step, **{name: cache})
+            assert outputs[CACHE] is cache
+            assert cache.get_seq_length() == 4
+            by_name[name] = outputs[0]
+        assert torch.equal(by_name["cache"], by_name["past_key_values"])
 
 
 def test_cache_is_returned_as_config_or_call_request() -> None:

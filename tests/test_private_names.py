@@ -115,7 +115,7 @@ def test_missing_entry_point_is_an_error_that_names_the_versions_that_have_it(
     model, (ids, mask) = tiny_model(), padded_batch([3, 2])
     model.use_paper_decoding()
     monkeypatch.delattr(GenerationMixin, name)
-    with pytest.raises(RuntimeError, match=rf"GenerationMixin\.{name} of this .*; install Transformers 5\.17 to 5\.23"):
+    with pytest.raises(RuntimeError, match=rf"GenerationMixin\.{name} of this .*; install Transformers 5\.17 to 5\.24"):
         model.generate(ids, attention_mask=mask)
 
 
@@ -132,7 +132,7 @@ def test_missing_private_name_is_an_error_that_names_the_versions_that_have_it(
 ) -> None:
     config = tiny_config()
     rename(monkeypatch, owner, name)
-    with pytest.raises(RuntimeError, match=rf"has no {owner.__name__}\.{name}, .*install Transformers 5\.17 to 5\.23"):
+    with pytest.raises(RuntimeError, match=rf"has no {owner.__name__}\.{name}, .*install Transformers 5\.17 to 5\.24"):
         VaswaniTransformerForConditionalGeneration(config)
 
 

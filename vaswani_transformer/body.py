@@ -98,7 +98,7 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
             decoder_input_ids: (k B, T) target token ids, shifted right; row i belongs to source i // k.
             decoder_attention_mask: (k B, cached + T), 0 where a target token is padding; None: every token counts.
             encoder_outputs: the encoder's output for the source; None: the encoder runs.
-            past_key_values: keys and values of the earlier target tokens and of the source.
+            past_key_values: keys and values of the earlier target tokens and of the source; `cache` is its other name.
             inputs_embeds: (B, S, d_model), scaled embeddings in place of `input_ids`.
             decoder_inputs_embeds: (k B, T, d_model), scaled embeddings in place of `decoder_input_ids`.
             decoder_position_ids: (k B, T); None: counted over unmasked tokens.

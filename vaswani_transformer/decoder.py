@@ -98,7 +98,8 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
             encoder_hidden_states: (B, S, d_model), the encoder's output; None skips cross-attention. Row i of
                 the target belongs to source i // k.
             encoder_attention_mask: (B, S), 0 where a source token is padding.
-            past_key_values: keys and values of the earlier tokens and of the source, which the call extends.
+            past_key_values: keys and values of the earlier tokens and of the source, which the call extends; `cache` is
+                its other name, that of Transformers since 5.24.
             inputs_embeds: (k B, T, d_model), scaled embeddings in place of `input_ids`.
             use_cache: whether to return a cache; None: the configuration's default.
 
