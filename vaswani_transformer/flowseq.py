@@ -151,7 +151,7 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
     def __init__(self, config: VaswaniFlowSeqConfig) -> None:
         super().__init__(config)
         self.posterior = Posterior(config)
-        self.flow = Flow(config, config.flow_steps)
+        self.flow = Flow(config, config.flow_steps).float()  # a reduced precision would not invert it
         self.post_init()
 
     @torch.no_grad()
