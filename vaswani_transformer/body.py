@@ -15,7 +15,7 @@ from .decoder import VaswaniTransformerDecoder
 from .embeddings import ScaledEmbedding, is_unwrapped
 from .encoder import VaswaniTransformerEncoder
 from .loss import cross_entropy, projected_cross_entropy
-from .pretrained import CACHE, VaswaniTransformerPreTrainedModel, cache_output, given_cache
+from .pretrained import CACHE, VaswaniTransformerPreTrainedModel, given_cache
 
 
 def as_encoder_output(outputs: tuple[Tensor, ...] | BaseModelOutput) -> BaseModelOutput:
@@ -137,7 +137,7 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
         )
         return Seq2SeqModelOutput(
             last_hidden_state=decoder_outputs.last_hidden_state,
-            **cache_output(getattr(decoder_outputs, CACHE)),
+            **{CACHE: getattr(decoder_outputs, CACHE)},
             decoder_hidden_states=decoder_outputs.hidden_states,
             decoder_attentions=decoder_outputs.attentions,
             cross_attentions=decoder_outputs.cross_attentions,

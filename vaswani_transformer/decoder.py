@@ -18,8 +18,8 @@ from .config import VaswaniTransformerConfig
 from .embeddings import InputEmbedding, ScaledEmbedding, count_positions, text_positions
 from .layers import VaswaniTransformerDecoderLayer
 from .pretrained import (
+    CACHE,
     VaswaniTransformerPreTrainedModel,
-    cache_output,
     check_mask,
     embed_text,
     given_cache,
@@ -122,9 +122,8 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
             past_key_values=past_key_values,
             **kwargs,
         )
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=hidden_states, **cache_output(past_key_values if use_cache else None)
-        )
+        cache: dict[str, Any] = {CACHE: past_key_values if use_cache else None}
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden_states, **cache)
 
     def run_layers(self, hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
         """Pass `hidden_states` (k B, T, d_model) through every layer; the other arguments are the layers' own."""

@@ -229,8 +229,8 @@ class PaperBeamSearch(GenerationMixin):
             criterion = SourceLimitCriteria(limits, call.prompt_length())
             stopping_criteria = StoppingCriteriaList([*(stopping_criteria or []), criterion])
         call.check_positions(self.config)
-        cache = given_cache(call.kwargs.pop("past_key_values", None), call.kwargs)
-        call.kwargs |= {} if cache is None else {CACHE: cache}
+        if (cache := given_cache(call.kwargs.pop("past_key_values", None), call.kwargs)) is not None:
+            call.kwargs[CACHE] = cache
         vars(call.config).update(
             length_penalty_type=call.get("length_penalty_type", "power"),
             caller_has_cache=cache is not None,

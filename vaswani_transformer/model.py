@@ -14,7 +14,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from .body import EncoderDecoder, ProjectedModel
 from .config import VaswaniTransformerConfig
 from .generation import PaperBeamSearch
-from .pretrained import CACHE, cache_output, check_labels_are_ids
+from .pretrained import CACHE, check_labels_are_ids
 
 
 def shift_right(labels: Tensor, config: VaswaniTransformerConfig) -> Tensor:
@@ -108,7 +108,7 @@ class VaswaniTransformerForConditionalGeneration(ProjectedModel, PaperBeamSearch
         return Seq2SeqLMOutput(
             loss=loss,
             logits=logits,
-            **cache_output(getattr(outputs, CACHE)),
+            **{CACHE: getattr(outputs, CACHE)},
             decoder_hidden_states=outputs.decoder_hidden_states,
             decoder_attentions=outputs.decoder_attentions,
             cross_attentions=outputs.cross_attentions,

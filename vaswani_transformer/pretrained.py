@@ -58,12 +58,9 @@ def check_private_names() -> None:
 def given_cache(past_key_values: Cache | None, kwargs: dict[str, Any]) -> Cache | None:
     """Return the cache of a call, under either of Transformers' names, and take it out of `kwargs`."""
     cache = kwargs.pop("cache", None)
+    if cache is not None and past_key_values is not None:
+        raise ValueError("cache: is another name of past_key_values; got both, expected one. Leave one out.")
     return past_key_values if cache is None else cache
-
-
-def cache_output(cache: Cache | None) -> dict[str, Any]:
-    """Return the field of an output that holds the cache."""
-    return {CACHE: cache}
 
 
 def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
