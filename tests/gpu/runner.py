@@ -22,6 +22,7 @@ import torch
 
 from tests.helpers import ROOT
 from vaswani_transformer.support.errors import one_line
+from vaswani_transformer.support.files import write_atomically
 
 Row = dict[str, Any]
 RESULTS, TABLES, LOG = "results.json", "results.md", "log.txt"
@@ -237,7 +238,7 @@ class Report:
             if (folder / RESULTS).exists():
                 self.read()
             (folder / LOG).open("ab").close()
-            replace(folder / TABLES, self.tables())
+            write_atomically(folder / TABLES, self.tables())
         except OSError as error:
             problem = f"got {error.strerror or error}, expected a folder that can be written to. Name another"
             raise ValueError(f"--out: {folder} takes no results; {problem}.") from error
@@ -274,18 +275,11 @@ class Report:
         parts = [dataclasses.asdict(result) for result in self.results.values()]
         tree = {"about": self.about, "command": self.command, "parts": parts}
         try:
-            replace(self.folder / RESULTS, json.dumps(tree, indent=2, ensure_ascii=False) + "\n")
-            replace(self.folder / TABLES, self.tables())
+            write_atomically(self.folder / RESULTS, json.dumps(tree, indent=2, ensure_ascii=False) + "\n")
+            write_atomically(self.folder / TABLES, self.tables())
             self.is_written = True
         except OSError:
             self.is_written = False
-
-
-def replace(path: Path, text: str) -> None:
-    """Write a file atomically."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
 
 
 def spell(value: Any) -> str:

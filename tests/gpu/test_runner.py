@@ -30,6 +30,7 @@ from tests.gpu.runner import (
 )
 from tests.gpu.sample_parts import parts
 from tests.helpers import no_space
+from vaswani_transformer.support.files import PARTIAL
 
 SAMPLES = {part.name: part for part in parts()}
 ABOUT = {"device": "cpu (a processor)", "commit": "0123abc"}
@@ -118,7 +119,7 @@ def test_results_are_written_row_by_row(tmp_path: Path, fake_worker: type[FakeWo
 
     run_parts([Part("looking", "Speed", looking)], "", "cpu", Report(tmp_path, ABOUT, COMMAND), minutes=1)
     assert seen == [[[{"ms": 0.0}]], [[{"ms": 0.0}, {"ms": 1.0}]]]
-    assert not list(tmp_path.glob("*.partial"))
+    assert not list(tmp_path.glob(f"*{PARTIAL}"))
 
 
 def test_second_call_runs_only_what_the_first_had_no_time_for(tmp_path: Path, fake_worker: type[FakeWorker]) -> None:
@@ -184,7 +185,7 @@ def test_run_continues_where_the_disk_fails(
 ) -> None:
     report = Report(tmp_path, ABOUT, COMMAND)
 
-    monkeypatch.setattr("tests.gpu.runner.replace", no_space)
+    monkeypatch.setattr("tests.gpu.runner.write_atomically", no_space)
     assert run_parts([SAMPLES["good"], SAMPLES["skipping"]], "", "cpu", report, minutes=1) is True
     assert not report.is_written
     assert "| good | sums | 0.001 | 0.01 |" in report.tables().replace("|  |", "|")
