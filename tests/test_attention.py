@@ -184,6 +184,25 @@ def test_flex_attention_equals_eager() -> None:
     assert_implementation_equals_eager("flex_attention", True, 16, 32)  # it needs powers of two from 16
 
 
+def test_beams_take_no_sums_of_flex_attention_for_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an accelerator flex attention returns the logarithms of its sums (B, H, Q) where others return weights."""
+
+    def with_sums(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        attended, weights = scaled_dot_product_attention(module, query, key, value, *args, **kwargs)
+        return attended, weights.sum(-1).log()
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "attention_with_sums", with_sums)
+    attention = CrossAttention(tiny_config(attn_implementation="eager"), layer_idx=0).eval()
+    states, memory = torch.randn(4, 1, 32), torch.randn(2, 5, 32)
+    expected, _ = attention(states, memory)
+    attention.config._attn_implementation_internal = "attention_with_sums"
+    attended, weights = attention(states, memory)
+    assert torch.equal(attended, expected)
+    assert weights is None
+
+
 @pytest.mark.parametrize(("d_k", "d_v"), [(4, 12), (12, 4), (8, 8)])
 def test_flash_attention_gets_one_head_width(monkeypatch: pytest.MonkeyPatch, d_k: int, d_v: int) -> None:
     """Flash kernels need d_v = d_k; the zeros that pad narrower heads change nothing."""

@@ -130,7 +130,8 @@ class MultiHeadAttention(nn.Module):
         attended, weights = attention(
             self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
         )
-        return attended[..., : self.value_head_dim], weights  # (B, Q, H, d_v)
+        has_weights = weights is not None and weights.dim() == 4  # flex attention returns logarithms of sums (B, H, Q)
+        return attended[..., : self.value_head_dim], weights if has_weights else None  # (B, Q, H, d_v)
 
 
 class BlockwiseMask(ABC):
