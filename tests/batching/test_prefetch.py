@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from vaswani_transformer.batching.prefetch import prefetch
 
@@ -35,3 +36,15 @@ def test_thread_prepares_two_items_ahead_and_ends_with_its_reader() -> None:
     assert prepared == [0, 1, 2]
     reader.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
+
+
+def test_worker_process_asks_for_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker processes are forks by default, and a fork of a process that uses CUDA cannot initialize it again."""
+
+    def initialize() -> int:
+        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", initialize)
+    monkeypatch.setattr("vaswani_transformer.batching.prefetch.get_worker_info", lambda: "of a worker")
+    assert list(prefetch(iter(range(3)), ahead=1)) == [0, 1, 2]
