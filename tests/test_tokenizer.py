@@ -174,7 +174,7 @@ def test_tokenizer_saved_with_split_special_tokens_keeps_the_setting(tmp_path: P
 @pytest.mark.parametrize("algorithm", ["bpe", "BPE", "wordpiece", "word-piece", "WordPiece", "word_piece"])
 def test_vocabulary_depends_only_on_the_texts_and_the_algorithm_has_several_spellings(algorithm: str) -> None:
     name, size = ("bpe", 320) if algorithm.lower() == "bpe" else ("wordpiece", 120)
-    for texts in (iter(TEXTS), tuple(TEXTS)):
+    for texts in (iter(TEXTS), tuple(TEXTS), [TEXTS[:2], *TEXTS[2:]]):
         again = VaswaniTransformerTokenizer.train_from_iterator(texts, size, algorithm=algorithm)
         assert again.get_vocab() == TOKENIZERS[name].get_vocab()
         assert again.special_tokens_map == TOKENIZERS[name].special_tokens_map

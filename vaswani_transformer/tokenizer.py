@@ -60,7 +60,7 @@ def train_word_piece(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     The trainer gets the alphabet, the most frequent characters, sorted, both as word starts and as continuations:
     otherwise it numbers them in an order that changes from one training to the next.
     """
-    texts = list(texts) if isinstance(texts, Iterator) else texts
+    texts = list(texts)  # they are read twice
     names = SPECIAL_TOKENS | UNKNOWN_TOKEN
     counts = Counter(character for text in texts for character in text if not character.isspace())
     alphabet = sorted(sorted(counts, key=lambda character: (-counts[character], character))[:MAX_ALPHABET])
@@ -84,11 +84,15 @@ def train_word_piece(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 ALGORITHMS = {"bpe": train_byte_pair_encoding, "wordpiece": train_word_piece}
 
 
-def check_text(text: Any) -> Any:
-    """Return a text to learn from, or a list of them; raise TypeError for anything else."""
-    if not isinstance(text, str | list):
-        raise TypeError(f"texts: holds a {type(text).__name__}, {text!r}; give only texts.")
-    return text
+def each_text(texts: Iterable[Any]) -> Iterator[str]:
+    """Yield texts to learn from, also those of lists of them; raise TypeError for anything else."""
+    for text in texts:
+        if isinstance(text, list):
+            yield from each_text(text)
+        elif isinstance(text, str):
+            yield text
+        else:
+            raise TypeError(f"texts: holds a {type(text).__name__}, {text!r}; give only texts.")
 
 
 class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
@@ -102,7 +106,7 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
     model_input_names = ["input_ids", "attention_mask"]
 
     @classmethod
-    def train_from_iterator(cls, texts: Iterable[str], vocab_size: int, algorithm: str = "bpe") -> Self:
+    def train_from_iterator(cls, texts: Iterable[str | list[str]], vocab_size: int, algorithm: str = "bpe") -> Self:
         """Return a tokenizer whose vocabulary is learned from `texts`, sources and targets together.
 
         The same texts give the same vocabulary in every process. `<s>`, `<pad>` and `</s>` are 0, 1 and 2, and
@@ -110,7 +114,7 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
         text become the token `</s>`; use `text_encoder(tokenizer)` for texts that may contain any characters.
 
         Args:
-            texts: the texts to learn from.
+            texts: the texts to learn from, or lists of them.
             vocab_size: number of entries; few texts may give fewer.
             algorithm: "bpe", byte-level and lossless, or "wordpiece".
 
@@ -123,7 +127,7 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
         name = algorithm.lower().replace("-", "").replace("_", "")
         if name not in ALGORITHMS:
             raise ValueError(f"algorithm: unknown; got {algorithm!r}, expected one of {', '.join(ALGORITHMS)}.")
-        tokenizer = ALGORITHMS[name](map(check_text, texts), vocab_size)
+        tokenizer = ALGORITHMS[name](each_text(texts), vocab_size)
         end = SPECIAL_TOKENS["eos_token"]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, tokenizer.token_to_id(end))]
