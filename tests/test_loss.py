@@ -7,10 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 
 from tests.helpers import FLOAT32, LargestTensor, padded_batch, random_batch, random_tokens, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.loss import CHUNK, FusedLinearCrossEntropy, cross_entropy, projected_cross_entropy
+from vaswani_transformer.loss import CHUNK, FusedLinearCrossEntropy, cross_entropy, projected_cross_entropy, reduce_loss
 
 # Sums of a few hundred float64 terms near 1, and of float32 terms: about a hundred units in the last place.
 TOLERANCES: dict[torch.dtype, dict[str, Any]] = {
@@ -161,6 +162,13 @@ def test_sum_is_divided_by_the_items_of_the_whole_batch(items: int | Tensor) -> 
     assert_equals_torch(case, items=items)
     loss = cross_entropy(hidden @ weight.T, labels, 0.1, items)
     torch.testing.assert_close(loss, torch_loss(*case, 0.1, int(items)), **TOLERANCES[torch.float64])
+
+
+def test_labels_of_another_accelerator_than_the_loss_are_counted() -> None:
+    """A device map may place labels and output projection on two accelerators, which need not exist here."""
+    with FakeTensorMode():
+        loss, labels = torch.zeros((), device="cuda:1"), torch.zeros(2, 3, dtype=torch.long, device="cuda:0")
+        assert reduce_loss(loss, labels, None).device == loss.device
 
 
 @pytest.mark.parametrize("items", [None, 5, 0, torch.tensor(0)])

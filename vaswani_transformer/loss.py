@@ -132,13 +132,12 @@ class FusedLinearCrossEntropy(torch.autograd.Function):
 
 def reduce_loss(loss: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
     """Divide a sum over target tokens by `num_items_in_batch`, or by the number of tokens in `labels`."""
-    if num_items_in_batch is None:
-        return loss / labels.ne(-100).sum().clamp(min=1)
-    if isinstance(num_items_in_batch, Tensor):
-        items = num_items_in_batch.clamp(min=1)
-        is_host_scalar = items.dim() == 0 and items.device.type == "cpu"  # it needs no copy, for which the host waits
-        return loss / (items if is_host_scalar else items.to(loss.device))
-    return loss / max(num_items_in_batch, 1)
+    items = labels.ne(-100).sum() if num_items_in_batch is None else num_items_in_batch
+    if not isinstance(items, Tensor):
+        return loss / max(items, 1)
+    items = items.clamp(min=1)
+    is_host_scalar = items.dim() == 0 and items.device.type == "cpu"  # it needs no copy, for which the host waits
+    return loss / (items if is_host_scalar else items.to(loss.device))
 
 
 def projected_cross_entropy(
