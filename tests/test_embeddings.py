@@ -16,6 +16,7 @@ from vaswani_transformer.embeddings import (
     ScaledEmbedding,
     SinusoidalPositions,
     count_positions,
+    read_table,
     sinusoids,
 )
 
@@ -99,6 +100,15 @@ def test_embeddings_are_scaled_by_the_root_of_d_model() -> None:
     torch.testing.assert_close(embedding(tokens), embedding.weight[tokens] * math.sqrt(32))
     plain = ScaledEmbedding(tiny_config(scale_embedding=False))
     assert torch.equal(plain(tokens), plain.weight[tokens])
+
+
+def test_table_may_be_no_parameter() -> None:
+    """FSDP1 replaces parameters during a pass by views of one tensor for many."""
+    embedding = ScaledEmbedding(tiny_config())
+    table = embedding.weight.detach()
+    del embedding.weight
+    embedding.weight = table
+    assert read_table(embedding, len(table), table.device) is table
 
 
 def test_sinusoids_are_not_stored() -> None:

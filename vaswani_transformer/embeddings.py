@@ -3,6 +3,8 @@
 B batch, S tokens of a text, P positions of a table.
 """
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -32,7 +34,7 @@ def is_unwrapped(module: nn.Module, *classes: type[nn.Module]) -> bool:
 def read_table(embedding: nn.Module, rows: int, device: torch.device, scale: float = 1.0) -> Tensor:
     """Return an embedding's table (rows, width) without `scale`; through its `forward` where something wraps it."""
     if is_unwrapped(embedding, nn.Embedding, ScaledEmbedding):
-        return embedding.get_parameter("weight")
+        return cast(Tensor, embedding.weight)  # FSDP1 puts a tensor there that is no parameter
     return embedding(torch.arange(rows, device=device)) / scale
 
 
