@@ -3,7 +3,7 @@
 B batch, S source, T target, k target rows of one source row, V vocabulary. No way of decoding is in this file.
 """
 
-from typing import Any, ClassVar, TypeGuard, Unpack, cast
+from typing import Any, ClassVar, Unpack, cast
 
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
@@ -147,11 +147,6 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
         )
 
 
-def is_unwrapped_linear(projection: nn.Module) -> TypeGuard[nn.Linear]:
-    """Return whether a projection is a plain linear layer: no adapter, no hook, not split by tensor parallelism."""
-    return is_unwrapped(projection, nn.Linear)
-
-
 class ProjectedModel(VaswaniTransformerPreTrainedModel):
     """A body, the projection to the vocabulary tied to its embeddings (3.4), and the loss (5.4).
 
@@ -211,7 +206,7 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
         smoothing = self.config.label_smoothing if self.training else 0.0
         if logits is not None and keeps_all:
             return cross_entropy(logits, labels, smoothing, num_items_in_batch), logits
-        if not is_unwrapped_linear(self.lm_head) or self.lm_head.bias is not None:
+        if not is_unwrapped(self.lm_head, nn.Linear) or self.lm_head.bias is not None:
             return cross_entropy(self.lm_head(hidden_states), labels, smoothing, num_items_in_batch), logits
         loss = projected_cross_entropy(hidden_states, self.lm_head.weight, labels, smoothing, num_items_in_batch)
         return loss, logits

@@ -3,7 +3,7 @@
 B batch, S tokens of a text, P positions of a table.
 """
 
-from typing import cast
+from typing import TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,8 @@ from torch.distributed.tensor import DTensor
 
 from .config import VaswaniTransformerConfig
 from .dropout import Dropout
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 class ScaledEmbedding(nn.Embedding):
@@ -25,7 +27,7 @@ class ScaledEmbedding(nn.Embedding):
         return super().forward(input) * self.embed_scale  # (B, S, d_model)
 
 
-def is_unwrapped(module: nn.Module, *classes: type[nn.Module]) -> bool:
+def is_unwrapped(module: nn.Module, *classes: type[Module]) -> TypeGuard[Module]:
     """Return whether a module is exactly of one of `classes`: no adapter, no hook, not split by tensor parallelism."""
     has_hooks = hasattr(module, "_hf_hook") or bool(module._forward_hooks or module._forward_pre_hooks)
     return type(module) in classes and not isinstance(module.weight, DTensor) and not has_hooks
@@ -34,7 +36,7 @@ def is_unwrapped(module: nn.Module, *classes: type[nn.Module]) -> bool:
 def read_table(embedding: nn.Module, rows: int, device: torch.device, scale: float = 1.0) -> Tensor:
     """Return an embedding's table (rows, width) without `scale`; through its `forward` where something wraps it."""
     if is_unwrapped(embedding, nn.Embedding, ScaledEmbedding):
-        return cast(Tensor, embedding.weight)  # FSDP1 puts a tensor there that is no parameter
+        return embedding.weight
     return embedding(torch.arange(rows, device=device)) / scale
 
 

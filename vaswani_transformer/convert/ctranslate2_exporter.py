@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from ..attention import MultiHeadAttention
-from ..body import is_unwrapped_linear
 from ..config import VaswaniTransformerConfig
 from ..decoder import VaswaniTransformerDecoder
-from ..embeddings import LearnedPositions, sinusoids
+from ..embeddings import LearnedPositions, is_unwrapped, sinusoids
 from ..encoder import VaswaniTransformerEncoder
 from ..layers import AddAndNorm, VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
 from ..model import VaswaniTransformerForConditionalGeneration
@@ -70,7 +69,7 @@ def check_convertible(model: nn.Module, quantization: str | None, positions: int
             raise UserError(f"CTranslate2 takes one token as {name}; got {value}. Set one in the configuration.")
     for name, module in model.named_modules():
         is_projection = name.endswith(("_proj", "lm_head", "fc1", "fc2"))
-        if is_projection and (not is_unwrapped_linear(module) or module.weight.is_meta):
+        if is_projection and (not is_unwrapped(module, nn.Linear) or module.weight.is_meta):
             raise UserError(
                 f"{name} is a {type(module).__name__} that is wrapped, or whose weight is not loaded; merge adapters "
                 "with merge_and_unload(), and load the model without device_map or prepare_for_inference."
