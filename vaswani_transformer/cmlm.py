@@ -47,13 +47,7 @@ class VaswaniCmlmConfig(NarConfig):
 
     def validate_mask_token_id(self) -> None:
         """Check that `<mask>` is a separate token inside the vocabulary."""
-        if self.mask_token_id is None:
-            return
-        if not 0 <= self.mask_token_id < self.vocab_size:
-            raise ValueError(
-                f"mask_token_id ({self.mask_token_id}) is outside the vocabulary of {self.vocab_size} entries; give an "
-                f"id from 0 to {self.vocab_size - 1} or a larger vocab_size."
-            )
+        self.check_in_vocabulary("mask_token_id")
         if any(self.mask_token_id in as_token_ids(getattr(self, name)) for name in TOKEN_IDS):
             raise ValueError(
                 f"mask_token_id ({self.mask_token_id}) is also the start, padding or end token; add a separate "

@@ -218,7 +218,11 @@ class VaswaniTransformerConfig(PreTrainedConfig):
             )
 
     def validate_token_ids(self) -> None:
-        for name in TOKEN_IDS:
+        self.check_in_vocabulary(*TOKEN_IDS)
+
+    def check_in_vocabulary(self, *names: str) -> None:
+        """Raise ValueError if a token of these fields has no entry."""
+        for name in names:
             for token_id in as_token_ids(getattr(self, name)):
                 if not 0 <= token_id < self.vocab_size:
                     raise ValueError(
