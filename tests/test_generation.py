@@ -180,6 +180,17 @@ def test_encoder_outputs_replace_the_source_and_are_unchanged(way: str) -> None:
     assert encoded.last_hidden_state is before
 
 
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize("way", WAYS)
+def test_gradient_checkpointing_changes_no_target_in_training_mode(way: str) -> None:
+    """Layers that checkpoint drop a cache until Transformers 5.24, and would see only the newest token."""
+    model = tiny_model(tie_word_embeddings=False, dropout=0.0).double()
+    source, mask = padded_batch([5, 3])
+    expected = model.generate(source, attention_mask=mask, max_new_tokens=8, **WAYS[way])
+    model.train().gradient_checkpointing_enable({"use_reentrant": False})
+    assert torch.equal(model.generate(source, attention_mask=mask, max_new_tokens=8, **WAYS[way]), expected)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_limit_of_encoder_outputs_without_a_mask_is_that_of_their_source(way: str) -> None:
     source = random_tokens(1, 5)

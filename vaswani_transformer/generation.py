@@ -197,6 +197,8 @@ class PaperBeamSearch(GenerationMixin):
 
     config: VaswaniTransformerConfig
     generation_config: GenerationConfig
+    model: Any  # encoder and decoder
+    training: bool
 
     def use_paper_decoding(self) -> None:
         """Decode as the paper does from now on: beam 4, lp(Y) with alpha 0.6, at most source length + 50 (6.1)."""
@@ -235,6 +237,8 @@ class PaperBeamSearch(GenerationMixin):
             length_penalty_type=call.get("length_penalty_type", "power"),
             caller_has_cache=cache is not None,
         )
+        if self.training and self.model.decoder.gradient_checkpointing:  # Transformers' layers take no cache then
+            call.config.use_cache = False
         if (encoded := kwargs.get("encoder_outputs")) is not None:  # a copy, whose rows Transformers may repeat
             values = dict(encoded) if isinstance(encoded, dict) else {"last_hidden_state": encoded[0]}
             call.kwargs["encoder_outputs"] = BaseModelOutput(**values)
