@@ -117,7 +117,7 @@ class PairTokens(Dataset[dict[str, Any]]):
     """The token ids of pairs in a data set of `datasets`, for `PairCollator`; they stay where the data set has them.
 
     Args:
-        dataset: has the columns `input_ids` and `labels`, and may have columns of numbers, which batches get too.
+        dataset: has the columns `input_ids` and `labels`, and may have columns of whole numbers, which batches get too.
 
     Attributes:
         source_lengths, target_lengths: the tokens of each pair (n,).
