@@ -137,6 +137,7 @@ def test_generation_config_is_accepted_as_an_argument(model_and_tokenizer: Model
         {"length_penalty": 0.0},
         {"length_penalty": None},
         {"length_penalty_type": "power"},
+        {"length_penalty_type": "power", "length_penalty": -1},
         {"length_penalty_type": None},
         {"max_source_relative_length": 0},
         {"max_new_tokens": 3},

@@ -134,7 +134,7 @@ class TransformersEngine:
         is_padding = torch.arange(targets.shape[1], device=targets.device) >= lengths[:, None]
         sources = (rows.repeat_interleave(count, dim=0) for rows in (tokens, mask))
         sums = log_probabilities(self.model, *sources, targets.masked_fill(is_padding, -100))
-        alpha = self.resolve_setting("length_penalty", 1.0)
+        alpha = float(self.resolve_setting("length_penalty", 1.0))  # torch raises no integer to a negative one
         return sums / length_penalty(lengths.clamp(min=1), alpha, self.resolve_setting("length_penalty_type", "power"))
 
     def max_source_tokens(self) -> int:
