@@ -115,8 +115,9 @@ def utf8_lines(stream: Iterable[bytes], name: str | os.PathLike[str]) -> Iterato
         try:
             yield (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode().rstrip("\n")
         except UnicodeDecodeError as error:
+            byte = error.object[error.start]  # of the line without its mark
             raise UserError(
-                f"{name}, line {number}: not UTF-8 (byte 0x{line[error.start]:02x} at byte {error.start + 1} of the "
+                f"{name}, line {number}: not UTF-8 (byte 0x{byte:02x} at byte {error.start + 1} of the "
                 "line); correct the line, or convert the file, for example with iconv."
             ) from error
 
