@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -213,11 +214,11 @@ def check_new_folder(path: Path, force: bool = False) -> None:
 def atomic_folder(path: str | os.PathLike[str], force: bool = False) -> Generator[Path]:
     """Yield a staging folder that becomes `path` at the end; an error before that changes nothing at `path`.
 
-    Missing parents are made, and by `force` it may replace a model.
+    Missing parents are made, and by `force` it may replace a model. A link at `path` stays, and leads to the folder.
     """
-    target = Path(path).absolute()
+    target, mark = Path(path).resolve(), secrets.token_hex(4)  # a killed process may have had the same number
     check_new_folder(target, force)
-    staging, backup = (target.with_name(f".{target.name}.{role}-{os.getpid()}") for role in ("new", "old"))
+    staging, backup = (target.with_name(f".{target.name}.{role}-{mark}") for role in ("new", "old"))
     try:
         with write_errors(path, "name another folder"):
             target.parent.mkdir(parents=True, exist_ok=True)
