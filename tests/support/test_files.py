@@ -68,6 +68,11 @@ def test_folder_below_a_file_is_an_error(tmp_path: Path) -> None:
         check_new_folder(tmp_path / "file" / "a" / "b", force=True)
 
 
+def test_mount_point_is_an_error_before_any_work() -> None:
+    with user_error("is a mount point, whose place no new folder can take; name a folder in it"):
+        check_new_folder(Path(Path.cwd().anchor))
+
+
 def test_empty_folder_is_filled(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with atomic_folder(tmp_path / "out") as folder:

@@ -199,6 +199,8 @@ def check_new_folder(path: Path, force: bool = False) -> None:
     """Check that a model folder can be written at `path`; by `force` it may replace a model."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{path}: is a file; name a folder.")
+    if os.path.ismount(path):  # also the root, which has no parent
+        raise UserError(f"{path}: is a mount point, whose place no new folder can take; name a folder in it.")
     parent = next(each for each in path.absolute().parents if each.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise UserError(f"{path}: {parent} is not a writable folder; name a folder elsewhere.")
