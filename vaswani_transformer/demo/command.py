@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-import threading
+import time
 from typing import Any
 
 from transformers.utils import logging
@@ -53,7 +53,8 @@ def serve(options: argparse.Namespace) -> None:
         raise UserError(f"--port={options.port}: is in use, or may not be used; give another --port.") from error
     sys.stdout.write(f"{address}\n")
     sys.stdout.flush()
-    threading.Event().wait()
+    while True:  # Ctrl-C ends no wait for a lock on Windows
+        time.sleep(60)
 
 
 def main(arguments: list[str] | None = None) -> None:
