@@ -32,9 +32,12 @@ def test_command_converts_a_folder_and_never_overwrites_one_without_force(
     main([*call[:-1], "--force"])
     assert (tmp_path / "converted" / "model.bin").read_bytes() != before
     capsys.readouterr()  # of the conversion
-    given = ["ctranslate2", tmp_path / "model", tmp_path / "model", "--force"]
-    assert "the model itself; name another folder" in error_line(run_main(main, given, capsys))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["converted", "model"]
+    (tmp_path / "config.json").write_text("{}")  # as a folder of fairseq's files may have
+    for output, problem in ((tmp_path / "model", "is"), (tmp_path, "holds")):
+        given = ["ctranslate2", tmp_path / "model", output, "--force"]
+        expected = f"{output}: {problem} the model itself; name another folder.\n"
+        assert error_line(run_main(main, given, capsys)) == expected
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "converted", "model"]
 
 
 def test_command_without_ctranslate2_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

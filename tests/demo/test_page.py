@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Callable, Generator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,6 +84,19 @@ def test_typed_sentence_is_translated_step_by_step_with_its_attention(open_page:
     translate(page, " ")
     playwright.expect(page.get_by_label("Note")).to_have_value("The source is empty; type a text.", timeout=TIMEOUT)
     assert page.get_by_label("Translation").input_value() == ""
+
+
+def test_empty_field_leaves_the_setting_to_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[Callable[..., Any]] = []
+    shown: list[dict[str, Any]] = []
+    field = SimpleNamespace(**dict.fromkeys(("click", "submit", "input"), lambda event, *_, **__: events.append(event)))
+    settings = dict.fromkeys(("num_beams", "length_penalty", "max_new_tokens"), field)
+    outputs = dict.fromkeys(("read", "ended", "attention"), field)
+    monkeypatch.setattr(page_module, "output_values", lambda *arguments: shown.append(arguments[-1]) or {})
+    page_module.connect(*model_of_pairs(), (field, field, settings), outputs)
+    events[0]("a text", 4, None, 0)
+    events[0]("a text", 1, 0.0, 7)
+    assert shown == [{"num_beams": 4}, {"num_beams": 1, "length_penalty": 0.0, "max_new_tokens": 7}]
 
 
 def test_hostile_text_is_shown_as_text_wherever_it_stands(open_page: OpenPage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Files and folders are written completely or not at all; locks keep others out; digests name contents."""
 
 import hashlib
+import os
 import shutil
 from pathlib import Path
 
@@ -67,11 +68,37 @@ def test_folder_below_a_file_is_an_error(tmp_path: Path) -> None:
         check_new_folder(tmp_path / "file" / "a" / "b", force=True)
 
 
+def test_mount_point_is_an_error_before_any_work() -> None:
+    with user_error("is a mount point, whose place no new folder can take; name a folder in it"):
+        check_new_folder(Path(Path.cwd().anchor))
+
+
 def test_empty_folder_is_filled(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with atomic_folder(tmp_path / "out") as folder:
         write_model(folder)
     assert (tmp_path / "out" / "config.json").is_file()
+
+
+def test_folder_of_a_killed_process_with_the_same_number_is_no_obstacle(tmp_path: Path) -> None:
+    left = tmp_path / f".out.new-{os.getpid()}"
+    left.mkdir()
+    with atomic_folder(tmp_path / "out") as folder:
+        write_model(folder)
+    assert sorted(tmp_path.iterdir()) == [left, tmp_path / "out"]
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_link_stays_and_leads_to_the_new_folder(tmp_path: Path, exists: bool) -> None:
+    real, link = tmp_path / "disk" / "out", tmp_path / "out"
+    if exists:
+        real.mkdir(parents=True)
+    link.symlink_to(real, target_is_directory=True)
+    with atomic_folder(link) as folder:
+        write_model(folder)
+    assert link.is_symlink()
+    assert [path.name for path in real.iterdir()] == ["config.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "out"]
 
 
 @pytest.mark.parametrize("force", [False, True])

@@ -34,13 +34,19 @@ def test_interactive_session_prints_a_line_for_a_line(run: Run) -> None:
     assert errors.startswith("standard input, line 2: not UTF-8 (byte 0xff at byte 1 of the line)")
 
 
+@pytest.mark.parametrize(("is_terminal", "prompt"), [(False, ""), (True, "> ")])
 def test_interactive_session_asks_again_after_an_invalid_line(
-    folder: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+    folder: str,
+    is_terminal: bool,
+    prompt: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsysbinary: pytest.CaptureFixture[bytes],
 ) -> None:
     no_text = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
     typed = iter([SOURCES[0], "\udcff", no_text, SOURCES[1], EOFError()])
 
-    def answer(_: str) -> str:
+    def answer(shown: str) -> str:
+        assert shown == prompt
         if isinstance(line := next(typed), Exception):
             raise line
         return line
@@ -48,6 +54,7 @@ def test_interactive_session_asks_again_after_an_invalid_line(
     terminal = io.TextIOWrapper(io.BytesIO())
     terminal.isatty = lambda: True
     monkeypatch.setattr(sys, "stdin", terminal)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
     monkeypatch.setattr("builtins.input", answer)
     command.main([folder, "--interactive"])
     output, errors = capsysbinary.readouterr()

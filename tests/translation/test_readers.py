@@ -23,6 +23,8 @@ def test_line_that_is_not_utf8_is_an_error_that_names_it() -> None:
     assert next(lines) == "one"
     with user_error(r"some\.txt, line 2: not UTF-8 \(byte 0xff at byte 3 of the line\); correct"):
         next(lines)
+    with user_error(r"some\.txt, line 1: not UTF-8 \(byte 0xff at byte 2 of the line\); correct"):
+        next(text_lines(io.BytesIO(b"\xef\xbb\xbfa\xff\n"), "some.txt"))
 
 
 def test_texts_are_fields_of_json_lines() -> None:

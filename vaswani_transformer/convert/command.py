@@ -56,8 +56,11 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def check_other_folder(options: argparse.Namespace) -> None:
-    if options.output.exists() and Path(options.model).exists() and options.output.samefile(options.model):
-        raise UserError(f"{options.output}: is the model itself; name another folder.")
+    """Check that OUT is neither the model nor a folder around it, which --force would replace."""
+    model = Path(options.model).resolve()
+    if options.output.exists() and model.exists() and any(map(options.output.samefile, (model, *model.parents))):
+        problem = "is" if options.output.samefile(model) else "holds"
+        raise UserError(f"{options.output}: {problem} the model itself; name another folder.")
 
 
 def convert_to_ctranslate2(options: argparse.Namespace) -> None:

@@ -26,7 +26,6 @@ from .foreign import (
     check_supported,
     concatenated_sinusoids,
     require_equal,
-    split_fused,
 )
 
 
@@ -58,6 +57,19 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             )
     given = content.get("args") or (content.get("cfg") or {}).get("model")
     return content["model"], dict(vars(given) if isinstance(given, argparse.Namespace) else given or {})
+
+
+def split_fused(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights by fairseq's newer names, which separate queries, keys and values."""
+    split = {}
+    for key, value in state.items():
+        if match := re.fullmatch(r"(.*attn\.)in_proj_(weight|bias)", key):
+            for name, weight in zip("qkv", value.chunk(3), strict=True):
+                split[f"{match[1]}{name}_proj.{match[2]}"] = weight
+        else:
+            key = key.replace("layer_norms.0.", "self_attn_layer_norm.").replace("layer_norms.1.", "final_layer_norm.")
+            split[key] = value
+    return split
 
 
 def read_settings(path: Path) -> dict[str, Any]:

@@ -108,19 +108,6 @@ def activation_name(function: str, name: str) -> str:
     return "silu" if function == "swish" else function
 
 
-def split_fused(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights by fairseq's newer names, which separate queries, keys and values."""
-    split = {}
-    for key, value in state.items():
-        if match := re.fullmatch(r"(.*attn\.)in_proj_(weight|bias)", key):
-            for name, weight in zip("qkv", value.chunk(3), strict=True):
-                split[f"{match[1]}{name}_proj.{match[2]}"] = weight
-        else:
-            key = key.replace("layer_norms.0.", "self_attn_layer_norm.").replace("layer_norms.1.", "final_layer_norm.")
-            split[key] = value
-    return split
-
-
 def map_weight_name(key: str, name: str) -> str:
     match = re.fullmatch(r"((?:en|de)coder\.layers\.\d+)\.(.+)\.(weight|bias)", key)
     if match is None or match[2] not in LAYER_NAMES:
@@ -182,7 +169,7 @@ def build_config(name: str, **settings: Any) -> VaswaniTransformerConfig:
 @torch.no_grad()
 def build_model(original: ForeignModel, name: str) -> VaswaniTransformerForConditionalGeneration:
     """Return the model of this package that computes the same."""
-    state = {key: value.float() for key, value in split_fused(original.state).items() if not IGNORED_KEYS.match(key)}
+    state = {key: value.float() for key, value in original.state.items() if not IGNORED_KEYS.match(key)}
     embedding, output = pop_embeddings(state, name)
     bias = original.bias if original.bias is not None and not torch.all(original.bias == original.bias[0]) else None
     sizes = {len(table) for table in original.tables}

@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-import threading
+import time
 from typing import Any
 
 from transformers.utils import logging
@@ -12,7 +12,7 @@ from ..support.command_line import ArgumentParser, add_model_argument, positive_
 from ..support.errors import UserError, exit_on_user_error
 from ..translation.loading import LoadOptions
 from ..translation.options import add_load_options
-from .page import check_gradio, load_page
+from .page import load_page
 
 MAX_PORT = 65_535
 LAUNCH: dict[str, Any] = {
@@ -44,7 +44,6 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def serve(options: argparse.Namespace) -> None:
-    check_gradio()
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read while Gradio is imported
     page = load_page(**vars(LoadOptions.of(options)))
     try:
@@ -53,7 +52,8 @@ def serve(options: argparse.Namespace) -> None:
         raise UserError(f"--port={options.port}: is in use, or may not be used; give another --port.") from error
     sys.stdout.write(f"{address}\n")
     sys.stdout.flush()
-    threading.Event().wait()
+    while True:  # Ctrl-C ends no wait for a lock on Windows
+        time.sleep(60)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -68,11 +68,8 @@ def search_content(
 ) -> PageContent:
     """Return what the page shows of a text; raise ValueError where it or a setting has no translation."""
     engine = RecordingEngine(model, cast(int, tokenizer.pad_token_id), **generate_kwargs)
-    limits = (min(MAX_SOURCE_TOKENS, engine.max_source_tokens()), engine.max_positions())
-    translator = Translator(
-        engine, tokenizer, limits[0], too_long="error", max_positions=limits[1],
-        constraint=tree_constraint(model, tokenizer),
-    )  # fmt: skip
+    limit, constraint = min(MAX_SOURCE_TOKENS, engine.max_source_tokens()), tree_constraint(model, tokenizer)
+    translator = Translator(engine, tokenizer, limit, too_long="error", constraint=constraint)
     words = split_plain(text) if is_parser(tokenizer) else []
     source = " ".join(words) or text
     (translation,) = translator([source])

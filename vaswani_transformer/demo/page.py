@@ -109,6 +109,7 @@ def connect(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, inputs: 
     def show(text: str, *values: Any) -> dict[Any, Any]:
         given = dict(zip(settings, values, strict=True))
         given["max_new_tokens"] = given["max_new_tokens"] or None
+        given = {name: value for name, value in given.items() if value is not None}  # an empty field: the model's own
         return {outputs[name]: value for name, value in output_values(model, tokenizer, text, given).items()}
 
     def show_attention(text: str, chosen: str | None) -> str:

@@ -1,6 +1,6 @@
 """A constituency tree as a figure: constituents above, the words in a row below.
 
-Words are 1 apart, wide words more; a constituent is one level above its highest part.
+A word takes the width of its text or tag; a constituent is one level above its highest part.
 """
 
 from typing import TYPE_CHECKING, Any

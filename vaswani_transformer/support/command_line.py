@@ -36,8 +36,8 @@ class ArgumentParser(argparse.ArgumentParser):
     `--option=~/file`, which shells leave, in arguments of type `Path`.
     """
 
-    def __init__(self, *args: Any, allow_abbrev: bool = False, **settings: Any) -> None:
-        super().__init__(*args, allow_abbrev=allow_abbrev, **settings)
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, allow_abbrev=False, **settings)
         self.register("type", Path, lambda text: Path(os.path.expanduser(text)))
 
     def unknown_option(self, argument: str, fields: Collection[str] = ()) -> str:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -115,8 +116,9 @@ def utf8_lines(stream: Iterable[bytes], name: str | os.PathLike[str]) -> Iterato
         try:
             yield (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode().rstrip("\n")
         except UnicodeDecodeError as error:
+            byte = error.object[error.start]  # of the line without its mark
             raise UserError(
-                f"{name}, line {number}: not UTF-8 (byte 0x{line[error.start]:02x} at byte {error.start + 1} of the "
+                f"{name}, line {number}: not UTF-8 (byte 0x{byte:02x} at byte {error.start + 1} of the "
                 "line); correct the line, or convert the file, for example with iconv."
             ) from error
 
@@ -197,6 +199,8 @@ def check_new_folder(path: Path, force: bool = False) -> None:
     """Check that a model folder can be written at `path`; by `force` it may replace a model."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{path}: is a file; name a folder.")
+    if os.path.ismount(path):  # also the root, which has no parent
+        raise UserError(f"{path}: is a mount point, whose place no new folder can take; name a folder in it.")
     parent = next(each for each in path.absolute().parents if each.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise UserError(f"{path}: {parent} is not a writable folder; name a folder elsewhere.")
@@ -212,11 +216,11 @@ def check_new_folder(path: Path, force: bool = False) -> None:
 def atomic_folder(path: str | os.PathLike[str], force: bool = False) -> Generator[Path]:
     """Yield a staging folder that becomes `path` at the end; an error before that changes nothing at `path`.
 
-    Missing parents are made, and by `force` it may replace a model.
+    Missing parents are made, and by `force` it may replace a model. A link at `path` stays, and leads to the folder.
     """
-    target = Path(path).absolute()
+    target, mark = Path(path).resolve(), secrets.token_hex(4)  # a killed process may have had the same number
     check_new_folder(target, force)
-    staging, backup = (target.with_name(f".{target.name}.{role}-{os.getpid()}") for role in ("new", "old"))
+    staging, backup = (target.with_name(f".{target.name}.{role}-{mark}") for role in ("new", "old"))
     try:
         with write_errors(path, "name another folder"):
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,8 @@ INTERRUPTED = 130
 """The exit status that shells give SIGINT."""
 TERMINATED = 143
 """The exit status that shells give SIGTERM."""
+ROOT = Path(__file__).resolve().parents[2]
+"""The folder of the package, and in a clone also of `training/`."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -18,10 +20,18 @@ class Terminated(KeyboardInterrupt):
 
 
 def running_command() -> str:
-    """Return the command of the package or of `training/` that this process runs, as `training.train`; else ""."""
+    """Return the command of the package or of `training/` that this process runs, as `training.train`; else "".
+
+    The programs of users are others, also a `training.py`, a `vaswani-data.py` or a package `training`.
+    """
     words = sys.orig_argv
-    name = words[words.index("-m") + 1] if "-m" in words[:-1] else Path("".join(sys.argv[:1])).name
-    is_ours = name.split(".")[0] in ("vaswani_transformer", "training") or name.startswith("vaswani-")
+    if "-m" not in words[:-1]:
+        name = Path("".join(sys.argv[:1])).name
+        return name if name.startswith("vaswani-") and not name.endswith(".py") else ""
+    name = words[words.index("-m") + 1]
+    package = name.split(".")[0]
+    folders = getattr(sys.modules.get(package), "__path__", ())  # Python imports the package before the command
+    is_ours = package in ("vaswani_transformer", "training") and ROOT / package in [Path(f).resolve() for f in folders]
     return name if is_ours else ""
 
 

@@ -182,16 +182,20 @@ def translate_input(options: argparse.Namespace, form: LineFormat) -> None:
 
 
 def prompt_lines() -> Iterator[str]:
-    """Yield lines of standard input; in a terminal with a prompt, editing and a history."""
+    """Yield lines of standard input; in a terminal with a prompt, editing and a history.
+
+    If the output is no terminal, `input` would write the prompt among the translations.
+    """
     if not sys.stdin.isatty():
         yield from text_lines(sys.stdin.buffer, "standard input")
         return
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives `input` editing and a history
+    prompt = "> " if sys.stdout.isatty() else ""
     with contextlib.suppress(EOFError):
         while True:
             try:
-                line = input("> ").strip()
+                line = input(prompt).strip()
                 line.encode()
             except UnicodeError:
                 log("The line is not UTF-8; type it again.")

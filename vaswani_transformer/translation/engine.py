@@ -79,11 +79,14 @@ class TransformersEngine:
         self.generate_kwargs = generate_kwargs
         self.num_translations = self.resolve_setting("num_return_sequences", 1)
 
+    def call_settings(self, **more: Any) -> CallSettings:
+        """Return the settings of a call of `generate()` with more of its arguments."""
+        given = self.generate_kwargs | more
+        return CallSettings(given.pop("generation_config", None), self.model.generation_config, given)
+
     def resolve_setting(self, name: str, default: Any = None) -> Any:
         """Return a setting as `generate()` resolves it: the call's, or else the model's."""
-        configs = (self.generate_kwargs.get("generation_config"), self.model.generation_config)
-        values = (self.generate_kwargs.get(name), *(getattr(config, name, None) for config in configs))
-        return next((value for value in values if value is not None), default)
+        return self.call_settings().get(name, default)
 
     @torch.no_grad()
     def __call__(
@@ -108,8 +111,7 @@ class TransformersEngine:
 
     def target_limits(self, mask: Tensor) -> Tensor:
         """Return how many new tokens each target may have (B,), for sources with this mask (B, S)."""
-        given: dict[str, Any] = self.generate_kwargs | {"attention_mask": mask}
-        return CallSettings(given.pop("generation_config", None), self.model.generation_config, given).target_limits()
+        return self.call_settings(attention_mask=mask).target_limits()
 
     def generate(self, tokens: Tensor, mask: Tensor, **more: Any) -> Any:
         """Return what `generate()` returns for sources (B, S), their mask (B, S) and more of its arguments."""
@@ -132,7 +134,7 @@ class TransformersEngine:
         is_padding = torch.arange(targets.shape[1], device=targets.device) >= lengths[:, None]
         sources = (rows.repeat_interleave(count, dim=0) for rows in (tokens, mask))
         sums = log_probabilities(self.model, *sources, targets.masked_fill(is_padding, -100))
-        alpha = self.resolve_setting("length_penalty", 1.0)
+        alpha = float(self.resolve_setting("length_penalty", 1.0))  # torch raises no integer to a negative one
         return sums / length_penalty(lengths.clamp(min=1), alpha, self.resolve_setting("length_penalty_type", "power"))
 
     def max_source_tokens(self) -> int:
