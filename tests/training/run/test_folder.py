@@ -189,6 +189,18 @@ def test_longer_run_that_the_disk_does_not_hold_is_one_line(
         prepare_run(longer)
 
 
+def test_fingerprints_that_the_disk_does_not_hold_are_one_line(
+    tmp_path: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run whose data.json was removed, as its error advises, writes it again."""
+    recipe = recipe_in(arguments, tmp_path / "run")
+    prepare_run(recipe)
+    (tmp_path / "run" / "data.json").unlink()
+    monkeypatch.setattr("training.run.preparation.write_atomically", no_space)
+    with pytest.raises(OutputError, match=r"run: cannot be written: No space left on device; make room"):
+        prepare_run(recipe)
+
+
 def test_files_of_a_run_killed_at_its_start_do_not_block_the_next(tmp_path: Path, arguments: list[str]) -> None:
     folder = tmp_path / "run"
     (folder / "tmp1.part").mkdir(parents=True)
