@@ -47,12 +47,9 @@ def finished_results(run: Path) -> dict[str, Any]:
 
 
 def load_run(run: Path) -> tuple[ProjectedModel, PreTrainedTokenizerBase]:
-    try:
-        model = load_model(str(run), local_files_only=True)
-        tokenizer = load_tokenizer(str(run), local_files_only=True)
-        check_tokenizer_fits(model, tokenizer, str(run))
-    except ValueError as error:
-        raise UserError(one_line(error)) from error
+    model = load_model(str(run), local_files_only=True)
+    tokenizer = load_tokenizer(str(run), local_files_only=True)
+    check_tokenizer_fits(model, tokenizer, str(run))
     if not isinstance(model, ProjectedModel):
         raise UserError(
             f"{run}: is a model of another package; got {type(model).__name__}, expected one that a recipe trains. "
