@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from accelerate.utils import gather_object
@@ -128,10 +128,10 @@ class DivergenceGuard(TrainerCallback):
             if self.training.on_divergence == "stop":
                 raise RunError(f"{what}; {self.remedy(run)}, or leave such steps out by --training.on_divergence=skip.")
             if self.skipped > self.training.skip_limit:
-                raise RunError(f"{what}, after {self.training.skip_limit} such steps in a row; {self.remedy(run)}.")
+                self.stop(f"{what}, after {self.training.skip_limit} such steps in a row", run)
             logger.warning("S%s; its update is left out.", what.removeprefix("s"))
 
-    def stop(self, what: str, run: Path) -> None:
+    def stop(self, what: str, run: Path) -> NoReturn:
         raise RunError(f"{what}; {self.remedy(run)}.")
 
     def remedy(self, run: Path) -> str:
