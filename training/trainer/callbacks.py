@@ -18,14 +18,12 @@ from training.data.stream import PairStream
 from training.monitor.monitor import TrainingMonitor
 from training.recipe.families import RecipeModel
 from training.recipe.fields import Recipe, TrainingRecipe
-from training.run.checkpoints import fix_of
+from training.run.checkpoints import STREAM_FILE, fix_of
 from training.run.launch import AgreedStop
 from training.tasks import selection_metric
 from vaswani_transformer.batching import TokenBudgetBatches
 from vaswani_transformer.support.files import read_json
 from vaswani_transformer.support.interrupts import Terminated
-
-STREAM_FILE = "stream.json"  # in a checkpoint: its position in the stream
 
 
 def broadcast_from_main(seconds: float) -> float:
