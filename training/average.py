@@ -13,11 +13,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from training.monitor.monitor import MONITOR_FILE
 from training.run.checkpoints import (
     CHECKPOINTS,
     EXTRA,
     MANIFEST,
     STATE,
+    STREAM_FILE,
     WEIGHTS,
     all_checkpoints,
     changed_file,
@@ -31,6 +33,7 @@ from vaswani_transformer.support.files import read_json, staged_files, write_err
 
 FIX = "restore it, or move its checkpoint elsewhere to average the others."
 OF_TRAINING = (".bin", ".pt", ".pth")  # the suffixes of a checkpoint's files that only training reads
+NAMES_OF_TRAINING = {STATE, MANIFEST, MONITOR_FILE, STREAM_FILE}  # the others of them
 
 
 def mean_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
@@ -100,7 +103,7 @@ def average(run: Path, last: int, output: Path) -> list[int]:
     with write_errors(output, "give another --output_dir", SafetensorError), staged as staging:
         for path in checkpoints[-1].iterdir():
             is_file = path.is_file() and not path.is_symlink()
-            if is_file and path.suffix not in OF_TRAINING and path.name not in (STATE, MANIFEST, WEIGHTS):
+            if is_file and path.suffix not in OF_TRAINING and path.name not in {WEIGHTS, *NAMES_OF_TRAINING}:
                 shutil.copy(path, staging / path.name)
         save_file(weights, staging / WEIGHTS, metadata={"format": "pt"})
     return [step_of(checkpoint) for checkpoint in checkpoints]

@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import json
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, cast
 
@@ -85,8 +86,11 @@ def read_source(source: Source, copy: Path | None) -> Files:
 
 def text_digest(path: Path) -> str:
     """Return the SHA-256 of a compressed file's text, which no version of zlib changes."""
-    with gzip.open(path) as file:
-        return hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
+    try:
+        with gzip.open(path) as file:
+            return hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
+    except (EOFError, zlib.error) as error:
+        raise UserError(f"{path}: is damaged ({error}); name a new folder.") from error
 
 
 def check_output(folder: Path, record: dict[str, Any]) -> bool:

@@ -17,6 +17,7 @@ import yaml
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
@@ -46,12 +47,9 @@ def finished_results(run: Path) -> dict[str, Any]:
 
 
 def load_run(run: Path) -> tuple[ProjectedModel, PreTrainedTokenizerBase]:
-    try:
-        model = load_model(str(run), local_files_only=True)
-        tokenizer = load_tokenizer(str(run), local_files_only=True)
-        check_tokenizer_fits(model, tokenizer, str(run))
-    except ValueError as error:
-        raise UserError(one_line(error)) from error
+    model = load_model(str(run), local_files_only=True)
+    tokenizer = load_tokenizer(str(run), local_files_only=True)
+    check_tokenizer_fits(model, tokenizer, str(run))
     if not isinstance(model, ProjectedModel):
         raise UserError(
             f"{run}: is a model of another package; got {type(model).__name__}, expected one that a recipe trains. "
@@ -79,13 +77,16 @@ def write_repository(
     results: dict[str, Any],
     repository: str,
     license: str = "apache-2.0",
+    weights: dict[str, Tensor] | None = None,
 ) -> None:
     """Write every file of a repository into `folder`; no pickle, and no name of a machine or user.
+
+    `weights` are those of a model that is sharded.
 
     The texts of the test set may be private, so `results.json` has only its scores, and the card one sentence and its
     output.
     """
-    model.with_remote_code().save_pretrained(folder)
+    model.with_remote_code().save_pretrained(folder, state_dict=weights)
     if isinstance(tokenizer, VaswaniTransformerTokenizer):  # Transformers has the code of others
         tokenizer = tokenizer.with_remote_code()
     tokenizer.save_pretrained(folder)

@@ -161,7 +161,7 @@ def test_mean_that_was_killed_while_its_files_moved_has_no_weights(
 
 def test_averaged_model_has_every_file_of_its_tokenizer_and_none_of_training(run_folder: Path, tmp_path: Path) -> None:
     last, tokenizer = run_folder / "checkpoints" / "checkpoint-10", {"source.spm", "vocab.json", "chat_template.jinja"}
-    for name in (*tokenizer, "optimizer.pt", "rng_state.pth", "training_args.bin"):
+    for name in (*tokenizer, "optimizer.pt", "rng_state.pth", "training_args.bin", "watch.json", "stream.json"):
         (last / name).write_text("")
     mark_complete(last)
     average(run_folder, 2, tmp_path / "mean")

@@ -288,6 +288,21 @@ def test_file_of_an_archive_that_fills_the_memory_is_not_read(
     assert run("tatoeba-en-de", tmp_path / "set", f"--from={archive}") == 0
 
 
+def test_file_of_an_archive_that_is_damaged_is_one_line(
+    copy: Copy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = copy("tatoeba-en-de") / "deu-eng.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as opened:
+        opened.writestr("deu.txt", "Hi.\tHallo!\tCC\n")
+    content = bytearray(archive.read_bytes())
+    content[len("deu.txt") + 30] = 0xFF  # the first byte after the header of the file: a block of no type
+    archive.write_bytes(content)
+    assert run("tatoeba-en-de", tmp_path / "set", f"--from={archive}") == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("deu-eng.zip: has no deu.txt that can be read (deu.txt: Error -3 while decompressing ")
+    assert errors.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("case", "message"),
     [
@@ -298,6 +313,7 @@ def test_file_of_an_archive_that_fills_the_memory_is_not_read(
         ("another set", "has self-dialogue, expected gum; name a new folder."),
         ("a torn record", "prepared.json: cannot be read ("),
         ("a damaged set", "has another train.ptb.gz; got SHA-256 "),
+        ("a torn set", "train.ptb.gz: is damaged (Compressed file ended before the end-of-stream marker was re"),
     ],
 )
 def test_invalid_copy_or_folder_is_one_line(
@@ -325,6 +341,9 @@ def test_invalid_copy_or_folder_is_one_line(
         case "a damaged set":
             assert run("gum", output, f"--from={folder}") == 0
             (output / "train.ptb.gz").write_bytes(gzip.compress(b"(ROOT"))
+        case "a torn set":
+            assert run("gum", output, f"--from={folder}") == 0
+            (output / "train.ptb.gz").write_bytes((output / "train.ptb.gz").read_bytes()[:-5])
     assert run("gum", output, f"--from={folder}") == 2
     errors = capsys.readouterr().err
     assert message in errors

@@ -119,7 +119,8 @@ def map_tokens(pairs: Dataset, encode: Callable, columns: list[str], key: str) -
         return pairs.map(encode, **settings, keep_in_memory=True, new_fingerprint=name)
     with writing(folder) as is_missing:
         if is_missing:
-            check_space(folder, pairs.data.nbytes, "the tokens")
+            written = sum(path.stat().st_size for path in folder.glob("*.arrow"))  # by a killed run
+            check_space(folder, pairs.data.nbytes - written, "the tokens")
             logger.info("Writing the tokens of %s pairs to %s.", f"{len(pairs):,d}", folder)
             if (folder / RECORD).exists():  # a file is damaged
                 shutil.rmtree(folder)

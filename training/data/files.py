@@ -146,7 +146,10 @@ def matching_files(folder: Path, names: str) -> list[Path]:
         return [folder / names]
     paths = []
     for pattern in names.split():
-        matches = sorted(folder.glob(pattern)) if any(sign in pattern for sign in "*?[") else [folder / pattern]
+        root = Path(pattern).anchor  # "/" of an absolute pattern, which pathlib accepts in no folder
+        is_name = not any(sign in pattern for sign in "*?[")
+        base = Path(root) if root else folder
+        matches = [folder / pattern] if is_name else sorted(base.glob(pattern.removeprefix(root)))
         if not matches:
             raise UserError(f"{folder}: no file matches {pattern!r}; set data.path to the folder of the trees.")
         paths += matches

@@ -8,6 +8,7 @@ import json
 import re
 import unicodedata
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -81,10 +82,13 @@ def text_of(content: bytes) -> str:
 
 
 def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
-    """Return the content of a file in an archive; one that could fill the memory is an error of the archive."""
+    """Return the content of a file in an archive; one that is damaged or could fill the memory is a BadZipFile."""
     if (size := archive.getinfo(name).file_size) > MEMBER_BYTES:
         raise zipfile.BadZipFile(f"{name} expands to {size:,d} bytes, more than {MEMBER_BYTES:,d}")
-    return archive.read(name)
+    try:
+        return archive.read(name)
+    except (EOFError, zlib.error) as error:
+        raise zipfile.BadZipFile(f"{name}: {error}") from error
 
 
 def json_lines(pairs: Iterable[dict[str, str]]) -> list[str]:

@@ -98,7 +98,7 @@ def make_tokenizer(
         tokenizer = train_tokenizer(recipe, train, SIDES if task.shares_vocabulary else ("source",), tokens)
     else:
         tokenizer = load_complete_tokenizer(path, recipe, tokens)
-    if not recipe.family.is_autoregressive and tokenizer.padding_side != "right":
+    if tokenizer.padding_side != "right":
         raise UserError(
             f"tokenizer.path: {path} pads on the {tokenizer.padding_side}, and the targets of model.kind {recipe.kind} "
             "must begin at the first position; set its padding_side to 'right' and save it again."

@@ -41,7 +41,6 @@ class TrainingMonitor(TrainerCallback):
     """
 
     def __init__(self, device: torch.device, precision: str) -> None:
-        self.device = device
         if precision == "no":
             precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "fp32"
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""

@@ -375,7 +375,7 @@ def check_kind(tree: dict[str, Any]) -> None:
     """Check that a recipe, as a nested dictionary, has a kind of model, and no field of other kinds only."""
     if not isinstance(model := tree.get("model") or {}, dict):
         return  # `build` raises the error
-    if (kind := model.get("kind") or AUTOREGRESSIVE) not in FAMILIES:
+    if (kind := model.get("kind") or AUTOREGRESSIVE) not in list(FAMILIES):  # it may be a list, which has no hash
         raise UserError(f"model.kind: {not_one_of(kind, FAMILIES)}")
     groups = {group: fields for group, fields in tree.items() if isinstance(fields, dict)}
     given = [f"{group}.{name}" for group in groups for name, value in groups[group].items() if value is not None]
@@ -457,7 +457,7 @@ def check_training(recipe: Recipe) -> None:
 def check_model(recipe: Recipe) -> None:
     """Check that the fields of the model are those of its kind, and make a configuration."""
     known = sorted({"kind", "paper", *recipe.family.model_fields})
-    for name in recipe.model:
+    for name in map(str, recipe.model):
         if name in TOKENIZER_SETS:
             raise UserError(f"model.{name}: the tokenizer sets it; see tokenizer.vocab_size and tokenizer.path.")
         if name not in known:

@@ -50,10 +50,9 @@ def report(results: dict[str, Any], recipe: Recipe) -> None:
     print(f"{best.title} {scores[best.key]:.2f} on {scores['sentences']} unseen sentences ({signature})", flush=True)
     if scores["examples"]:
         folder, source = shlex.quote(str(recipe.output_dir)), shlex.quote(scores["examples"][0]["source"])
-        command = f"training.publish {folder} OWNER/NAME"
+        what, command = "publish", f"training.publish {folder} OWNER/NAME"
         if recipe.family.is_autoregressive:
-            command = f"vaswani_transformer.figures {folder} {source}"
-        what = "see attention" if recipe.family.is_autoregressive else "publish"
+            what, command = "see attention", f"vaswani_transformer.figures {folder} {source}"
         logger.info("Next, %s what you type, and %s:", task.verb, what)
         logger.info("%s %s --interactive", task.command, folder)
         logger.info("python -m %s", command)

@@ -38,6 +38,7 @@ CHECKPOINTS = "checkpoints"
 NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 WEIGHTS = "model.safetensors"
 STATE = "trainer_state.json"
+STREAM_FILE = "stream.json"  # the position in a stream
 RECIPE = "recipe.yaml"
 MANIFEST = "manifest.json"
 UNFINISHED = f"{MANIFEST}{PARTIAL}"  # instead of the manifest while a checkpoint is written

@@ -141,7 +141,8 @@ def config_for_tokenizer(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> 
                 'tokenizer.add_special_tokens({"mask_token": "<mask>"}) and save the tokenizer again.'
             )
         ids["mask_token_id"] = tokenizer.mask_token_id
-    return recipe.model_config(vocab_size=len(tokenizer), **ids)
+    entries = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values()))  # a vocabulary may leave ids out
+    return recipe.model_config(vocab_size=entries, **ids)
 
 
 def check_model_trains(recipe: Recipe) -> None:

@@ -141,7 +141,8 @@ def check_folder(folder: RunFolder, recipe: Recipe) -> None:
                 f"{path}: holds an unfinished run of another recipe, {name} differs; give the same command to resume "
                 "it, or another --output_dir."
             )
-    if checkpoint is not None and is_beyond(checkpoint, recipe.training):
+    has_other_limits = any(scope_of(name) is Scope.LIMIT for name in changed)
+    if checkpoint is not None and has_other_limits and is_beyond(checkpoint, recipe.training):
         minutes = trained_seconds(checkpoint) / 60
         raise UserError(
             f"{path}: holds an unfinished run of {step_of(checkpoint)} steps in {minutes:.1f} minutes so far; give "

@@ -153,7 +153,8 @@ def initialize_run(
     if is_main and not (folder / TOKENIZER).exists():
         written = write_new_run(recipe, folder, make_tokenizer(recipe, pairs, distillation), present)
     elif is_main and not (folder / DATA_FILE).exists():
-        write_atomically(folder / DATA_FILE, json.dumps(present, indent=2))
+        with run_write_errors(folder):
+            write_atomically(folder / DATA_FILE, json.dumps(present, indent=2))
     PartialState().wait_for_everyone()
     if not (folder / TOKENIZER).exists():
         raise UserError(

@@ -6,7 +6,7 @@ from training.tasks.parsing import ParsingTask
 from training.tasks.task import Metric, Task
 from training.tasks.translation import TranslationTask
 
-ENERGY = Metric("energy", "energy", "signature", greater_is_better=False)
+ENERGY = Metric("energy", "energy", greater_is_better=False)
 
 
 def make_task(recipe: Recipe) -> Task:

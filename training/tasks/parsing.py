@@ -11,7 +11,6 @@ from vaswani_transformer.parsing.constraint import tree_constraint
 from vaswani_transformer.parsing.linear import linear_tokens, place_count
 from vaswani_transformer.translation.engine import Constraint
 
-SIGNATURE = "signature"
 PARSING_STATISTICS = {"repaired": "percent of the sentences whose output was malformed and was repaired"}
 
 
@@ -19,13 +18,13 @@ class ParsingTask(Task):
     """Parsing of one language into linear trees."""
 
     hub_name = "token-classification"  # the Hub has no name for parsing
-    best_metric = Metric("f1", "F1", SIGNATURE)
+    best_metric = Metric("f1", "F1")
     metrics = (
         best_metric,
-        Metric("precision", "precision", SIGNATURE),
-        Metric("recall", "recall", SIGNATURE),
-        Metric("exact_match", "exact match", SIGNATURE),
-        Metric("tagging_accuracy", "tagging accuracy", SIGNATURE),
+        Metric("precision", "precision"),
+        Metric("recall", "recall"),
+        Metric("exact_match", "exact match"),
+        Metric("tagging_accuracy", "tagging accuracy"),
     )
     verb = "parse"
     command = "vaswani-parse"

@@ -16,13 +16,13 @@ class Metric:
 
     key: its key in results.json; in the log it has the prefix `eval_`.
     title: its name in text.
-    signature_key: the key in results.json of the signature by which it can be compared.
+    signature_key: the key in results.json of the signature by which it can be compared; metrics may share one.
     greater_is_better: whether higher is better.
     """
 
     key: str
     title: str
-    signature_key: str
+    signature_key: str = "signature"
     greater_is_better: bool = True
 
 

@@ -8,7 +8,7 @@ from training.tasks.task import Metric, Task
 from training.tasks.text_statistics import text_statistics
 
 SPLIT_AT_SPACES = ("13a", "intl", "none")  # sacreBLEU tokenizers for languages that Moses tokenizes too
-BLEU, CHRF = Metric("bleu", "BLEU", "signature"), Metric("chrf", "chrF", "chrf_signature")
+BLEU, CHRF = Metric("bleu", "BLEU"), Metric("chrf", "chrF", "chrf_signature")
 BLEU_1, BLEU_2 = (Metric(f"bleu_{order}", f"BLEU-{order}", f"bleu_{order}_signature") for order in (1, 2))
 ORDERS = {BLEU: 4, BLEU_1: 1, BLEU_2: 2}
 

@@ -18,14 +18,12 @@ from training.data.stream import PairStream
 from training.monitor.monitor import TrainingMonitor
 from training.recipe.families import RecipeModel
 from training.recipe.fields import Recipe, TrainingRecipe
-from training.run.checkpoints import fix_of
+from training.run.checkpoints import STREAM_FILE, fix_of
 from training.run.launch import AgreedStop
 from training.tasks import selection_metric
 from vaswani_transformer.batching import TokenBudgetBatches
 from vaswani_transformer.support.files import read_json
 from vaswani_transformer.support.interrupts import Terminated
-
-STREAM_FILE = "stream.json"  # in a checkpoint: its position in the stream
 
 
 def broadcast_from_main(seconds: float) -> float:
@@ -140,10 +138,7 @@ class LossTieBreaker(TrainerCallback):
 class TrainingRateCallback(TrainerCallback):
     """Set a `TrainingRate` of the model: `first` up to step `begin`, linear to `last` over `steps` steps, then `last`.
 
-    Args:
-        model: the model.
-        name: of its rate: `glancing_ratio`, the share of mistakes that GLAT shows, or `kl_scale`, the weight of KL
-            divergences.
+    Its `name` is `glancing_ratio`, the share of mistakes that GLAT shows, or `kl_scale`, the weight of KL divergences.
     """
 
     def __init__(self, model: Any, name: str, first: float, last: float, steps: int, begin: int = 0) -> None:
@@ -163,11 +158,7 @@ def read_stream(checkpoint: Path) -> dict[str, Any]:
 
 
 class StreamCallback(TrainerCallback):
-    """Log the epoch of a stream, which the Trainer cannot compute without its length, and keep its position.
-
-    Args:
-        batches: of a `PairStream`.
-    """
+    """Log the epoch of a `PairStream`, which the Trainer cannot compute without its length, and keep its position."""
 
     def __init__(self, batches: TokenBudgetBatches) -> None:
         self.batches = batches

@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from accelerate.utils import gather_object
@@ -126,13 +126,19 @@ class DivergenceGuard(TrainerCallback):
                 continue
             what = f"step {step.number}: the loss or its gradient is not finite, of {self.describe(step)}"
             if self.training.on_divergence == "stop":
-                raise RunError(f"{what}; {remedy(run)}, or leave such steps out by --training.on_divergence=skip.")
+                raise RunError(f"{what}; {self.remedy(run)}, or leave such steps out by --training.on_divergence=skip.")
             if self.skipped > self.training.skip_limit:
-                raise RunError(f"{what}, after {self.training.skip_limit} such steps in a row; {remedy(run)}.")
+                self.stop(f"{what}, after {self.training.skip_limit} such steps in a row", run)
             logger.warning("S%s; its update is left out.", what.removeprefix("s"))
 
-    def stop(self, what: str, run: Path) -> None:
-        raise RunError(f"{what}; {remedy(run)}.")
+    def stop(self, what: str, run: Path) -> NoReturn:
+        raise RunError(f"{what}; {self.remedy(run)}.")
+
+    def remedy(self, run: Path) -> str:
+        checkpoint = last_checkpoint(run)
+        kept = "no checkpoint was written yet" if checkpoint is None else f"checkpoint {step_of(checkpoint):,} is kept"
+        rate = "learning_rate_scale" if self.training.optimizer == "paper" else "learning_rate"
+        return f"{kept}; start over with a smaller training.{rate}"
 
     def describe(self, step: Step) -> str:
         """Return the pairs of a step in text, only those with a loss that is not finite if there are any.
@@ -150,9 +156,3 @@ class DivergenceGuard(TrainerCallback):
             return f"a batch of the pair {shown}"
         more = f" and {len(numbers) - NAMED} more" if len(numbers) > NAMED else ""
         return f"the training pairs {', '.join(map(str, numbers[:NAMED]))}{more} (one is {shown})"
-
-
-def remedy(run: Path) -> str:
-    checkpoint = last_checkpoint(run)
-    kept = "no checkpoint was written yet" if checkpoint is None else f"checkpoint {step_of(checkpoint):,} is kept"
-    return f"{kept}; start over with a smaller training.learning_rate_scale"

@@ -29,7 +29,7 @@ from training.run.checkpoints import (
     step_of,
 )
 from training.run.checks import accumulation, attention, config_for_tokenizer, set_attention
-from training.run.distributed import drop_tied_duplicates, load_weights, open_store
+from training.run.distributed import load_weights, open_store
 from training.run.initial_weights import copy_weights, recorded_models
 from training.run.preparation import Prepared, read_fingerprints
 from training.tasks import selection_metric
@@ -157,12 +157,11 @@ def train_from_last_checkpoint(trainer: RecipeTrainer) -> None:
 
 def save_trained(trainer: RecipeTrainer) -> None:
     """Save the trained model, the time and the Trainer's state, which says that training has ended."""
-    folder, model = trainer.folder, trainer.model
-    weights = drop_tied_duplicates(trainer.accelerator.get_state_dict(model), model)  # all ranks take part
+    folder, weights = trainer.folder, trainer.full_weights()
     if trainer.is_world_process_zero():
         with run_write_errors(folder):
             with staged_files(folder) as staging:
-                model.save_pretrained(staging, state_dict=weights)
+                trainer.model.save_pretrained(staging, state_dict=weights)
             trainer.monitor.save(folder)
             partial = folder / f"{STATE}{PARTIAL}"
             trainer.state.save_to_json(str(partial))

@@ -488,6 +488,10 @@ class RecipeTrainer(Seq2SeqTrainer):
             best = checkpoint_at(self.folder, step)
             load_weights(self.model, checked_weights(self.model, best, best_fix(self.folder, step)))
 
+    def full_weights(self) -> dict[str, Tensor]:
+        """Return the weights, gathered from all shards, with a tied matrix once; every process must call."""
+        return drop_tied_duplicates(self.accelerator.get_state_dict(self.model), self.model)
+
     def results(self) -> dict[str, Any]:
         """Return what `results.json` says of training so far; every process must call."""
         return {
@@ -524,7 +528,7 @@ class RecipeTrainer(Seq2SeqTrainer):
         check_license(license := kwargs.get("license") or "apache-2.0")
         if not is_finite(list(self.model.parameters())):
             raise RunError(f"{self.recipe.name}: its weights are not finite; publish an earlier checkpoint.")
-        results = self.results() | self.last_validation()
+        results, weights = self.results() | self.last_validation(), self.full_weights()
         if not self.is_world_process_zero():
             return None
         if self.hub_model_id is None:
@@ -532,7 +536,7 @@ class RecipeTrainer(Seq2SeqTrainer):
             self.init_hf_repo(token=token, private=private)
         api, repository = HfApi(token=token or self.args.hub_token), str(self.hub_model_id)
         folder = tempfile.TemporaryDirectory()
-        write_repository(Path(folder.name), self.model, self.processing_class, results, repository, license)
+        write_repository(Path(folder.name), self.model, self.processing_class, results, repository, license, weights)
         settings = (repository, private, revision or self.args.hub_revision, commit_message or "End of training")
         commit = api.run_as_future(upload, api, Path(folder.name), *settings)
         commit.add_done_callback(lambda _: folder.cleanup())

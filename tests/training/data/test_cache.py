@@ -129,6 +129,19 @@ def test_full_disk_is_one_line_before_anything_is_tokenized(
         encoded(recipe)
 
 
+def test_space_that_a_killed_run_has_filled_is_not_needed_again(
+    recipe: DataRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded(recipe)
+    folder, usage = folder_of_tokens(tmp_path), namedtuple("usage", "free")
+    for name in ("complete.json", "00002.arrow"):
+        (folder / name).unlink()
+    written = sum(path.stat().st_size for path in folder.glob("*.arrow"))
+    free = max(0, load_pairs(recipe)["train"].data.nbytes - written)
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: usage(free))
+    assert len(encoded(recipe)) == 25
+
+
 def test_set_is_tokenized_in_memory_where_nothing_can_be_written(
     recipe: DataRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -184,6 +184,8 @@ def test_number_that_yaml_reads_as_a_word_is_a_number(recipe_file: WriteRecipe) 
         ("a: [", r"own\.yaml: not YAML"),
         ("seed: 1\ndata: {kind: grammar}\nseed: 2", r"own\.yaml, line 3: 'seed' is already in line 1; keep one"),
         ("training:\n  steps: 1\n  # more\n  steps: 1\n", r"own\.yaml, line 4: 'steps' is already in line 2"),
+        ("data: {kind: grammar}\nmodel: {kind: [nat]}", r"^model\.kind: \['nat'\] is not one of autoregressive, nat"),
+        ("data: {kind: grammar}\nmodel: {2: 64}", r"^model\.2: no such key; a model has "),
         ("model: {d_model: 4, d_model: 8}", r"own\.yaml, line 1: 'd_model' is already in line 1"),
     ],
 )

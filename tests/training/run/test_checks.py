@@ -6,11 +6,19 @@ from typing import Any
 
 import pytest
 from datasets import Dataset, DatasetDict
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from tests.helpers import user_error
 from training.recipe.families import FAMILIES
 from training.recipe.fields import DataRecipe, Recipe, TrainingRecipe
-from training.run.checks import check_predictable_lengths, check_same_steps, warn_of_long_texts
+from training.run.checks import (
+    check_predictable_lengths,
+    check_same_steps,
+    config_for_tokenizer,
+    warn_of_long_texts,
+)
 
 
 def pairs_of(*lengths: tuple[int, int]) -> Dataset:
@@ -46,6 +54,13 @@ def test_targets_of_lengths_that_a_model_never_predicts_are_counted(
     assert f"1 of the {len(fitting) + 1} training targets" in caplog.text
     with user_error(rf"2 of the 2 training .*{message}" if message[0] != "m" else f"^{message}2 of"):
         check_predictable_lengths(recipe, config, pairs_of(other, other))
+
+
+def test_model_has_an_embedding_for_every_id_of_a_vocabulary_that_leaves_some_out() -> None:
+    words = Tokenizer(WordLevel({"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "tree": 8}, unk_token="<unk>"))
+    tokens = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **tokens)
+    assert config_for_tokenizer(Recipe(), tokenizer).vocab_size == 9
 
 
 def test_steps_of_a_stream_do_not_depend_on_micro_batches() -> None:

@@ -1,6 +1,7 @@
 """A run takes only a folder that it may write, and writes nothing before its data is read."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ from transformers import ByT5Tokenizer
 from tests.helpers import load_tokenizer, no_space, user_error
 from tests.training.runs import begin_run, last_of_each, prepare_run, recipe_in
 from training import train
+from training.monitor.monitor import MONITOR_FILE
 from training.recipe.fields import load_recipe
 from training.run import checkpoints, preparation
-from training.run.checkpoints import run_lock
+from training.run.checkpoints import STATE, checkpoint_at, mark_complete, run_lock
 from training.run.folder import diff_trees, prepare_folder
 from training.train import run
 from vaswani_transformer.support.errors import OutputError
@@ -143,6 +145,23 @@ def test_another_recipe_does_not_take_over_an_unfinished_run(tmp_path: Path, arg
         prepare_folder(other)
 
 
+def test_run_that_its_minutes_ended_before_its_scores_may_be_executed_in_another_way(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    """As where its last evaluation needs more memory than there is: the run is to get no more minutes."""
+    arguments = [*arguments, "--training.minutes=1"]
+    checkpoint = checkpoint_at(begin_run(recipe_in(arguments, tmp_path / "run")), 5)
+    checkpoint.mkdir(parents=True)
+    control = {"TrainerControl": {"args": {"should_training_stop": True}}}
+    (checkpoint / STATE).write_text(json.dumps({"stateful_callbacks": control}))
+    (checkpoint / MONITOR_FILE).write_text('{"trained": 61.0, "time": {}}')
+    mark_complete(checkpoint)
+    smaller = recipe_in(arguments, tmp_path / "run", "--training.evaluation_batch_size=2")
+    assert prepare_folder(smaller).changed == ["training.evaluation_batch_size"]
+    with user_error(r"holds an unfinished run of 5 steps in 1\.0 minutes so far; give training\.steps and"):
+        prepare_folder(recipe_in(arguments, tmp_path / "run", "--training.minutes=0.5"))
+
+
 def test_folder_in_place_of_the_lock_is_named(arguments: list[str], tmp_path: Path) -> None:
     (tmp_path / "run" / ".lock").mkdir(parents=True)
     recipe = recipe_in(arguments, tmp_path / "run")
@@ -168,6 +187,18 @@ def test_longer_run_that_the_disk_does_not_hold_is_one_line(
     monkeypatch.setattr("training.run.preparation.write_atomically", no_space)
     with pytest.raises(OutputError, match=r"run: cannot be written: No space left on device; make room"):
         prepare_run(longer)
+
+
+def test_fingerprints_that_the_disk_does_not_hold_are_one_line(
+    tmp_path: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run whose data.json was removed, as its error advises, writes it again."""
+    recipe = recipe_in(arguments, tmp_path / "run")
+    prepare_run(recipe)
+    (tmp_path / "run" / "data.json").unlink()
+    monkeypatch.setattr("training.run.preparation.write_atomically", no_space)
+    with pytest.raises(OutputError, match=r"run: cannot be written: No space left on device; make room"):
+        prepare_run(recipe)
 
 
 def test_files_of_a_run_killed_at_its_start_do_not_block_the_next(tmp_path: Path, arguments: list[str]) -> None:

@@ -48,6 +48,11 @@ def test_bracketed_files_become_sentences_and_linear_trees(recipe: Recipe) -> No
     assert pairs["validation"].to_dict() == pairs["test"].to_dict() == {"source": WORDS, "target": TARGETS}
 
 
+def test_pattern_may_be_absolute(recipe: Recipe, tmp_path: Path) -> None:
+    for pattern in ("0[2-9]/*.mrg", f"{tmp_path}/0[2-9]/*.mrg"):
+        assert list(read_file(recipe.data, pattern)) == list(zip(WORDS * 2, TARGETS * 2, strict=True))
+
+
 def test_pattern_without_a_file_and_broken_tree_are_named(recipe: Recipe, tmp_path: Path) -> None:
     with user_error(r"no file matches '24/\*.mrg'"):
         list(read_file(recipe.data, "02/*.mrg 24/*.mrg"))

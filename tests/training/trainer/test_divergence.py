@@ -179,6 +179,15 @@ def test_no_update_follows_a_gradient_that_is_not_finite_until_the_host_learns_o
         guard.read_flags(tmp_path)
 
 
+@pytest.mark.parametrize(("optimizer", "rate"), [("paper", "learning_rate_scale"), ("radam", "learning_rate")])
+def test_run_that_diverges_names_the_learning_rate_that_its_optimizer_has(
+    tmp_path: Path, optimizer: str, rate: str
+) -> None:
+    _, guard = guarded(tmp_path, [float("nan")], optimizer=optimizer)
+    with user_error(rf"; start over with a smaller training\.{rate}, or leave such steps out by"):
+        guard.read_flags(tmp_path)
+
+
 @pytest.mark.parametrize("is_fused", [True, False])
 def test_only_the_skipped_update_is_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, is_fused: bool

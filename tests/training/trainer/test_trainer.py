@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import Accelerator
+from safetensors.torch import load_file
 
 from tests.training import runs
 from training.monitor.monitor import trained_seconds
 from training.run.checkpoints import read_state
+from training.run.distributed import drop_tied_duplicates
 from training.trainer.draws import add_random_choices
 
 CMLM = ["--model.kind=cmlm", "--model.dropout=0.0"]
@@ -79,3 +81,20 @@ def test_checkpoint_has_the_time_so_far_and_a_state_that_names_no_folder(
     state = read_state(checkpoint, "")
     assert (state.best_model_checkpoint, state.best_global_step) == (None, 3)
     assert (checkpoint / "interrupted").exists() == is_extra
+
+
+def test_pushed_weights_are_those_gathered_from_all_processes(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sharded model has only the weights of its process."""
+    trainer, pushed = runs.trainer_in(arguments, tmp_path / "run"), {}
+    gathered = {name: torch.ones_like(weight) for name, weight in trainer.model.state_dict().items()}
+
+    def read(api: object, folder: Path, *settings: object) -> None:
+        pushed.update(load_file(folder / "model.safetensors"))
+
+    monkeypatch.setattr(trainer.accelerator, "get_state_dict", lambda model: gathered)
+    monkeypatch.setattr("training.trainer.trainer.upload", read)
+    trainer.hub_model_id = "somebody/own"
+    trainer.push_to_hub()
+    assert runs.equal(pushed, drop_tied_duplicates(gathered, trainer.model))
