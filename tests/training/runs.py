@@ -20,7 +20,7 @@ from transformers import set_seed
 
 from tests.forks import ForkedCommand
 from tests.helpers import FLOAT32, ROOT
-from training.recipe.fields import Recipe, load_recipe, to_dict
+from training.recipe.fields import Recipe, load_recipe
 from training.run.checkpoints import (
     all_checkpoints,
     checkpoint_at,
@@ -30,7 +30,7 @@ from training.run.checkpoints import (
     step_of,
 )
 from training.run.folder import prepare_folder
-from training.run.preparation import Prepared, load_inputs, prepare
+from training.run.preparation import Prepared, load_inputs, prepare, write_recipe
 from training.train import run
 from training.trainer.lifecycle import make_trainer
 from training.trainer.trainer import RecipeTrainer
@@ -107,7 +107,7 @@ def begin_run(recipe: Recipe) -> Path:
     """Make the folder of a run that was killed right after it wrote its recipe, and return it."""
     folder = Path(str(recipe.output_dir))
     folder.mkdir()
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(to_dict(recipe)))
+    write_recipe(recipe, folder)
     return folder
 
 
