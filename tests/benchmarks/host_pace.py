@@ -25,7 +25,7 @@ from training.trainer.divergence import DivergenceGuard
 from training.trainer.trainer import RecipeTrainer
 
 STEPS, WARM = 24, 4  # steps, of which the first are not counted
-PAIRS, WORDS, MEAN_LENGTH = 20_000, 300, 22
+PAIRS, WORDS = 20_000, 300
 FAMILIES = {
     "autoregressive": [],
     "cmlm": ["--model.kind=cmlm"],
