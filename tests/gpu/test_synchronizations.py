@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback, TrainingArguments
 
-from tests.gpu.models import collate, collate_for_nar, make_nar, make_pairs
+from tests.gpu.models import collate, collate_for_nar, make_nar
 from tests.gpu.runner import Setting
 from tests.gpu.synchronizations import DeviceTensor, SynchronizationCounter, move, pretended_device
 from tests.helpers import FLOAT32, padded_batch, tiny_model
+from tests.measuring import make_pairs
 from vaswani_transformer.batching.schedule import paper_adam
 
 TINY_CPU = Setting(torch.device("cpu"), True, Path())
