@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 import yaml
+from datasets import Dataset
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import set_seed
 
 from tests.forks import ForkedCommand
-from tests.helpers import FLOAT32, ROOT
+from tests.helpers import FLOAT32, ROOT, write_pairs
 from training.recipe.fields import Recipe, load_recipe
 from training.run.checkpoints import (
     all_checkpoints,
@@ -68,12 +69,17 @@ def make_arguments(folder: Path, **texts: Sequence[str]) -> list[str]:
     data = folder / "data"
     data.mkdir()
     for split in SPLITS:
-        lines = [json.dumps({"translation": {"en": text, "de": text[::-1]}}) for text in texts.get(split, LANGUAGE)]
-        (data / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+        write_pairs(data / f"{split}.jsonl", [(text, text[::-1]) for text in texts.get(split, LANGUAGE)])
     recipe = folder / "own.yaml"
     files = {split: f"{split}.jsonl" for split in SPLITS}
     recipe.write_text(yaml.safe_dump({"name": "own", "data": {"kind": "json", "path": str(data)} | files} | TINY))
     return [str(recipe)]
+
+
+def dataset_of(pairs: Sequence[tuple[str, str]]) -> Dataset:
+    """Return pairs as `load_pairs` does."""
+    sources, targets = zip(*pairs, strict=True)
+    return Dataset.from_dict({"source": sources, "target": targets})
 
 
 def last_of_each(*arguments: str) -> list[str]:
