@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM
 
-from tests.helpers import break_model, load_tokenizer, padded_batch, tiny_model, user_error
+from tests.helpers import load_tokenizer, padded_batch, tiny_model, user_error
 from tests.nar_models import END, targets, tiny_cmlm
 from tests.training.runs import LANGUAGE, FinishedRun, assert_resumes, entries, recipe_in, train_in, trainer_in
 from training.recipe.fields import Operator
@@ -273,15 +273,9 @@ def test_wrong_teacher_or_start_is_an_error_of_one_line_before_any_training(
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     tokenizer.save_pretrained(teacher)
     (teacher / "tokenizer.json").write_text(json.dumps(tokens))
-    broken = {name: break_model(models / name, tmp_path / f"broken-{name}", "nan") for name in ("teacher", "cmlm")}
     cases = {
-        f"--training.energy_from={models / 'cmlm'}": r"^training\.energy_from: .* got 'vaswani_cmlm', expected",
-        f"--training.energy_from={tmp_path / 'nowhere'}": r"nowhere",
         f"--training.energy_from={teacher}": r"^training\.energy_from: the vocabulary of .* is not the run's",
-        f"--training.start_from={models / 'teacher'}": r"^training\.start_from: .* got 'vaswani_transformer', expected",
         f"--training.start_from={tmp_path / 'other'}": r"^training\.start_from: .* has d_model 32, and the recipe 16",
-        f"--training.energy_from={broken['teacher']}": r"NaN or infinite numbers in model\.encoder",
-        f"--training.start_from={broken['cmlm']}": r"NaN or infinite numbers in model\.encoder",
     }
     for number, (argument, message) in enumerate(cases.items()):
         recipe = recipe_in(trained, tmp_path / str(number), argument)
