@@ -77,7 +77,7 @@ def make_arguments(folder: Path, **texts: Sequence[str]) -> list[str]:
 
 
 def dataset_of(pairs: Sequence[tuple[str, str]]) -> Dataset:
-    """Return pairs as `load_pairs` does."""
+    """Return pairs as a split of the data."""
     sources, targets = zip(*pairs, strict=True)
     return Dataset.from_dict({"source": sources, "target": targets})
 
