@@ -95,6 +95,12 @@ def save(folder: Path, *parts: PreTrainedModel | PreTrainedTokenizerBase) -> Pat
     return folder
 
 
+def write_pairs(path: Path, pairs: Iterable[tuple[str, str]]) -> None:
+    """Write pairs of English and German as JSON Lines, as a recipe of data.kind json reads them."""
+    lines = [json.dumps({"translation": {"en": source, "de": target}}) for source, target in pairs]
+    path.write_text("\n".join(lines), encoding="utf-8")
+
+
 def random_tokens(*shape: int, vocab_size: int = 99) -> Tensor:
     """Return ordinary tokens: no start, no padding, no end."""
     return torch.randint(4, vocab_size, shape)

@@ -1,4 +1,4 @@
-"""What the benchmarks and the GPU command share: arguments, rounds, memory, reports, sources, searches, and Marian.
+"""What the benchmarks and the GPU command share: arguments, rounds, memory, reports, pairs, sources, searches, Marian.
 
 It needs none of the extras. B batch, S source.
 """
@@ -6,8 +6,10 @@ It needs none of the extras. B batch, S source.
 import argparse
 import json
 import random
+import re
 import statistics
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +22,9 @@ from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.support.command_line import ArgumentParser, positive_argument
 
 T = TypeVar("T")
+Pairs = list[dict[str, Tensor]]
 TARGET_LENGTH = 27  # tokens that every search writes
+MEAN_LENGTH = 25  # tokens of a side of a pair
 
 
 def make_parser(module: str, description: str | None, rounds: int | None = None, threads: int | None = None) -> Any:
@@ -56,6 +60,15 @@ def seconds_of(call: Callable[[], Any], now: Callable[[], float], settle: Callab
     return now() - start
 
 
+def traced_megabytes(call: Callable[[], Any]) -> float:
+    """Return the most memory that Python's objects take during a call."""
+    tracemalloc.start()
+    call()
+    megabytes = tracemalloc.get_traced_memory()[1] / 1e6
+    tracemalloc.stop()
+    return megabytes
+
+
 def rotated(items: list[T], turn: int) -> list[T]:
     """Return the items of a turn: each turn begins with the next one."""
     first = turn % len(items)
@@ -80,10 +93,14 @@ def median_ratio(over: list[float], under: list[float]) -> float:
     return statistics.median(one / other for one, other in zip(over, under, strict=True))
 
 
-def resident(field: str) -> float:
-    """Return the MiB of this process now ("VmRSS") or at its peak ("VmHWM", without the parent's), on Linux."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
+def resident_mib(pid: int | str = "self") -> dict[str, float]:
+    """Return the resident memory of a process, and its peak since the process began; nothing of one that has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return {}
+    sizes = {name: re.search(rf"Vm{field}:\s+(\d+) kB", status) for name, field in (("now", "RSS"), ("peak", "HWM"))}
+    return {f"{name}_MiB": round(int(size[1]) / 1024, 1) for name, size in sizes.items() if size is not None}
 
 
 class StepClock(TrainerCallback):
@@ -116,6 +133,22 @@ def marian_like(config: VaswaniTransformerConfig) -> nn.Module:
     other = {"activation_function": "relu", "scale_embedding": True, "max_position_embeddings": 512}
     settings: dict[str, Any] = {**sides, **ids, **same, **other, "forced_eos_token_id": None}
     return MarianMTModel(MarianConfig(**settings))
+
+
+def make_pairs(count: int, vocab_size: int) -> Pairs:
+    """Return pairs of random tokens; lengths are log-normal with mean 25, and so is a target's ratio to its source."""
+    generator, sigma, ratio_sigma = torch.Generator().manual_seed(0), 0.6, 0.2
+    normal = torch.randn(2, count, generator=generator, dtype=torch.float64)
+    sources = MEAN_LENGTH * (sigma * normal[0] - sigma**2 / 2).exp()
+    targets = sources * (ratio_sigma * normal[1] - ratio_sigma**2 / 2).exp()
+    sides = []
+    for lengths in (sources, targets):
+        sizes = lengths.round().long().clamp(min=3).tolist()
+        texts = torch.randint(4, vocab_size, (sum(sizes),), generator=generator).split(sizes)
+        for text in texts:
+            text[-1] = 2
+        sides.append(texts)
+    return [{"input_ids": source, "labels": target} for source, target in zip(*sides, strict=True)]
 
 
 def random_sources(count: int, vocab_size: int) -> dict[str, Tensor]:

@@ -3,8 +3,8 @@
     python -m tests.benchmarks.data_pace --pairs 4500000 --output pace.json
 
 Rates are a second of a process's CPU time, the median of `--rounds`, so other work on the machine counts little.
-Lengths and tokens are invented. With `--texts` and `--tokenizer` the first lines of a file are tokenized, streamed by
-one rank and by two, and translated and distilled by an engine that returns at once.
+Lengths and tokens are invented. With `--texts` and `--tokenizer` the first 40,000 lines of a file are tokenized,
+streamed by one rank and by two, and translated and distilled by an engine that returns at once.
 """
 
 import itertools
@@ -12,7 +12,6 @@ import os
 import statistics
 import tempfile
 import time
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,12 @@ from transformers import AutoTokenizer, DataCollatorForSeq2Seq, PreTrainedTokeni
 from tests.benchmarks.host_pace import FAMILIES, measure_host_step
 from tests.benchmarks.stream_pace import measure_streams
 from tests.benchmarks.text_pace import measure_texts
-from tests.measuring import in_turns, make_parser, medians, report, seconds_of
+from tests.measuring import in_turns, make_parser, medians, report, seconds_of, traced_megabytes
 from training.data.tokenizing import token_ids
 from vaswani_transformer import PairCollator, PairTokens, TokenBudgetBatchSampler, VaswaniTransformerTokenizer
 
 MEAN_LENGTH, LONGEST, VOCABULARY = 25, 256, 32_000
+LINES = 40_000  # of the texts that are tokenized
 
 
 def cpu_seconds(work: Callable[[], Any], rounds: int) -> float:
@@ -52,10 +52,7 @@ def measure_order(pairs: int, rounds: int) -> dict[str, float]:
     constructor = cpu_seconds(lambda: TokenBudgetBatchSampler(*lengths), rounds)
     sampler = TokenBudgetBatchSampler(*lengths)
     first_batch = cpu_seconds(lambda: next(iter(sampler)), rounds)
-    tracemalloc.start()
-    next(iter(TokenBudgetBatchSampler(*lengths)))
-    megabytes = tracemalloc.get_traced_memory()[1] / 1e6
-    tracemalloc.stop()
+    megabytes = traced_megabytes(lambda: next(iter(TokenBudgetBatchSampler(*lengths))))
     return {"constructor_s": constructor, "first_batch_s": first_batch, "megabytes": megabytes, "steps": len(sampler)}
 
 
@@ -133,7 +130,6 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--step-tokens", type=int, default=25_000, help="of each side of these steps (25000)")
     parser.add_argument("--tokenizer", help="a folder or Hub name, to tokenize --texts")
     parser.add_argument("--texts", type=Path, help="a file with a text a line, whose first ones are tokenized")
-    parser.add_argument("--lines", type=int, default=40_000, help="how many (40000)")
     parser.add_argument("--output", type=Path, help="the JSON file to write")
     options = parser.parse_args(arguments)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # rates are those of one core
@@ -149,7 +145,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         results[f"{family} step, ms"] = measure_host_step(family, options.step_tokens)
     if options.texts is not None and options.tokenizer is not None:
         with options.texts.open(encoding="utf-8") as lines:
-            texts = [line.strip() for line in itertools.islice(lines, options.lines) if line.strip()]
+            texts = [line.strip() for line in itertools.islice(lines, LINES) if line.strip()]
         results |= measure_given(options.tokenizer, texts, options.rounds)
     report(results, options.output)
     return results

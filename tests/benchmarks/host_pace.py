@@ -17,6 +17,7 @@ import yaml
 from transformers import Trainer
 from transformers.trainer_callback import CallbackHandler
 
+from tests.benchmarks.part_times import PartTimes
 from training.monitor.monitor import TrainingMonitor
 from training.recipe.fields import load_recipe
 from training.train import run
@@ -25,7 +26,7 @@ from training.trainer.divergence import DivergenceGuard
 from training.trainer.trainer import RecipeTrainer
 
 STEPS, WARM = 24, 4  # steps, of which the first are not counted
-PAIRS, WORDS, MEAN_LENGTH = 20_000, 300, 22
+PAIRS, WORDS = 20_000, 300
 FAMILIES = {
     "autoregressive": [],
     "cmlm": ["--model.kind=cmlm"],
@@ -53,22 +54,15 @@ PARTS: list[tuple[str, Any, tuple[str, ...]]] = [
 OWN = ("draws", "counting", "guard", "callbacks")
 
 
-class Timers:
-    """The CPU seconds of this thread in each part, without those of parts that it calls.
+class Timers(PartTimes):
+    """The CPU seconds of this thread in each part.
 
     steps: the seconds at the beginning of each step.
     """
 
     def __init__(self) -> None:
-        self.parts, self.last = ["trainer_loop"], time.thread_time()
-        self.seconds: dict[str, float] = defaultdict(float)
+        super().__init__(time.thread_time, "trainer_loop")
         self.steps: list[dict[str, float]] = []
-
-    def count(self) -> None:
-        """Count the time since the last call for the present part."""
-        now = time.thread_time()
-        self.seconds[self.parts[-1]] += now - self.last
-        self.last = now
 
     def timed(self, part: str, function: Callable) -> Callable:
         """Return a function whose time counts for a part."""
@@ -76,13 +70,11 @@ class Timers:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if threading.current_thread() is not threading.main_thread():
                 return function(*args, **kwargs)  # in the thread that loads ahead
-            self.count()
-            self.parts.append(part)
+            self.enter(part)
             try:
                 return function(*args, **kwargs)
             finally:
-                self.count()
-                self.parts.pop()
+                self.leave()
 
         return wrapper
 

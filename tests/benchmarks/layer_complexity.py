@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.measuring import clock, in_turns, make_parser, resident, seconds_of
+from tests.measuring import clock, in_turns, make_parser, resident_mib, seconds_of
 from training.report.results import commit, versions
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.attention import SelfAttention
@@ -130,9 +130,9 @@ def peak_mib(call: Callable[[], object], device: torch.device) -> float | None:
         Path("/proc/self/clear_refs").write_text("5")  # the peak is forgotten
     except OSError:
         return None
-    before = resident("VmRSS")
+    before = resident_mib()["now_MiB"]
     call()
-    return max(0.0, resident("VmHWM") - before)
+    return max(0.0, resident_mib()["peak_MiB"] - before)
 
 
 @torch.no_grad()

@@ -10,7 +10,6 @@ and only their peaks are measured: of a few steps, the evaluation, the test and 
 
 import json
 import random
-import re
 import string
 import subprocess
 import sys
@@ -28,13 +27,15 @@ import numpy as np
 import psutil
 import yaml
 
-from tests.helpers import PAIRS, ROOT, model_of_pairs
-from tests.measuring import make_parser, report
+from tests.benchmarks.text_pace import write_inputs
+from tests.helpers import PAIRS, ROOT, model_of_pairs, save
+from tests.measuring import make_parser, report, resident_mib
 from tests.training.runs import SPLITS, TINY, TWO_PROCESSES, last_of_each, make_arguments, start
 from training.report.results import commit, cpu_name
 
 BOUND = 1.0  # MiB in a thousand steps
 SECONDS = 0.25  # between two measurements
+STEPS = 5000  # of a job
 LINES = 200  # of a window that is translated, and of a part
 ENGINE, TEACHER = "engine", "multi30k-teacher"  # recipes: the first one's name ends so, and needs the second's model
 TOKENS = 100_000  # that a shipped recipe learns from
@@ -71,17 +72,13 @@ def training_jobs(folder: Path, steps: int) -> dict[str, Job]:
 
 def text_jobs(folder: Path, steps: int) -> dict[str, Job]:
     """Return a translation and a distillation of `LINES` lines a step."""
-    for piece in model_of_pairs():
-        piece.save_pretrained(folder / "model")
-    with (folder / "lines").open("w") as lines, (folder / "train.jsonl").open("w") as pairs:
-        for source in islice(cycle(PAIRS), LINES * steps):
-            lines.write(f"{source}\n")
-            pairs.write(json.dumps({"translation": {"en": source, "de": source}}) + "\n")
+    save(folder / "model", *model_of_pairs())
+    write_inputs(folder, islice(cycle(PAIRS), LINES * steps))
     data = {"kind": "json", "path": str(folder), "train": "train.jsonl", "test": None}
     (folder / "own.yaml").write_text(yaml.safe_dump({"name": "own", "data": data} | TINY))
     search = ["--beams=1", f"--window={LINES}"]
     commands = {
-        "translation": ["vaswani_transformer.translation", f"--input={folder / 'lines'}", "--output"],
+        "translation": ["vaswani_transformer.translation", f"--input={folder / 'lines.txt'}", "--output"],
         "distillation": ["training.distill", str(folder / "own.yaml"), "--output_dir"],
     }
 
@@ -137,16 +134,6 @@ def recipe_jobs(folder: Path) -> dict[str, Job]:
     return jobs
 
 
-def resident_mib(pid: int | str = "self") -> dict[str, float]:
-    """Return the resident memory of a process, and its peak since the process began; nothing of one that has ended."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return {}
-    sizes = {name: re.search(rf"Vm{field}:\s+(\d+) kB", status) for name, field in (("now", "RSS"), ("peak", "HWM"))}
-    return {f"{name}_MiB": round(int(size[1]) / 1024, 1) for name, size in sizes.items() if size is not None}
-
-
 def resident(process: psutil.Process) -> dict[int, dict[str, float]]:
     """Return the resident memory of a process and those that it started."""
     pids: list[int] = []
@@ -196,9 +183,7 @@ def measure(job: Job, output: Path) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> int:
     """Measure the jobs, print the figures as JSON, and return 1 if a slope is above the bound."""
     parser = make_parser("tests.benchmarks.memory", __doc__)
-    parser.add_argument("--steps", type=int, default=5000, help="of each job (5000)")
     parser.add_argument("--recipes", action="store_true", help="measure the peaks of the shipped recipes instead")
-    parser.add_argument("--only", default="", metavar="JOB", help="the jobs whose name begins so")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -207,14 +192,13 @@ def main(arguments: list[str] | None = None) -> int:
         if options.recipes:
             jobs = recipe_jobs(folder / "recipes")
         else:
-            jobs = training_jobs(folder / "runs", options.steps) | text_jobs(folder / "texts", options.steps)
+            jobs = training_jobs(folder / "runs", STEPS) | text_jobs(folder / "texts", STEPS)
         figures = {}
         for name, job in jobs.items():
-            if name.startswith(options.only):
-                figures[name] = measure(job, folder / name)
-                if options.recipes:
-                    del figures[name]["MiB_per_1000_steps"]  # so few steps say nothing of it
-                print(name, figures[name], file=sys.stderr, flush=True)
+            figures[name] = measure(job, folder / name)
+            if options.recipes:
+                del figures[name]["MiB_per_1000_steps"]  # so few steps say nothing of it
+            print(name, figures[name], file=sys.stderr, flush=True)
     report({"commit": commit(), "cpu": cpu_name(), "jobs": figures})
     return int(any(each.get("MiB_per_1000_steps", 0) > BOUND for each in figures.values()))
 

@@ -20,42 +20,39 @@ PARTS = {
 
 
 class PartTimes:
-    """Adds up the seconds inside each part of a model, without those of a part inside it."""
+    """Adds up the seconds of each part, without those of a part inside it, and outside of all those of `rest`."""
 
-    def __init__(self, model: nn.Module, clock: Callable[[], float]) -> None:
-        self.clock, self.seconds = clock, defaultdict[str, float](float)
-        self.inner: list[float] = []
-        self.starts: list[float] = []
-        self.hooks = ExitStack()
-        for name, module in model.named_modules():
-            for part, pattern in PARTS.items():
-                if re.fullmatch(pattern, name):
-                    self.hooks.enter_context(module.register_forward_pre_hook(self.enter))
-                    self.hooks.enter_context(module.register_forward_hook(self.exit(part)))
+    def __init__(self, clock: Callable[[], float], rest: str) -> None:
+        self.clock, self.parts, self.last = clock, [rest], clock()
+        self.seconds = defaultdict[str, float](float)
 
-    def enter(self, *_: Any) -> None:
-        self.inner.append(0.0)
-        self.starts.append(self.clock())
+    def count(self) -> None:
+        """Count the time since the last call for the present part."""
+        now = self.clock()
+        self.seconds[self.parts[-1]] += now - self.last
+        self.last = now
 
-    def exit(self, part: str) -> Callable[..., None]:
-        def add(*_: Any) -> None:
-            seconds = self.clock() - self.starts.pop()
-            self.seconds[part] += seconds - self.inner.pop()
-            if self.inner:
-                self.inner[-1] += seconds
+    def enter(self, part: str) -> None:
+        self.count()
+        self.parts.append(part)
 
-        return add
+    def leave(self) -> None:
+        self.count()
+        self.parts.pop()
 
 
 def part_shares(
     model: nn.Module, generate: Callable[[dict[str, Tensor]], Any], sentences: list[dict[str, Tensor]], clock: Callable
 ) -> dict[str, float]:
     """Return the share of each part in the time of `generate`, one sentence at a time, and that of the rest."""
-    times = PartTimes(model, clock)
-    with times.hooks:
-        start = clock()
+    times = PartTimes(clock, "rest")
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            for part, pattern in PARTS.items():
+                if re.fullmatch(pattern, name):
+                    hooks.enter_context(module.register_forward_pre_hook(lambda *_, part=part: times.enter(part)))
+                    hooks.enter_context(module.register_forward_hook(lambda *_: times.leave()))
         for inputs in sentences:
             generate(inputs)
-        total = clock() - start
-    shares = {part: seconds / total for part, seconds in times.seconds.items()}
-    return shares | {"rest": 1 - sum(shares.values())}
+        times.count()
+    return {part: seconds / sum(times.seconds.values()) for part, seconds in times.seconds.items()}

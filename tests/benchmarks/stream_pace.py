@@ -1,6 +1,5 @@
 """The pace of a stream: pairs a second that ranks read, tokenize, sort and pad together, each on one core."""
 
-import json
 import multiprocessing
 import os
 import time
@@ -12,6 +11,7 @@ from typing import Any
 from torch.distributed import TCPStore
 from transformers import AutoTokenizer
 
+from tests.benchmarks.text_pace import write_inputs
 from tests.measuring import in_turns, median_ratio, medians, seconds_of
 from training.data.stream import PairStream
 from training.data.tokenizing import make_encode_fn
@@ -19,12 +19,6 @@ from training.recipe.fields import DataRecipe
 from vaswani_transformer.batching import PairCollator, TokenBudgetBatches
 
 BUFFERS = 4  # of a stream
-
-
-def write_stream(texts: list[str], folder: Path) -> None:
-    """Write pairs whose two sides are the same text."""
-    lines = (json.dumps({"translation": {"en": text, "de": text}}) for text in texts)
-    (folder / "train.jsonl").write_text("\n".join(lines), encoding="utf-8")
 
 
 def recipe_of(folder: Path) -> DataRecipe:
@@ -58,7 +52,7 @@ def measure_streams(folder: Path, tokenizer_path: str, texts: list[str], rounds:
 
     Two processes at a time measure one rank too, since two slow each other down on one processor.
     """
-    write_stream(texts, folder)
+    write_inputs(folder, texts)
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
 
         def slower_one(num_processes: int) -> float:

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 
 from tests.benchmarks.decode_family import main
-from tests.helpers import PAIRS, Run, error_line, load_tokenizer, run_main, tiny_model
-from tests.nar_models import FAMILY
+from tests.helpers import PAIRS, Run, error_line, load_tokenizer, run_main, save, tiny_model, write_pairs
+from tests.nar_models import family_of_pairs
 from training.tasks.metrics import bleu
 from vaswani_transformer import VaswaniTransformerTokenizer
 
@@ -19,21 +19,13 @@ from vaswani_transformer import VaswaniTransformerTokenizer
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of each family and a model with another vocabulary, as folders, and twelve pairs."""
     root = tmp_path_factory.mktemp("family")
-    tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=300)
-    tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    nat, tokenizer = family_of_pairs("nat")
     other = VaswaniTransformerTokenizer.train_from_iterator(["quite other words"], vocab_size=270)
-    size, mask = len(tokenizer), tokenizer.mask_token_id
-    models = {
-        "ar": tiny_model(vocab_size=size),
-        "nat": FAMILY["nat"](vocab_size=size),
-        "cmlm": FAMILY["cmlm"](vocab_size=size, mask_token_id=mask),
-        "other": tiny_model(vocab_size=len(other)),
-    }
-    for name, model in models.items():
-        model.save_pretrained(root / name)
-        (other if name == "other" else tokenizer).save_pretrained(root / name)
-    rows = [json.dumps({"translation": {"en": source, "de": target}}) for source, target in PAIRS.items()]
-    (root / "test.jsonl").write_text("\n".join(rows * 2))
+    save(root / "ar", tiny_model(vocab_size=len(tokenizer)), tokenizer)
+    save(root / "nat", nat, tokenizer)
+    save(root / "cmlm", *family_of_pairs("cmlm"))
+    save(root / "other", tiny_model(vocab_size=len(other)), other)
+    write_pairs(root / "test.jsonl", 2 * list(PAIRS.items()))
     return root
 
 

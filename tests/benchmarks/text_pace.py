@@ -11,14 +11,13 @@ import random
 import statistics
 import tempfile
 import time
-import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.memory import resident_mib
+from tests.measuring import make_parser, report, resident_mib, seconds_of, traced_megabytes
 from training.data.distilled import Distillation, digest_sources
 from training.data.pairs import sources_in_order
 from training.distill import Progress, write_parts
@@ -89,20 +88,15 @@ def microseconds(work: Work, tokenizer: Any, texts: list[str]) -> float:
     """Return the CPU time of some work for each line."""
     with tempfile.TemporaryDirectory() as folder:
         write_inputs(Path(folder), texts)
-        start = time.process_time()
-        work(tokenizer, Path(folder), EchoEngine())
-        return 1e6 * (time.process_time() - start) / len(texts)
+        seconds = seconds_of(lambda: work(tokenizer, Path(folder), EchoEngine()), time.process_time)
+        return 1e6 * seconds / len(texts)
 
 
 def peak_megabytes(work: Work, tokenizer: Any, texts: list[str]) -> float:
     """Return the most memory that Python's objects take during some work."""
     with tempfile.TemporaryDirectory() as folder:
         write_inputs(Path(folder), texts)
-        tracemalloc.start()
-        work(tokenizer, Path(folder), EchoEngine())
-        megabytes = tracemalloc.get_traced_memory()[1] / 1e6
-        tracemalloc.stop()
-        return megabytes
+        return traced_megabytes(lambda: work(tokenizer, Path(folder), EchoEngine()))
 
 
 def measure_texts(tokenizer: Any, texts: list[str], rounds: int) -> dict[str, float]:
@@ -150,7 +144,7 @@ def run_job(name: str, folder: Path, marks: list[int]) -> list[dict[str, float]]
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Run both jobs on many lines, print their reports, and return them."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.text_pace", description=__doc__)
+    parser = make_parser("tests.benchmarks.text_pace", __doc__)
     parser.add_argument("--lines", type=int, default=10_000_000, help="of each job (10,000,000)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="the reports, as JSON")
     options = parser.parse_args(arguments)
@@ -160,9 +154,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(1, get_context("spawn")) as process:
             write_inputs(Path(folder), make_lines(options.lines))
             results[name] = process.submit(run_job, name, Path(folder), marks).result()
-            print(name, *results[name], sep="\n", flush=True)
-    if options.output is not None:
-        options.output.write_text(json.dumps(results, indent=1), encoding="utf-8")
+    report(results, options.output)
     return results
 
 

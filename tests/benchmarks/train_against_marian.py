@@ -14,7 +14,6 @@ evenly spaced by size, so that few steps represent all: `group_by_length` begins
 
 import argparse
 import json
-import math
 import random
 import statistics
 import subprocess
@@ -31,7 +30,17 @@ from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTraining
 from transformers.trainer_pt_utils import LabelSmoother
 from transformers.utils import logging
 
-from tests.measuring import StepClock, in_turns, make_parser, marian_like, median_ratio, report, resident, seconds_of
+from tests.measuring import (
+    StepClock,
+    in_turns,
+    make_pairs,
+    make_parser,
+    marian_like,
+    median_ratio,
+    report,
+    resident_mib,
+    seconds_of,
+)
 from training.recipe.fields import DataRecipe, Recipe, TrainingRecipe
 from training.recipe.flops import pair_lengths, training_flops
 from training.run.checks import attention
@@ -50,28 +59,14 @@ SHAPES: dict[str, dict[str, Any]] = {  # what differs from the paper's base mode
     "tiny": dict(zip(SIZES, (500, 32, 2, 64, 1, 1), strict=True)),
 }
 ARMS = ("ours", "marian_random", "marian_grouped")
-MEAN_LENGTH = 25
+SENTENCES = 20_000  # pairs of an epoch
 
 
 def sentences(count: int, vocab_size: int) -> datasets.Dataset:
-    """Return pairs of random token ids; lengths are log-normal with mean 25, and so is a target's ratio to its source.
-
-    The ratio's logarithm has a standard deviation of 0.2.
-    """
-    generator = random.Random(0)
-    sigma, ratio_sigma = 0.6, 0.2
-    rows = []
-    for _ in range(count):
-        length = max(3, round(generator.lognormvariate(math.log(MEAN_LENGTH) - sigma**2 / 2, sigma)))
-        other = max(3, round(length * generator.lognormvariate(-(ratio_sigma**2) / 2, ratio_sigma)))
-        rows.append(
-            {
-                "input_ids": [generator.randrange(4, vocab_size) for _ in range(length - 1)] + [2],
-                "labels": [generator.randrange(4, vocab_size) for _ in range(other - 1)] + [2],
-                "length": length,
-            }
-        )
-    return datasets.Dataset.from_list(rows)
+    """Return pairs as lists of token ids, and the length of each source."""
+    pairs = make_pairs(count, vocab_size)
+    lists = [{name: tokens.tolist() for name, tokens in pair.items()} for pair in pairs]
+    return datasets.Dataset.from_list([pair | {"length": len(pair["input_ids"])} for pair in lists])
 
 
 def sampled(loader: DataLoader, lengths: list[int], count: int, phase: float) -> DataLoader:
@@ -204,24 +199,24 @@ def measure_memory(arm: str, options: argparse.Namespace) -> dict[str, float]:
     of_loss = loss_memory(arm, model, options)
     weights = sum(weight.numel() * weight.element_size() for weight in model.parameters()) / 2**20
     model.zero_grad()
-    before = resident("VmRSS")
+    before = resident_mib()["now_MiB"]
     options.steps = 4
     make_trainer(arm, model, data, tokenizer, options).train()
-    return {"peak_mib": resident("VmHWM") - before - 3 * weights, "loss_peak_mib": of_loss}
+    return {"peak_mib": resident_mib()["peak_MiB"] - before - 3 * weights, "loss_peak_mib": of_loss}
 
 
 def loss_memory(arm: str, model: Any, options: argparse.Namespace) -> float:
     hidden = torch.randn(1, options.tokens, model.config.d_model, requires_grad=True)
     labels = torch.randint(4, model.config.vocab_size, (1, options.tokens))
     gradients = hidden.numel() + model.lm_head.weight.numel()
-    before = resident("VmRSS")
+    before = resident_mib()["now_MiB"]
     with torch.autocast("cpu", torch.bfloat16, enabled=options.precision == "bf16"):
         if arm == "ours":
             loss = projected_cross_entropy(hidden, model.lm_head.weight, labels, smoothing=0.1)
         else:
             loss = LabelSmoother(0.1)({"logits": model.lm_head(hidden) + model.final_logits_bias}, labels)
     loss.backward()
-    return resident("VmHWM") - before - 4 * gradients / 2**20
+    return resident_mib()["peak_MiB"] - before - 4 * gradients / 2**20
 
 
 def make_tokenizer() -> VaswaniTransformerTokenizer:
@@ -233,7 +228,7 @@ def train_in_turn(options: argparse.Namespace) -> dict[str, list[dict[str, float
     """Return the figures of each arm's rounds."""
     models: dict[str, Any] = {arm: make_model(arm, options.shape) for arm in options.arms}
     vocab_size = next(iter(models.values())).config.vocab_size
-    data, tokenizer = sentences(options.sentences, vocab_size), make_tokenizer()
+    data, tokenizer = sentences(SENTENCES, vocab_size), make_tokenizer()
     phases = {arm: iter((turn + 0.5) / options.rounds for turn in range(options.rounds)) for arm in options.arms}
 
     def round_of(arm: str) -> Callable[[], dict[str, float]]:
@@ -247,7 +242,6 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--tokens", type=int, default=2048, help="real tokens a side in a step")
-    parser.add_argument("--sentences", type=int, default=20_000, help="pairs of an epoch")
     parser.add_argument("--steps", type=int, default=8, help="timed steps a round")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
     parser.add_argument("--memory_of", choices=ARMS, help=argparse.SUPPRESS)

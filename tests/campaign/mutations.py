@@ -110,6 +110,3 @@ def dump(tree: Any) -> bytes:
 def json_bytes(tree: Any, draw: random.Random) -> bytes:
     """Return a variant of a JSON file, in half of the cases with edited values, else with edited bytes."""
     return edit_bytes(dump(tree), draw) if draw.random() < 0.5 else dump(edit_json(tree, draw))
-
-
-__all__ = ["dump", "edit_bytes", "edit_json", "json_bytes"]

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from tests.gpu.models import PARALLEL, STATIC, collate, collate_for_nar, compile_steps, make_model, make_nar, make_pairs
+from tests.gpu.models import PARALLEL, STATIC, collate, collate_for_nar, compile_steps, make_model, make_nar
 from tests.gpu.runner import Part, Row, Setting, SkipPart, nothing
 from tests.gpu.training_run import Run
 from tests.helpers import PAIRS, ROOT, model_of_pairs
-from tests.measuring import random_sources
+from tests.measuring import make_pairs, random_sources
 from vaswani_transformer.loss import cross_entropy, projected_cross_entropy
 from vaswani_transformer.support.errors import one_line
 

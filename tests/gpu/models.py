@@ -1,4 +1,4 @@
-"""The models, pairs and batches of all parts.
+"""The models and batches of all parts.
 
 B batch, S source, T target, V vocabulary.
 """
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tests.gpu.runner import Setting
 from tests.helpers import TINY
-from tests.measuring import marian_like
+from tests.measuring import Pairs, marian_like
 from vaswani_transformer import (
     MaskingCollator,
     VaswaniCmlmForConditionalGeneration,
@@ -22,14 +22,12 @@ from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
 )
 
-MEAN_LENGTH = 25  # tokens of a side
 PARALLEL: dict[str, Any] = {
     "NAT": VaswaniNatForConditionalGeneration,
     "CMLM": VaswaniCmlmForConditionalGeneration,
     "IterativeVAE": VaswaniIterativeVaeForConditionalGeneration,
 }
 MASK = 3  # CMLM's token
-Pairs = list[dict[str, Tensor]]
 
 
 def config_of(name: str, setting: Setting, **overrides: Any) -> VaswaniTransformerConfig:
@@ -92,22 +90,6 @@ def make_marian(name: str, setting: Setting) -> nn.Module:
     """Return Transformers' MarianMTModel of the same shape, the same one at each call."""
     torch.manual_seed(1)
     return marian_like(config_of(name, setting))
-
-
-def make_pairs(count: int, vocab_size: int) -> Pairs:
-    """Return pairs of random tokens; lengths are log-normal with mean 25, and so is a target's ratio to its source."""
-    generator, sigma, ratio_sigma = torch.Generator().manual_seed(0), 0.6, 0.2
-    normal = torch.randn(2, count, generator=generator, dtype=torch.float64)
-    sources = MEAN_LENGTH * (sigma * normal[0] - sigma**2 / 2).exp()
-    targets = sources * (ratio_sigma * normal[1] - ratio_sigma**2 / 2).exp()
-    sides = []
-    for lengths in (sources, targets):
-        sizes = lengths.round().long().clamp(min=3).tolist()
-        texts = torch.randint(4, vocab_size, (sum(sizes),), generator=generator).split(sizes)
-        for text in texts:
-            text[-1] = 2
-        sides.append(texts)
-    return [{"input_ids": source, "labels": target} for source, target in zip(*sides, strict=True)]
 
 
 def pad(rows: Sequence[Tensor], value: int) -> Tensor:

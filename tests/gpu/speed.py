@@ -14,11 +14,10 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from tests.gpu.correctness import needs_flash
 from tests.gpu.decoding import seconds_of
 from tests.gpu.models import (
-    MEAN_LENGTH,
     PARALLEL,
-    Pairs,
     collate,
     collate_for_marian,
     collate_for_nar,
@@ -26,12 +25,11 @@ from tests.gpu.models import (
     make_marian,
     make_model,
     make_nar,
-    make_pairs,
 )
 from tests.gpu.runner import Part, Row, Setting, SkipPart
 from tests.gpu.synchronizations import SynchronizationCounter, move, pretended_device
 from tests.gpu.training_run import TokenBudgetTrainer, arguments, sampler_of
-from tests.measuring import TARGET_LENGTH, StepClock, random_sources
+from tests.measuring import MEAN_LENGTH, TARGET_LENGTH, Pairs, StepClock, make_pairs, random_sources
 from training.recipe.flops import peak_teraflops, training_flops  # the only import from the training package
 from vaswani_transformer import loss as loss_module
 from vaswani_transformer.batching.schedule import paper_adam
@@ -59,19 +57,6 @@ def reset_peak(setting: Setting) -> None:
 
 def peak_gib(setting: Setting) -> float | None:
     return torch.cuda.max_memory_allocated() / GIB if setting.is_cuda else None
-
-
-class SomeBatches:
-    """The first batches of a sampler, kept in a list, so that all arms train on the same pairs."""
-
-    def __init__(self, sampler: Any, count: int) -> None:
-        self.batches = list(itertools.islice(iter(sampler), count))
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
 
 
 def random_batches(pairs: Pairs, tokens: int, accumulation: int) -> list[list[int]]:
@@ -118,7 +103,7 @@ def train(setting: Setting, arm: str, shape: str, attention: str, compiles: bool
     sampler: Any = sampler_of(pairs, tokens, accumulation)
     if arm == "marian, random batches":
         sampler = random_batches(pairs, tokens, accumulation)
-    batches = SomeBatches(sampler, count * accumulation)
+    batches = list(itertools.islice(sampler, count * accumulation))  # all arms train on the same pairs
     is_bf16 = setting.device.type != "cpu"
     settings: dict[str, Any] = {"bf16": is_bf16, "logging_steps": 1000, "gradient_accumulation_steps": accumulation}
     settings |= {"use_cpu": setting.device.type == "cpu", "torch_compile": compiles}
@@ -136,7 +121,7 @@ def train(setting: Setting, arm: str, shape: str, attention: str, compiles: bool
     trainer.add_callback(clock)
     reset_peak(setting)
     trainer.train()
-    timed = batches.batches[warm_up * accumulation :]
+    timed = batches[warm_up * accumulation :]
     named = {"model": shape, "precision": "bf16" if is_bf16 else "fp32"}
     return named | measured(setting, config, pairs, timed, clock.seconds, accumulation)
 
@@ -275,10 +260,6 @@ def needs_inductor(setting: Setting) -> str | None:
     return None if setting.is_tiny or importlib.util.find_spec("triton") else "triton is not installed"
 
 
-def needs_cuda(setting: Setting) -> str | None:
-    return None if setting.is_cuda else "flash attention needs CUDA"
-
-
 def parts() -> list[Part]:
     """Return the parts in the order in which they run."""
     made = []
@@ -290,7 +271,7 @@ def parts() -> list[Part]:
             run = functools.partial(training_part, arm="ours", shape=shape, compiles=True)
             made.append(Part("speed: train base, ours, compiled", TRAINING, run, 150, needs_inductor, compiles=True))
             run = functools.partial(training_part, arm="ours", shape=shape, attention="flash_attention_2")
-            made.append(Part("speed: train base, ours, flash_attention_2", TRAINING, run, 90, needs_cuda))
+            made.append(Part("speed: train base, ours, flash_attention_2", TRAINING, run, 90, needs_flash))
     made.append(Part("speed: profile", TIME, profile_part))
     made.append(Part("speed: waits", TIME, synchronization_part))
     made.append(Part("speed: loss", LOSS, loss_part))

@@ -13,7 +13,6 @@ import os
 import sys
 import sysconfig
 from collections.abc import Callable, Generator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -23,7 +22,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.helpers import ROOT
+
 INSTALLED = (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"])
 # The only other device type than the CPU that every build of torch knows and that needs no driver.
 DEVICE = torch.device("meta")

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback, TrainingArguments
 
-from tests.gpu.models import collate, collate_for_nar, make_nar, make_pairs
+from tests.gpu.models import collate, collate_for_nar, make_nar
 from tests.gpu.runner import Setting
 from tests.gpu.synchronizations import DeviceTensor, SynchronizationCounter, move, pretended_device
 from tests.helpers import FLOAT32, padded_batch, tiny_model
+from tests.measuring import make_pairs
 from vaswani_transformer.batching.schedule import paper_adam
 
 TINY_CPU = Setting(torch.device("cpu"), True, Path())
@@ -88,20 +89,15 @@ def batch() -> dict[str, Tensor]:
     return {"input_ids": source, "attention_mask": mask, "labels": target.masked_fill(is_target == 0, -100)}
 
 
-# One for the number of target tokens; without it the loss would project padding too.
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"attn_implementation": "sdpa"}, {"nonzero": 1}),
-        ({"attn_implementation": "sdpa", "position_embedding": "learned"}, {"nonzero": 1}),
-    ],
-)
-def test_training_step_waits_once_for_the_device(settings: dict[str, Any], expected: dict[str, int]) -> None:
-    inputs, reference = batch(), tiny_model(dropout=0.0, **settings).train()
+@pytest.mark.parametrize("kind", ["sinusoidal", "learned"])
+def test_training_step_waits_once_for_the_device(kind: str) -> None:
+    """The wait is for the number of target tokens; without it the loss would project padding too."""
+    settings: dict[str, Any] = {"dropout": 0.0, "attn_implementation": "sdpa", "position_embedding": kind}
+    inputs, reference = batch(), tiny_model(**settings).train()
     loss = reference(**inputs).loss
     loss.backward()
     with pretended_device() as device:
-        model = move(tiny_model(dropout=0.0, **settings)).train()
+        model = move(tiny_model(**settings)).train()
         optimizer = paper_adam(model.parameters())
         inputs: dict[str, Any] = {name: tensor.to(device) for name, tensor in inputs.items()}
         with SynchronizationCounter() as counter:
@@ -110,7 +106,7 @@ def test_training_step_waits_once_for_the_device(settings: dict[str, Any], expec
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
             gradients: list[Any] = [parameter.grad for parameter in model.parameters()]
             optimizer.step()
-        assert counter.counts == expected, counter.places
+        assert counter.counts == {"nonzero": 1}, counter.places
         torch.testing.assert_close(outputs.loss.cpu(), loss)
     for mine, parameter in zip(gradients, reference.parameters(), strict=True):
         torch.testing.assert_close(mine.host, parameter.grad, **FLOAT32)
@@ -209,17 +205,13 @@ class Totals(TrainerCallback):
 def test_recipe_step_waits_once_per_micro_batch(passes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The batch, the count of its tokens, clipping, the optimizer, the schedule and the callbacks add no wait."""
     pytest.importorskip("datasets")
-    from tests.training.runs import make_arguments, prepare_run
-    from training.recipe.fields import load_recipe
+    from tests.training.runs import make_arguments, trainer_in
     from training.run.distributed import init_distributed
-    from training.train import make_trainer
 
-    tokens = max(1, 300 // passes)
     more = ["--training.steps=6", "--training.log_steps=100", "--training.attention=sdpa"]
-    more += ["--training.source_tokens=300", "--training.target_tokens=300", f"--training.device_tokens={tokens}"]
-    recipe = load_recipe(*split(make_arguments(tmp_path), [*more, f"--output_dir={tmp_path / 'run'}"]))
+    more += ["--training.source_tokens=300", "--training.target_tokens=300"]
     init_distributed()
-    trainer = make_trainer(recipe, prepare_run(recipe))
+    trainer = trainer_in(make_arguments(tmp_path), tmp_path / "run", *more, f"--training.device_tokens={300 // passes}")
     trainer.args.eval_strategy = trainer.args.save_strategy = "no"
     trainer.args.load_best_model_at_end = trainer.accelerator.device_placement = False
     with pretended_device() as device, SynchronizationCounter() as counter:
@@ -233,7 +225,3 @@ def test_recipe_step_waits_once_per_micro_batch(passes: int, tmp_path: Path, mon
     waits = totals.steps[3] - totals.steps[1]
     del waits["item"]  # the divergence guard's, once a step, because Adam is not fused on the pretended device
     assert waits == {"nonzero": 2 * passes}, counter.places
-
-
-def split(arguments: list[str], more: list[str]) -> tuple[str, list[str]]:
-    return arguments[0], [*arguments[1:], *more]

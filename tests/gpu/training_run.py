@@ -17,9 +17,10 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 
-from tests.gpu.models import Pairs, collate, make_model, make_pairs
+from tests.gpu.models import collate, make_model
 from tests.gpu.runner import Setting
 from tests.helpers import ROOT
+from tests.measuring import Pairs, make_pairs
 from vaswani_transformer.batching import TokenBudgetBatchSampler
 from vaswani_transformer.batching.schedule import paper_adam, paper_schedule
 

@@ -11,6 +11,7 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +55,14 @@ def train_with_gradient(arguments: list[str]) -> None:
         train.make_trainer = make
 
 
-def poison(compute_loss: Any) -> Any:
+def poison(compute_loss: Any, is_bad: Callable[[int, int, int], bool]) -> Any:
+    """Return `compute_loss` with a loss of nan where `is_bad` of the step, the pass in it and the process is true."""
     passes: dict[int, int] = {}
 
     def poisonous(trainer: RecipeTrainer, *arguments: Any, **keywords: Any) -> Any:
         loss, step = compute_loss(trainer, *arguments, **keywords), trainer.state.global_step + 1
         passes[step] = passes.get(step, 0) + 1
-        is_bad = (step, passes[step], trainer.args.process_index) == (5, 2, 1)
-        return loss * float("nan") if is_bad else loss
+        return loss * float("nan") if is_bad(step, passes[step], trainer.args.process_index) else loss
 
     return poisonous
 
@@ -99,7 +100,7 @@ def main(change: str, arguments: list[str]) -> None:
     if "ACCELERATE_USE_FSDP" in os.environ:
         pretend_accelerators()
     if change == "poison":
-        RecipeTrainer.compute_loss = poison(RecipeTrainer.compute_loss)
+        RecipeTrainer.compute_loss = poison(RecipeTrainer.compute_loss, lambda *moment: moment == (5, 2, 1))
     elif change != "gradient":
         die_at(*change.split("@"))
     (train_with_gradient if change == "gradient" else train.main)(arguments)

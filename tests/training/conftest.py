@@ -5,14 +5,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.runs import FinishedRun, make_arguments, train_in
+from tests.helpers import save, tiny_model
+from tests.training.runs import LANGUAGE, FinishedRun, make_arguments, train_in
 from training.data.sources import PREPARED
+from vaswani_transformer import VaswaniTransformerTokenizer
 
 
 @pytest.fixture
 def arguments(tmp_path: Path) -> list[str]:
     """Return the arguments of a short run on sixteen pairs of words and their letters reversed."""
     return make_arguments(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Save an autoregressive model with random weights, and a tokenizer of the language, which no test changes."""
+    texts = [*LANGUAGE, *(text[::-1] for text in LANGUAGE)]
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(texts, 280)
+    return save(tmp_path_factory.mktemp("teacher"), tiny_model(vocab_size=len(tokenizer)), tokenizer)
 
 
 @pytest.fixture(scope="session")

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 import yaml
+from datasets import Dataset
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import set_seed
 
 from tests.forks import ForkedCommand
-from tests.helpers import FLOAT32, ROOT
-from training.recipe.fields import Recipe, load_recipe, to_dict
+from tests.helpers import FLOAT32, ROOT, write_pairs
+from training.recipe.fields import Recipe, load_recipe
 from training.run.checkpoints import (
     all_checkpoints,
     checkpoint_at,
@@ -30,7 +31,7 @@ from training.run.checkpoints import (
     step_of,
 )
 from training.run.folder import prepare_folder
-from training.run.preparation import Prepared, load_inputs, prepare
+from training.run.preparation import Prepared, load_inputs, prepare, write_recipe
 from training.train import run
 from training.trainer.lifecycle import make_trainer
 from training.trainer.trainer import RecipeTrainer
@@ -68,12 +69,17 @@ def make_arguments(folder: Path, **texts: Sequence[str]) -> list[str]:
     data = folder / "data"
     data.mkdir()
     for split in SPLITS:
-        lines = [json.dumps({"translation": {"en": text, "de": text[::-1]}}) for text in texts.get(split, LANGUAGE)]
-        (data / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+        write_pairs(data / f"{split}.jsonl", [(text, text[::-1]) for text in texts.get(split, LANGUAGE)])
     recipe = folder / "own.yaml"
     files = {split: f"{split}.jsonl" for split in SPLITS}
     recipe.write_text(yaml.safe_dump({"name": "own", "data": {"kind": "json", "path": str(data)} | files} | TINY))
     return [str(recipe)]
+
+
+def dataset_of(pairs: Sequence[tuple[str, str]]) -> Dataset:
+    """Return pairs as a split of the data."""
+    sources, targets = zip(*pairs, strict=True)
+    return Dataset.from_dict({"source": sources, "target": targets})
 
 
 def last_of_each(*arguments: str) -> list[str]:
@@ -107,7 +113,7 @@ def begin_run(recipe: Recipe) -> Path:
     """Make the folder of a run that was killed right after it wrote its recipe, and return it."""
     folder = Path(str(recipe.output_dir))
     folder.mkdir()
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(to_dict(recipe)))
+    write_recipe(recipe, folder)
     return folder
 
 

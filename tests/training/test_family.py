@@ -9,16 +9,14 @@ import pytest
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
-from tests.helpers import load_tokenizer, save, tiny_model
+from tests.helpers import load_tokenizer
 from tests.training import runs
 from tests.training.changed_run import train_with_gradient
 from training.publish import publish
-from training.train import make_trainer
 from training.trainer.draws import add_masks, pair_draws
 from vaswani_transformer import (
     VaswaniCmlmForConditionalGeneration,
     VaswaniNatForConditionalGeneration,
-    VaswaniTransformerTokenizer,
 )
 
 FolderOf = Callable[[list[str]], Path]  # of the run of a kind
@@ -46,14 +44,6 @@ KINDS = pytest.mark.parametrize("kind", [GLAT, CMLM], ids=["GLAT", "CMLM"])
 @pytest.fixture(scope="module")
 def arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return runs.make_arguments(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module")
-def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an autoregressive model with random weights, and its tokenizer."""
-    texts = [*runs.LANGUAGE, *(text[::-1] for text in runs.LANGUAGE)]
-    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(texts, 280)
-    return save(tmp_path_factory.mktemp("teacher"), tiny_model(vocab_size=len(tokenizer)), tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -161,12 +151,11 @@ def test_gradient_of_a_cmlms_step_is_that_of_the_mean_over_its_masked_tokens(
     """
     step = [*arguments, *CMLM, "--training.steps=1", "--training.evaluation_steps=1", "--model.dropout=0.0"]
     train_with_gradient([*step, "--training.device_tokens=20", f"--output_dir={tmp_path / 'parts'}"])
-    recipe = runs.recipe_in(step, tmp_path / "run")
-    trainer = make_trainer(recipe, runs.prepare_run(recipe))
+    trainer = runs.trainer_in(step, tmp_path / "run")
     batch = next(iter(trainer.get_train_dataloader()))
     del batch["number"]
     mask_and_pad = trainer.processing_class.mask_token_id, trainer.processing_class.pad_token_id
-    batch = add_masks(batch, pair_draws(batch, recipe.seed, 0), *mask_and_pad)
+    batch = add_masks(batch, pair_draws(batch, trainer.recipe.seed, 0), *mask_and_pad)
     assert 0 < batch["labels"].ne(-100).sum() < batch["target_lengths"].sum()
     trainer.model.train()(**batch).loss.backward()
     gradient_of_run = load_file(tmp_path / "parts" / "gradient.safetensors")

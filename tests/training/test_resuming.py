@@ -17,28 +17,11 @@ from transformers import AutoModelForSeq2SeqLM
 from tests.helpers import load_tokenizer, run_main, user_error
 from tests.training import runs
 from training import train
-from training.run.checkpoints import checkpoint_at, has_ended, step_of
+from training.run.checkpoints import checkpoint_at, has_ended
 from training.run.folder import prepare_folder
 from training.trainer import trainer as trainer_module
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.batching.prefetch import prefetch
-
-
-@pytest.mark.slow
-def test_killed_launch_resumes_by_the_same_command_to_the_same_weights(arguments: list[str], tmp_path: Path) -> None:
-    """Bit for bit on a CPU, dropout and the order of batches included, in the middle of a later epoch.
-
-    test_checkpoints kills a single process.
-    """
-    arguments = [*arguments, "--training.steps=40"]
-    uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
-    runs.run_to_end(arguments, uninterrupted, launcher=runs.TWO_PROCESSES)
-    process = runs.start(arguments, killed, launcher=runs.TWO_PROCESSES, is_fork=False)
-    assert step_of(runs.kill_after(9, process, killed)) < 30
-    runs.run_to_end(arguments, killed, launcher=runs.TWO_PROCESSES)
-    runs.assert_same_checkpoints(uninterrupted, killed)
-    results = runs.results_in(killed)
-    assert (results["steps"], results["processes"]) == (40, 2)
 
 
 @pytest.mark.slow

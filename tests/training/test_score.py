@@ -29,6 +29,7 @@ from tests.helpers import (
     save,
     tiny_model,
     user_error,
+    write_pairs,
 )
 from tests.nar_models import FAMILY, NarModel, family_of_pairs
 from training.data.tokenizing import set_up_tokenizer
@@ -51,9 +52,8 @@ REFERENCES = ["hola, mundo", "te amo", "el gato-perro es negro", "buenos dias", 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     """Write a recipe with a test set of the pairs, with slightly wrong references, and a validation set of two."""
-    for name, pairs in (("test", list(zip(SOURCES, REFERENCES, strict=True))), ("validation", list(PAIRS.items())[:2])):
-        rows = [json.dumps({"translation": dict(zip(("en", "de"), pair, strict=True))}) for pair in pairs]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    write_pairs(tmp_path / "test.jsonl", zip(SOURCES, REFERENCES, strict=True))
+    write_pairs(tmp_path / "validation.jsonl", list(PAIRS.items())[:2])
     data = {"kind": "json", "path": str(tmp_path), "test": "test.jsonl", "validation": "validation.jsonl"}
     path = tmp_path / "own.yaml"
     path.write_text(yaml.safe_dump({"name": "own", "data": data}))

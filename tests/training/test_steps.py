@@ -11,7 +11,6 @@ from tests.training import runs
 from tests.training.changed_run import train_with_gradient
 from training.run.checkpoints import step_of
 from training.run.distributed import init_distributed
-from training.train import make_trainer
 
 Reference = tuple[list[str], Path]  # the arguments and the folder of a run
 ONE_STEP = ["--training.steps=1", "--training.evaluation_steps=1", "--model.dropout=0.0"]
@@ -36,9 +35,8 @@ def test_gradient_of_a_step_is_that_of_the_mean_over_its_target_tokens(
 ) -> None:
     """The oracle, without the Trainer, is the model's loss over all pairs of the first batch."""
     arguments, folder = reference_run
-    recipe = runs.recipe_in(arguments, tmp_path / "run")
     init_distributed()
-    trainer = make_trainer(recipe, runs.prepare_run(recipe))
+    trainer = runs.trainer_in(arguments, tmp_path / "run")
     batch = next(iter(trainer.get_train_dataloader()))
     del batch["number"]
     trainer.model.train()(**batch).loss.backward()

@@ -1,15 +1,13 @@
 """A run on a stream learns from the same steps in any processes, and resumes in the middle of the stream."""
 
 import json
-from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 
 import pytest
-from datasets import Dataset
 
-from tests.helpers import user_error
+from tests.helpers import user_error, write_pairs
 from tests.training import runs
 from training.data import pairs as data_pairs
 from training.data.stream import PairStream, described
@@ -26,9 +24,9 @@ def streamed(arguments: list[str], tmp_path: Path) -> list[str]:
 
     No step has less than four pairs.
     """
-    lines = [json.dumps({"translation": {"en": text, "de": text[::-1]}}) for text in 5 * runs.LANGUAGE]
-    lines.insert(50, json.dumps({"translation": {"en": "one tree", "de": 60 * "eert "}}))
-    (tmp_path / "data" / "train.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    pairs = [(text, text[::-1]) for text in 5 * runs.LANGUAGE]
+    pairs.insert(50, ("one tree", 60 * "eert "))
+    write_pairs(tmp_path / "data" / "train.jsonl", pairs)
     return [*arguments, "--data.streaming=true", "--data.buffer=20", "--data.max_length=40"]
 
 
@@ -120,11 +118,6 @@ def test_stream_that_vanishes_ends_the_run_with_one_line_and_resumes_once_it_is_
 PAIRS = [("one", "eno"), ("two", "owt"), ("three", "eerht"), ("four", "ruof"), ("five", "evif"), ("six", "xis")]
 
 
-def write_pairs(folder: Path, pairs: list[tuple[str, str]]) -> None:
-    lines = [json.dumps({"translation": {"en": source, "de": target}}) for source, target in pairs]
-    (folder / "train.jsonl").write_text("\n".join(lines), encoding="utf-8")
-
-
 @pytest.mark.parametrize(
     ("changed", "is_noticed"),
     [
@@ -145,12 +138,12 @@ def test_stream_notices_what_changed_of_the_pairs_that_it_had_read(
 ) -> None:
     """Of six pairs four are read, and two of them are skipped; in the second epoch all six are known."""
     recipe = DataRecipe(kind="json", path=str(tmp_path), train="train.jsonl", streaming=True)
-    write_pairs(tmp_path, PAIRS)
+    write_pairs(tmp_path / "train.jsonl", PAIRS)
     before = PairStream(recipe, seed=0)
     if not is_first_epoch:
         assert list(before) == PAIRS
     assert list(islice(before, 4)) == PAIRS[:4]
-    write_pairs(tmp_path, changed)
+    write_pairs(tmp_path / "train.jsonl", changed)
     after = PairStream(recipe, seed=0)
     after.load_state_dict(json.loads(json.dumps(before.state_dict())), skipped=2)
     learned: list[tuple[str, str]] = []
@@ -162,17 +155,12 @@ def test_stream_notices_what_changed_of_the_pairs_that_it_had_read(
         assert list(after) == PAIRS
 
 
-def in_memory(pairs: Sequence[tuple[str, str]]) -> Dataset:
-    sources, targets = zip(*pairs, strict=True)
-    return Dataset.from_dict({"source": sources, "target": targets})
-
-
 def test_whole_epoch_of_a_stream_has_the_fingerprint_of_the_set(tmp_path: Path) -> None:
     recipe = DataRecipe(kind="json", path=str(tmp_path), train="train.jsonl", streaming=True)
-    write_pairs(tmp_path, PAIRS)
+    write_pairs(tmp_path / "train.jsonl", PAIRS)
     stream = PairStream(recipe, seed=0)
     list(islice(stream, 4))
-    assert described(stream.state_dict()) == {"complete": False, **fingerprint(in_memory(PAIRS[:4]))}
+    assert described(stream.state_dict()) == {"complete": False, **fingerprint(runs.dataset_of(PAIRS[:4]))}
     list(stream)
     list(islice(stream, 1))
-    assert described(stream.state_dict()) == {"complete": True, **fingerprint(in_memory(PAIRS))}
+    assert described(stream.state_dict()) == {"complete": True, **fingerprint(runs.dataset_of(PAIRS))}

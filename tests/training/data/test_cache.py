@@ -1,7 +1,6 @@
 """Large sets are read and tokenized once: a later run, another rank and a run after a kill take what is on the disk."""
 
 import dataclasses
-import json
 from collections import namedtuple
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,7 @@ import datasets
 import datasets.config
 import pytest
 
-from tests.helpers import model_of_pairs, no_space, user_error
+from tests.helpers import model_of_pairs, no_space, user_error, write_pairs
 from training.data import cache, pairs, tokenizing
 from training.data.pairs import load_pairs
 from training.data.tokenizing import tokenize
@@ -27,8 +26,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataRecipe:
     monkeypatch.setattr(cache, "CACHED_BYTES", 1)
     monkeypatch.setattr(cache, "PART", 10)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    rows = [{"translation": {"en": "a tree " * (number % 4 + 1), "de": f"baum {number}"}} for number in range(25)]
-    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    write_pairs(tmp_path / "train.jsonl", [("a tree " * (n % 4 + 1), f"baum {n}") for n in range(25)])
     fields: dict[str, Any] = {"path": str(tmp_path), "validation": None, "test": None, "max_length": 30}
     return DataRecipe(kind="json", train="train.jsonl", source="en", target="de", **fields)
 

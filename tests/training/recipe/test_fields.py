@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from tests.helpers import run_python, user_error
+from tests.helpers import ROOT, run_python, user_error
 from training import score, train
 from training.recipe import fields as recipe_module
 from training.recipe.families import FAMILIES
@@ -31,7 +31,7 @@ from training.run.folder import prepare_folder
 from training.run.preparation import load_inputs, write_recipe
 
 WriteRecipe = Callable[[str], Path]  # of a text; returns its file
-RECIPES = sorted((Path(__file__).parents[3] / "training" / "recipes").glob("*.yaml"))
+RECIPES = sorted((ROOT / "training" / "recipes").glob("*.yaml"))
 
 
 @pytest.fixture

@@ -1,38 +1,14 @@
-"""The floating-point operations of a step are those that torch counts; the peak rate is the device's."""
+"""The operations of a step depend on its pairs only, and the peak rate is the device's; test_families counts them."""
 
 import itertools
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.flop_counter import FlopCounterMode
 
-from tests.helpers import random_tokens, tiny_config
+from tests.helpers import tiny_config
 from training.recipe.flops import peak_teraflops, training_flops
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [{}, {"d_k": 16, "d_v": 5}, {"tie_word_embeddings": False, "attention_bias": True}, {"encoder_layers": 1}],
-)
-def test_flops_of_a_step_are_those_that_torch_counts(overrides: dict[str, Any]) -> None:
-    """The batch has no padding, which torch would count, and eager attention, because torch lacks some fused products.
-
-    The loss comes from logits, because torch does not count a product that is written into given memory. Neither count
-    has biases, softmax or anything else than matrix products.
-    """
-    torch.manual_seed(0)
-    config = tiny_config(**overrides)
-    config._attn_implementation = "eager"
-    model = VaswaniTransformerForConditionalGeneration(config).train()
-    source, target = random_tokens(3, 7), random_tokens(3, 5)
-    with FlopCounterMode(display=False) as counter:
-        model(input_ids=source, labels=target, skip_logits=False).loss.backward()
-    lengths = torch.full((3,), 7), torch.full((3,), 5)
-    assert training_flops(config, *lengths) == counter.get_total_flops()
 
 
 def test_flops_of_a_window_grow_linearly_with_the_source() -> None:

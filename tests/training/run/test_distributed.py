@@ -2,11 +2,10 @@
 
 import os
 import platform
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launch
 from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from tests.helpers import ROOT, tiny_model, user_error
+from tests.helpers import ROOT, run_python, tiny_model, user_error
 from tests.training import runs
 from training.recipe.machine import uses_cpu
 from training.run.distributed import (
@@ -29,8 +28,6 @@ from training.run.distributed import (
     limit_cached_kernels,
     load_weights,
 )
-from training.train import make_trainer
-from training.trainer.trainer import RecipeTrainer
 
 FILES = {
     "one-gpu": (1, 1),
@@ -44,10 +41,8 @@ FILES = {
 @pytest.fixture(autouse=True)
 def environment() -> Iterator[None]:
     """Restore the environment after a test."""
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @pytest.mark.parametrize("has_launcher", [True, False])
@@ -162,19 +157,12 @@ def test_memory_of_training_does_not_grow_with_the_shapes_of_its_products() -> N
     """The measure is the heap in use, not the size of the process."""
     if platform.libc_ver()[0] != "glibc":
         pytest.skip("only glibc reports the use of its heap")
-    variables = {name: value for name, value in os.environ.items() if name not in KERNELS}
-    command = [sys.executable, "-c", KERNEL_MEMORY]
-    output = subprocess.run(command, cwd=ROOT, env=variables, check=True, capture_output=True, text=True).stdout
-    first, filled, last = map(int, output.split())
+    for name in KERNELS:
+        os.environ.pop(name, None)
+    first, filled, last = map(int, run_python(KERNEL_MEMORY).split())
     if filled - first < 10 * 2**20:
         pytest.skip("this CPU's products of bfloat16 cache no kernels")
     assert last - filled < (filled - first) / 5
-
-
-def trainer_of(arguments: list[str], folder: Path, *more: str) -> RecipeTrainer:
-    recipe = runs.recipe_in(arguments, folder, "--training.steps=1", *more)
-    init_distributed()
-    return make_trainer(recipe, runs.prepare_run(recipe))
 
 
 @pytest.mark.slow
@@ -183,7 +171,8 @@ def test_precision_of_the_recipe_wins_over_that_of_the_launch(
     arguments: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, launched: str, recipe: str
 ) -> None:
     os.environ.update(ACCELERATE_MIXED_PRECISION=launched, ACCELERATE_DYNAMO_BACKEND="INDUCTOR")
-    trainer = trainer_of(arguments, tmp_path / "run", f"--training.precision={recipe}")
+    init_distributed()
+    trainer = runs.trainer_in(arguments, tmp_path / "run", "--training.steps=1", f"--training.precision={recipe}")
     precisions = set()
 
     def record_precision(*_: Any) -> None:
@@ -261,10 +250,3 @@ def test_run_in_bf16_or_compiled_learns_and_resumes_to_the_bit(
     losses = [entry["loss"] for entry in runs.entries(runs.train_in(settings, whole))]
     assert losses[-1] < losses[0] - 0.5
     runs.assert_resumes(settings, whole, 3, tmp_path / "resumed")
-
-
-@pytest.mark.slow
-def test_gradient_checkpointing_changes_no_bit_of_a_run(finished_run: runs.FinishedRun, tmp_path: Path) -> None:
-    """The second forward pass draws the same dropout masks."""
-    runs.train_in(finished_run.arguments, tmp_path / "run", "--training.gradient_checkpointing=true")
-    runs.assert_same_checkpoints(finished_run.folder, tmp_path / "run")

@@ -2,7 +2,6 @@
 
 import signal
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,7 @@ import psutil
 import pytest
 from torch.distributed import HashStore
 
-from tests.training.runs import TWO_PROCESSES, kill, last_checkpoint, start
+from tests.training.runs import TWO_PROCESSES, kill, last_checkpoint, start, wait_for_checkpoint
 from training.run import launch
 from training.run.launch import STOP, AgreedStop, LaunchWatch
 
@@ -98,8 +97,7 @@ def test_stopped_process_ends_the_whole_launch_with_a_line_that_names_it(argumen
     endless = ["--training.steps=100000", "--training.checkpoint_steps=5"]
     process = start(arguments, folder, *endless, launcher=TWO_PROCESSES[:-1], module=str(program), is_fork=False)
     try:
-        while last_checkpoint(folder) is None and process.poll() is None:
-            time.sleep(0.05)
+        wait_for_checkpoint(process, folder)
         (second,) = (each for each in psutil.Process(process.pid).children() if each.environ().get("RANK") == "1")
         second.suspend()
         timer = threading.Timer(180, kill, [process])

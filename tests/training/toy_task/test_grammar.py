@@ -5,7 +5,6 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +16,6 @@ from training.toy_task.function_words import Determiner
 from training.toy_task.grammar import MAX_ENGLISH_WORDS, PATTERNS, TENSES, Sentence, generate_sentences
 from training.toy_task.lexicon import ADJECTIVES, NOUNS
 from training.toy_task.sampler import Sampler
-
-ROOT = Path(__file__).resolve().parents[3]
 
 # Translations written by hand, as a speaker of both languages would say them.
 GOLDEN = {

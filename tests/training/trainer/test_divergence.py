@@ -4,15 +4,17 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from tests.helpers import tiny_model, user_error
 from tests.training import runs
+from tests.training.changed_run import poison
 from training.recipe.fields import TrainingRecipe
 from training.run.checkpoints import all_checkpoints, checkpoint_at, complete_checkpoints, step_of
 from training.trainer.divergence import DivergenceGuard, is_finite
@@ -32,25 +34,17 @@ def all_finite(folder: Path) -> bool:
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> Poison:
     """Return a function that makes the losses of given steps NaN, in one micro-batch or all."""
 
-    def poison(*steps: int, micro_batch: int | None = None) -> None:
-        compute_loss = RecipeTrainer.compute_loss
-        passes = {}
+    def poison_steps(*steps: int, micro_batch: int | None = None) -> None:
+        def is_bad(step: int, number: int, rank: int) -> bool:
+            return step in steps and micro_batch in (None, number)
 
-        def poisonous(
-            trainer: RecipeTrainer, model: nn.Module, inputs: dict[str, Any], *arguments: Any, **keywords: Any
-        ) -> Any:
-            loss = compute_loss(trainer, model, inputs, *arguments, **keywords)
-            step = trainer.state.global_step + 1
-            passes[step] = passes.get(step, 0) + 1
-            return loss * float("nan") if step in steps and micro_batch in (None, passes[step]) else loss
+        monkeypatch.setattr(RecipeTrainer, "compute_loss", poison(RecipeTrainer.compute_loss, is_bad))
 
-        monkeypatch.setattr(RecipeTrainer, "compute_loss", poisonous)
-
-    return poison
+    return poison_steps
 
 
 @pytest.mark.slow
-def test_training_stops_at_a_gradient_that_is_not_finite_and_resumes_before_it(
+def test_training_stops_at_a_gradient_that_is_not_finite_and_keeps_the_checkpoint_before(
     finished_run: runs.FinishedRun, arguments: list[str], tmp_path: Path, poisoned: Poison
 ) -> None:
     folder, uninterrupted = tmp_path / "run", finished_run.folder
@@ -76,7 +70,6 @@ def test_pairs_of_the_micro_batch_that_failed_are_named(arguments: list[str], tm
     match = re.search(r"the training pairs ([\d, ]+)( and \d+ more)? \(one is '(\w+ \w+)'\)", str(stop.value))
     assert match is not None
     lines = (tmp_path / "data" / "train.jsonl").read_text().splitlines()
-    assert json.loads(lines[int(match[1].split(",")[0]) - 1])["translation"]["en"]
     texts = [json.loads(lines[int(number) - 1])["translation"]["en"] for number in match[1].split(",")]
     assert match[3] in texts
     assert len(texts) < 5
@@ -150,7 +143,7 @@ def test_processes_stop_together_name_their_pairs_once_and_resume_by_skipping(
 def guarded(tmp_path: Path, steps: list[float], **settings: Any) -> tuple[list[dict[str, Tensor]], DivergenceGuard]:
     """Return a model after steps on a device slower than the host, its weights after each step, and the guard."""
     model = tiny_model()
-    tokenizer: Any = FakeTokenizer()
+    tokenizer: Any = SimpleNamespace(decode=lambda tokens, skip_special_tokens: " ".join(map(str, tokens)))
     guard = DivergenceGuard(TrainingRecipe(**settings), tokenizer, torch.device("cpu"))
     guard.on_train_begin(TrainingArguments(str(tmp_path)), TrainerState(), TrainerControl())
     optimizer, seen = paper_adam(model.parameters()), []
@@ -164,11 +157,6 @@ def guarded(tmp_path: Path, steps: list[float], **settings: Any) -> tuple[list[d
         optimizer.step()
         seen.append({name: weight.detach().clone() for name, weight in model.named_parameters()})
     return seen, guard
-
-
-class FakeTokenizer:
-    def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
-        return " ".join(map(str, tokens))
 
 
 def test_no_update_follows_a_gradient_that_is_not_finite_until_the_host_learns_of_it(tmp_path: Path) -> None:

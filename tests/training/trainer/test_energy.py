@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM
 
-from tests.helpers import break_model, load_tokenizer, padded_batch, save, tiny_model, user_error
+from tests.helpers import load_tokenizer, padded_batch, tiny_model, user_error
 from tests.nar_models import END, targets, tiny_cmlm
 from tests.training.runs import LANGUAGE, FinishedRun, assert_resumes, entries, recipe_in, train_in, trainer_in
 from training.recipe.fields import Operator
@@ -22,7 +22,6 @@ from training.train import run
 from training.trainer import energy as energy_module
 from training.trainer.energy import OPERATORS, Energy, EnergyTrainer
 from training.trainer.trainer import RecipeTrainer
-from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.translation.loading import LoadOptions
 
 ONE_HOT = ("straight_through_softmax", "straight_through_logits", "straight_through_gumbel")
@@ -159,11 +158,8 @@ def test_batch_is_the_sum_of_its_halves() -> None:
 
 
 @pytest.fixture
-def engine(arguments: list[str], tmp_path: Path) -> RecipeTrainer:
+def engine(arguments: list[str], teacher: Path, tmp_path: Path) -> RecipeTrainer:
     """Return a trainer of ENGINE, under a teacher with random weights."""
-    texts = [*LANGUAGE, *(text[::-1] for text in LANGUAGE)]
-    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(texts, 280)
-    teacher = save(tmp_path / "teacher", tiny_model(vocab_size=len(tokenizer)), tokenizer)
     more = ["--model.kind=cmlm", f"--tokenizer.path={teacher}", f"--training.energy_from={teacher}"]
     return trainer_in(arguments, tmp_path / "run", *more, "--model.dropout=0.0", "--model.length_loss_weight=2.0")
 
@@ -277,15 +273,9 @@ def test_wrong_teacher_or_start_is_an_error_of_one_line_before_any_training(
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     tokenizer.save_pretrained(teacher)
     (teacher / "tokenizer.json").write_text(json.dumps(tokens))
-    broken = {name: break_model(models / name, tmp_path / f"broken-{name}", "nan") for name in ("teacher", "cmlm")}
     cases = {
-        f"--training.energy_from={models / 'cmlm'}": r"^training\.energy_from: .* got 'vaswani_cmlm', expected",
-        f"--training.energy_from={tmp_path / 'nowhere'}": r"nowhere",
         f"--training.energy_from={teacher}": r"^training\.energy_from: the vocabulary of .* is not the run's",
-        f"--training.start_from={models / 'teacher'}": r"^training\.start_from: .* got 'vaswani_transformer', expected",
         f"--training.start_from={tmp_path / 'other'}": r"^training\.start_from: .* has d_model 32, and the recipe 16",
-        f"--training.energy_from={broken['teacher']}": r"NaN or infinite numbers in model\.encoder",
-        f"--training.start_from={broken['cmlm']}": r"NaN or infinite numbers in model\.encoder",
     }
     for number, (argument, message) in enumerate(cases.items()):
         recipe = recipe_in(trained, tmp_path / str(number), argument)
