@@ -198,24 +198,21 @@ def test_inductor_compiles_the_steps_of_both_searches() -> None:
     assert torch.equal(model.generate(**paper), expected[1])
 
 
+def exported(module: nn.Module, inputs: dict[str, Any], strict: bool = False) -> torch.export.ExportedProgram:
+    """Return the program of a module for any number of rows and any lengths of source and target."""
+    rows, source, target = (torch.export.Dim(name, min=2, max=64) for name in ("rows", "source", "target"))
+    shapes = {
+        name: {0: rows, 1: target if name.startswith("decoder") else source} if isinstance(value, Tensor) else None
+        for name, value in inputs.items()
+    }
+    return torch.export.export(module, (), inputs, dynamic_shapes=shapes, strict=strict)
+
+
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("position_type", POSITION_TYPES)
 def test_exported_model_takes_any_batch_and_any_lengths(position_type: str, strict: bool) -> None:
     model = tiny_model(position_embedding=position_type).requires_grad_(False)
-    rows, source, target = (torch.export.Dim(name, min=2, max=64) for name in ("rows", "source", "target"))
-    shapes = {
-        "input_ids": {0: rows, 1: source},
-        "attention_mask": {0: rows, 1: source},
-        "decoder_input_ids": {0: rows, 1: target},
-        "decoder_attention_mask": {0: rows, 1: target},
-    }
-    program = torch.export.export(
-        model,
-        (),
-        masked_batch([5, 3, 4], [6, 2, 5]) | {"use_cache": False},
-        dynamic_shapes=shapes | {"use_cache": None},
-        strict=strict,
-    ).module()
+    program = exported(model, masked_batch([5, 3, 4], [6, 2, 5]) | {"use_cache": False}, strict).module()
     for lengths in ([5, 3, 4], [6, 2, 5]), ([4, 9], [3, 7]), ([2, 17, 3, 30], [33, 1, 2, 5]):
         batch = masked_batch(*lengths)
         logits = program(**batch, use_cache=False).logits
@@ -224,18 +221,8 @@ def test_exported_model_takes_any_batch_and_any_lengths(position_type: str, stri
 
 def test_export_without_masks_has_dynamic_lengths_too() -> None:
     model = tiny_model().requires_grad_(False)
-    rows, source, target = (torch.export.Dim(name, min=2, max=64) for name in ("rows", "source", "target"))
-    program = torch.export.export(
-        model,
-        (),
-        {"input_ids": random_tokens(3, 5), "decoder_input_ids": random_tokens(3, 4), "use_cache": False},
-        dynamic_shapes={
-            "input_ids": {0: rows, 1: source},
-            "decoder_input_ids": {0: rows, 1: target},
-            "use_cache": None,
-        },
-        strict=False,
-    ).module()
+    inputs = {"input_ids": random_tokens(3, 5), "decoder_input_ids": random_tokens(3, 4), "use_cache": False}
+    program = exported(model, inputs).module()
     for shape in [(3, 5, 4), (2, 19, 7)]:
         batch = {"input_ids": random_tokens(*shape[:2]), "decoder_input_ids": random_tokens(shape[0], shape[2])}
         torch.testing.assert_close(program(**batch, use_cache=False).logits, model(**batch).logits, **FLOAT32)
@@ -243,17 +230,8 @@ def test_export_without_masks_has_dynamic_lengths_too() -> None:
 
 def test_encoder_is_exported_with_dynamic_lengths(tmp_path: Path) -> None:
     encoder = tiny_model().get_encoder().requires_grad_(False)
-    rows, source = torch.export.Dim("rows", min=2, max=64), torch.export.Dim("source", min=2, max=64)
     tokens, mask = padded_batch([5, 3, 4])
-    shape = {0: rows, 1: source}
-    program = torch.export.export(
-        encoder,
-        (),
-        {"input_ids": tokens, "attention_mask": mask},
-        dynamic_shapes={"input_ids": shape, "attention_mask": shape},
-        strict=False,
-    )
-    torch.export.save(program, tmp_path / "encoder.pt2")
+    torch.export.save(exported(encoder, {"input_ids": tokens, "attention_mask": mask}), tmp_path / "encoder.pt2")
     program = torch.export.load(tmp_path / "encoder.pt2").module()
     tokens, mask = padded_batch([17, 2])
     states = program(input_ids=tokens, attention_mask=mask).last_hidden_state
