@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.generation import GenerationMixin
 
-from tests.builders import PlainSearch, small_model, source
+from tests.builders import plain_search, small_model, source
 from tests.ending_models import ending_model, sources
 from tests.helpers import FLOAT32, padded_batch
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import search as search_module
 from vaswani_transformer.pretrained import CACHE
 from vaswani_transformer.search import SearchSettings, SearchState, length_penalty, score_bound
 
@@ -175,25 +176,11 @@ def test_scores_equal_those_computed_from_the_logits(seed: int) -> None:
         torch.testing.assert_close(score, total / length_penalty(len(target) - 1, 0.6), **FLOAT32)
 
 
-class NeverStop:
-    """Turns the stop off: the search continues until every open beam has reached its limit."""
-
-    def __enter__(self) -> None:
-        self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(
-            "vaswani_transformer.search.can_improve",
-            lambda state, new_tokens, settings: torch.ones_like(state.is_active),
-        )
-
-    def __exit__(self, *error: Any) -> None:
-        self.patch.undo()
-
-
 @pytest.mark.slow
 @settings(max_examples=150)
 @given(st.integers(0, 10_000), st.sampled_from([-0.5, 0.0, 0.3, 0.6, 1.0, 1.5]), st.integers(2, 4), st.data())
 def test_stop_never_changes_the_result(seed: int, alpha: float, num_beams: int, data: st.DataObject) -> None:
-    """Each example searches for twenty sources at once, 3,000 in all."""
+    """Each example searches for twenty sources at once, 3,000 in all, and again until no open beam has tokens left."""
     model = small_model(seed, vocab_size=8)
     returned = data.draw(st.integers(1, num_beams))
     options: dict[str, Any] = {"num_beams": num_beams, "num_return_sequences": returned, "length_penalty": alpha}
@@ -201,7 +188,8 @@ def test_stop_never_changes_the_result(seed: int, alpha: float, num_beams: int, 
     options |= {"max_source_relative_length": 4, "return_dict_in_generate": True, "output_scores": True}
     inputs = torch.randint(3, 8, (20, 4))
     stopped = model.generate(inputs, **options)
-    with NeverStop():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search_module, "can_improve", lambda state, *_: torch.ones_like(state.is_active))
         exhausted = model.generate(inputs, **options)
     torch.testing.assert_close(stopped.sequences_scores, exhausted.sequences_scores, **FLOAT32)
 
@@ -227,8 +215,7 @@ def test_search_under_power_equals_transformers_own(
 ) -> None:
     """Token for token in float64 by its shortcuts, and score for score of the loop that returns them."""
     model = ending_model(seed, vocab_size=97)
-    plain = PlainSearch(model.config).eval().double()
-    plain.load_state_dict(model.state_dict())
+    plain = plain_search(model)
     assert type(plain)._beam_search is GenerationMixin._beam_search
     returned = data.draw(st.integers(1, num_beams))
     options: dict[str, Any] = {"num_beams": num_beams, "num_return_sequences": returned, **sources(lengths)}
@@ -247,13 +234,11 @@ def test_search_under_power_equals_transformers_own(
 def test_search_with_more_end_tokens_than_others_equals_transformers_own(seed: int) -> None:
     """Nine of twelve tokens end a target, and long targets score best, so beams must continue by less likely tokens."""
     model = small_model(seed, vocab_size=12).double()
-    plain = PlainSearch(model.config).eval().double()
-    plain.load_state_dict(model.state_dict())
     options: dict[str, Any] = {"num_beams": 2, "num_return_sequences": 2, "max_new_tokens": 6}
     options |= {"length_penalty": 2.0, "early_stopping": "never", "eos_token_id": list(range(END, 11))}
     options |= {"return_dict_in_generate": True, "output_scores": True}
     ours = model.generate(source(3, 4), length_penalty_type="power", **options)
-    theirs = plain.generate(source(3, 4), **options)
+    theirs = plain_search(model).generate(source(3, 4), **options)
     assert torch.equal(ours.sequences, theirs.sequences)
     torch.testing.assert_close(ours.sequences_scores, theirs.sequences_scores, **FLOAT32)
 
@@ -261,11 +246,9 @@ def test_search_with_more_end_tokens_than_others_equals_transformers_own(seed: i
 @pytest.mark.parametrize("name", ["output_logits", "output_attentions", "output_hidden_states"])
 def test_outputs_of_every_step_are_those_of_transformers_own_search(name: str) -> None:
     model = small_model(0, vocab_size=12).double()
-    plain = PlainSearch(model.config).eval().double()
-    plain.load_state_dict(model.state_dict())
     options: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 4, "return_dict_in_generate": True, name: True}
     ours = model.generate(source(3, 4), length_penalty_type="power", **options)
-    theirs = plain.generate(source(3, 4), **options)
+    theirs = plain_search(model).generate(source(3, 4), **options)
     assert ours.keys() == theirs.keys()
     for key in ours.keys() - {CACHE}:
         torch.testing.assert_close(ours[key], theirs[key], check_dtype=False, **FLOAT32)
