@@ -22,7 +22,6 @@ from tests.helpers import (
     tiny_config,
     tiny_model,
 )
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.attention import CrossAttention, SelfAttention, padding_mask, scaled_dot_product_attention
 
 IMPLEMENTATIONS = ["eager", "sdpa"]
@@ -205,24 +204,15 @@ def test_flash_attention_gets_one_head_width(monkeypatch: pytest.MonkeyPatch, d_
     assert set(widths) == {max(d_k, d_v)}
 
 
-@pytest.fixture
-def flash_model(monkeypatch: pytest.MonkeyPatch) -> VaswaniTransformerForConditionalGeneration:
-    """Return a model that calls flash attention through Transformers, with the kernels of `flash_kernels`."""
+@pytest.mark.parametrize("targets", [[3, 3], [5, 5], [8, 8], [1, 1], [4, 2]], ids=str)
+@pytest.mark.parametrize("sources", [[5, 5], [5, 2]], ids=str)
+def test_flash_attention_equals_eager(monkeypatch: pytest.MonkeyPatch, sources: list[int], targets: list[int]) -> None:
+    """With and without padding, for targets shorter than the source, of equal length and longer."""
     FlashKernels.install(monkeypatch)
     model = tiny_model().requires_grad_(False)
     model.config._attn_implementation_internal = "flash_attention_2"
-    return model
-
-
-@pytest.mark.parametrize("targets", [[3, 3], [5, 5], [8, 8], [1, 1], [4, 2]], ids=str)
-@pytest.mark.parametrize("sources", [[5, 5], [5, 2]], ids=str)
-def test_flash_attention_equals_eager(
-    flash_model: VaswaniTransformerForConditionalGeneration, sources: list[int], targets: list[int]
-) -> None:
-    """With and without padding, for targets shorter than the source, of equal length and longer."""
     batch = masked_batch(sources, targets)
-    expected = MODELS["eager"](**batch).logits
-    assert_equal_at_tokens(flash_model(**batch).logits, expected, batch["decoder_attention_mask"])
+    assert_equal_at_tokens(model(**batch).logits, MODELS["eager"](**batch).logits, batch["decoder_attention_mask"])
 
 
 @settings(max_examples=20)

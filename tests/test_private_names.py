@@ -101,13 +101,6 @@ def test_changed_and_missing_names_are_printed(capsys: pytest.CaptureFixture[str
     assert "-def _sample(seed, " in printed
 
 
-def rename(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
-    """Delete a name from its owner and from the classes that the owner inherits it from."""
-    for each in (owner, *owner.__mro__):
-        if name in vars(each):
-            monkeypatch.delattr(each, name)
-
-
 @pytest.mark.parametrize("name", ENTRY_POINTS)
 def test_missing_entry_point_is_an_error_that_names_the_versions_that_have_it(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -131,7 +124,9 @@ def test_missing_private_name_is_an_error_that_names_the_versions_that_have_it(
     owner: type[PreTrainedConfig | PreTrainedModel], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_config()
-    rename(monkeypatch, owner, name)
+    for each in owner.__mro__:
+        if name in vars(each):
+            monkeypatch.delattr(each, name)
     with pytest.raises(RuntimeError, match=rf"has no {owner.__name__}\.{name}, .*install Transformers 5\.17 to 5\.24"):
         VaswaniTransformerForConditionalGeneration(config)
 

@@ -122,18 +122,10 @@ def test_window_decides_what_a_position_depends_on(implementation: str, length: 
     tokens, position = random_tokens(1, length), length // 2
     changed, same = tokens.clone(), torch.zeros(1, length, dtype=torch.long)
     changed[0, position] = 3
-    for stack, last in ((model.model.encoder, REACH), (model.model.decoder, REACH)):
-        first = -REACH if stack is model.model.encoder else 0
+    for stack, first in ((model.model.encoder, -REACH), (model.model.decoder, 0)):
         states = [stack(ids, position_ids=same).last_hidden_state[0] for ids in (tokens, changed)]
         moved = (states[0] - states[1]).abs().amax(-1) > 1e-5
-        assert moved.nonzero().flatten().tolist() == list(range(position + first, position + last + 1))
-
-
-def insert_padding(tokens: Tensor, columns: list[int], length: int) -> tuple[Tensor, Tensor]:
-    """Return one text (1, n) with its tokens in these columns of `length`, and its mask."""
-    padded, mask = torch.full((1, length), 1), torch.zeros(1, length, dtype=torch.long)
-    padded[0, columns], mask[0, columns] = tokens[0], 1
-    return padded, mask
+        assert moved.nonzero().flatten().tolist() == list(range(position + first, position + REACH + 1))
 
 
 @settings(max_examples=20, deadline=None)
@@ -147,7 +139,8 @@ def test_padding_changes_nothing_wherever_it_is(data: st.DataObject) -> None:
     either_side = st.integers(0, length - count).map(lambda first: list(range(first, first + count)))
     columns = data.draw(either_side if count > 6 else st.one_of(anywhere, either_side))
     tokens = random_tokens(1, count)
-    padded, mask = insert_padding(tokens, columns, length)
+    padded, mask = torch.full((1, length), 1), torch.zeros(1, length, dtype=torch.long)
+    padded[0, columns], mask[0, columns] = tokens[0], 1
     single = model(input_ids=tokens, decoder_input_ids=tokens).logits
     padded_logits = model(
         input_ids=padded, attention_mask=mask, decoder_input_ids=padded, decoder_attention_mask=mask
