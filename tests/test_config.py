@@ -104,14 +104,6 @@ def test_config_survives_its_json(config: VaswaniTransformerConfig) -> None:
     assert again.to_dict() == config.to_dict()
 
 
-@given(num_heads=st.integers(1, 8), width=st.integers(1, 8), d_k=st.none() | st.integers(1, 99))
-def test_head_dim_is_d_k_or_an_equal_share_of_d_model(num_heads: int, width: int, d_k: int | None) -> None:
-    config = VaswaniTransformerConfig(d_model=2 * num_heads * width, num_heads=num_heads, d_k=d_k)
-    assert config.head_dim == (2 * width if d_k is None else d_k)
-    assert config.d_k == d_k
-    assert config.d_v is None
-
-
 @pytest.mark.parametrize(
     "fields",
     [
