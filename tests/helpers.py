@@ -130,24 +130,31 @@ def assert_equal_at_tokens(logits: Tensor, expected: Tensor, mask: Tensor) -> No
     torch.testing.assert_close(logits[mask.bool()], expected[mask.bool()], **FLOAT32)
 
 
-@functools.cache
-def model_of_pairs() -> ModelAndTokenizer:
-    """Return a model that memorized the six sentence pairs, and its tokenizer; change neither.
+def memorizing_model(
+    tokenizer: VaswaniTransformerTokenizer, pairs: dict[str, str], steps: int
+) -> VaswaniTransformerForConditionalGeneration:
+    """Return a tiny model that learned pairs of texts by heart.
 
     It learns in float64, where rounding is too small to change the float32 weights from one machine to another.
     """
-    tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=300)
     model = tiny_model(vocab_size=len(tokenizer), d_model=64, d_ff=128).double().train()
-    batch = tokenizer(list(PAIRS), text_target=list(PAIRS.values()), padding=True, return_tensors="pt")
+    batch = tokenizer(list(pairs), text_target=list(pairs.values()), padding=True, return_tensors="pt")
     batch["labels"] = batch["labels"].masked_fill(batch["labels"] == tokenizer.pad_token_id, -100)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, betas=(0.9, 0.98), eps=1e-9)
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        for _ in range(120):
+        for _ in range(steps):
             optimizer.zero_grad()
             model(**batch).loss.backward()
             optimizer.step()
-    return model.eval().requires_grad_(False).float(), tokenizer
+    return model.eval().requires_grad_(False).float()
+
+
+@functools.cache
+def model_of_pairs() -> ModelAndTokenizer:
+    """Return a model that memorized the six sentence pairs, and its tokenizer; change neither."""
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=300)
+    return memorizing_model(tokenizer, PAIRS, steps=120), tokenizer
 
 
 def paper_model_of_pairs() -> ModelAndTokenizer:
