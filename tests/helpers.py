@@ -59,6 +59,8 @@ HOSTILE_TEXT = '</script><img src=x onerror=alert(1)> "${alert(2)}" {{alert}} <s
 # values near 1 (eps is 1.2e-7), with ten times the margin.
 FLOAT32: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 
+WITH_SCORES: dict[str, Any] = {"return_dict_in_generate": True, "output_scores": True}  # arguments of `generate()`
+
 
 def tiny_config(**overrides: Any) -> VaswaniTransformerConfig:
     """Return a config of two layers of 32 and four heads; `overrides` replace fields."""
@@ -115,6 +117,12 @@ def padded_batch(lengths: list[int], side: str = "right", pad: int = 1) -> tuple
         tokens[row, columns] = random_tokens(length)
         mask[row, columns] = 1
     return tokens, mask
+
+
+def source_batch(lengths: list[int], side: str = "right", **arguments: Any) -> Batch:
+    """Return random sources of these lengths, padded on one side, their mask, and further arguments of the call."""
+    tokens, mask = padded_batch(lengths, side)
+    return {"input_ids": tokens, "attention_mask": mask, **arguments}
 
 
 def masked_batch(sources: list[int], targets: list[int]) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from tests.helpers import (
     padded_batch,
     random_batch,
     random_tokens,
+    source_batch,
     tiny_config,
     tiny_model,
 )
@@ -227,14 +228,10 @@ def test_several_target_rows_per_source_equal_repeated_sources(
     rows: int, lengths: list[int], target: int, side: str, implementation: str
 ) -> None:
     model = MODELS[implementation]
-    source, mask = padded_batch(lengths, side)
-    targets = random_tokens(rows * len(lengths), target)
-    shared = model(input_ids=source, attention_mask=mask, decoder_input_ids=targets, output_attentions=True)
-    repeated = model(
-        input_ids=source.repeat_interleave(rows, 0),
-        attention_mask=mask.repeat_interleave(rows, 0),
-        decoder_input_ids=targets,
-        output_attentions=True,
+    batch, targets = source_batch(lengths, side), random_tokens(rows * len(lengths), target)
+    copies = {name: values.repeat_interleave(rows, 0) for name, values in batch.items()}
+    shared, repeated = (
+        model(**sources, decoder_input_ids=targets, output_attentions=True) for sources in (batch, copies)
     )
     torch.testing.assert_close(shared.logits, repeated.logits, **FLOAT32)
     if implementation == "eager":
@@ -245,18 +242,12 @@ def test_several_target_rows_per_source_equal_repeated_sources(
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_several_target_rows_per_source_work_with_a_cache(implementation: str) -> None:
     model = MODELS[implementation]
-    source, mask = padded_batch([6, 3])
-    targets = random_tokens(6, 4)
-    complete = model(input_ids=source, attention_mask=mask, decoder_input_ids=targets).logits
-    encoded, cache = model.get_encoder()(source, attention_mask=mask), None
-    for position in range(4):
-        step = model(
-            encoder_outputs=encoded,
-            attention_mask=mask,
-            decoder_input_ids=targets[:, position : position + 1],
-            past_key_values=cache,
-            use_cache=True,
-        )
+    batch, targets = source_batch([6, 3]), random_tokens(6, 4)
+    complete = model(**batch, decoder_input_ids=targets).logits
+    encoded = {"encoder_outputs": model.get_encoder()(**batch), "attention_mask": batch["attention_mask"]}
+    cache: Any = None
+    for position, tokens in enumerate(targets.split(1, dim=1)):
+        step = model(**encoded, decoder_input_ids=tokens, past_key_values=cache, use_cache=True)
         cache = step.past_key_values
         torch.testing.assert_close(step.logits[:, 0], complete[:, position], **FLOAT32)
     assert cache.cross_attention_cache.layers[0].keys.shape[0] == 2  # a row per source, not per target

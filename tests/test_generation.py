@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.helpers import PAIRS, model_of_pairs, padded_batch, random_tokens, tiny_model
+from tests.helpers import PAIRS, WITH_SCORES, model_of_pairs, padded_batch, random_tokens, source_batch, tiny_model
 
 # Not tied, because a random tied model repeats its last token; in float64, so that rounding decides between no tokens.
 MODEL = tiny_model(tie_word_embeddings=False).double().requires_grad_(False)
@@ -134,24 +134,15 @@ def test_sampled_token_is_as_frequent_as_it_is_probable() -> None:
 
 
 def test_num_return_sequences_returns_that_many_targets_best_first() -> None:
-    source, mask = padded_batch([5, 3])
-    generated = MODEL.generate(
-        source,
-        attention_mask=mask,
-        num_beams=4,
-        num_return_sequences=3,
-        max_new_tokens=6,
-        return_dict_in_generate=True,
-        output_scores=True,
-    )
+    call = source_batch([5, 3], max_new_tokens=6)
+    generated = MODEL.generate(**call, num_beams=4, num_return_sequences=3, **WITH_SCORES)
     scores = generated.sequences_scores.view(2, 3)
     assert len(generated.sequences) == 6
     assert (scores[:, :-1] >= scores[:, 1:]).all()
     assert len({tuple(row) for row in generated.sequences[:3].tolist()}) == 3
-    one = MODEL.generate(source, attention_mask=mask, num_beams=4, max_new_tokens=6)
+    one = MODEL.generate(**call, num_beams=4)
     assert without_padding(one) == without_padding(generated.sequences[[0, 3]])
-    sampled = MODEL.generate(source, attention_mask=mask, do_sample=True, num_return_sequences=3, max_new_tokens=6)
-    assert len(sampled) == 6
+    assert len(MODEL.generate(**call, do_sample=True, num_return_sequences=3)) == 6
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import GenerationConfig, pipeline
 
-from tests.helpers import PAIRS, ModelAndTokenizer, model_of_pairs, paper_model_of_pairs, tiny_model
+from tests.helpers import PAIRS, WITH_SCORES, ModelAndTokenizer, model_of_pairs, paper_model_of_pairs, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
 from vaswani_transformer.pipeline import TASK, VaswaniTransformerTranslationPipeline
 
@@ -102,7 +102,7 @@ def test_prepared_model_translates_the_same_and_cannot_be_saved(
 def test_records_have_scores_if_generate_returns_them(
     components: ModelAndTokenizer, translator: VaswaniTransformerTranslationPipeline
 ) -> None:
-    asked = {"num_return_sequences": 2, "return_dict_in_generate": True, "output_scores": True}
+    asked: dict[str, Any] = {"num_return_sequences": 2, **WITH_SCORES}
     batch = components[1]([SOURCES[2]], return_tensors="pt")
     expected = components[0].generate(**batch, **asked).sequences_scores
     for results in (translator(SOURCES[2], **asked), translator(SOURCES, batch_size=6, **asked)[2]):

@@ -23,6 +23,7 @@ from tests.helpers import (
     padded_batch,
     random_batch,
     random_tokens,
+    source_batch,
     tiny_config,
     tiny_model,
 )
@@ -194,8 +195,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("prompt", ["none", "left", "right"])
 def test_generation_with_and_without_a_cache_is_the_same(search: str, prompt: str) -> None:
     """A prompt with padding on its right has padding between tokens, from which the cache keeps every key."""
-    source, mask = padded_batch([7, 3])
-    batch: dict[str, Any] = {"input_ids": source, "attention_mask": mask, "max_new_tokens": 12, "min_new_tokens": 9}
+    batch = source_batch([7, 3], max_new_tokens=12, min_new_tokens=9)
     if prompt != "none":
         target, target_mask = padded_batch([5, 2], prompt)
         target[:, 0] = 0
@@ -271,10 +271,9 @@ def test_prepared_model_has_the_window(dtype: str) -> None:
 @pytest.mark.parametrize("beams", [1, 4])
 def test_prepared_model_decodes_to_the_same_scores(beams: int) -> None:
     model = random_model(attention_window=REACH)
-    source, mask = padded_batch([LONG, 9])
-    options: dict[str, Any] = {"attention_mask": mask, "num_beams": beams, "max_new_tokens": 8, "min_new_tokens": 8}
-    options |= {"return_dict_in_generate": True, "output_logits": True}
-    expected, generated = (each.generate(source, **options) for each in (model, prepare_for_inference(model)))
+    call = source_batch([LONG, 9], num_beams=beams, max_new_tokens=8, min_new_tokens=8)
+    call |= {"return_dict_in_generate": True, "output_logits": True}
+    expected, generated = (each.generate(**call) for each in (model, prepare_for_inference(model)))
     for step, expected_step in zip(generated.logits, expected.logits, strict=True):
         torch.testing.assert_close(step, expected_step, **FLOAT32)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.builders import uneven_model
-from tests.helpers import PAIRS, Batch, load_tokenizer, model_of_pairs, random_tokens, tiny_model
+from tests.helpers import PAIRS, WITH_SCORES, Batch, load_tokenizer, model_of_pairs, random_tokens, tiny_model
 from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
     VaswaniTransformerTokenizer,
@@ -99,8 +99,7 @@ def generate_with_scores(
     model: VaswaniTransformerForConditionalGeneration, sources: list[list[int]], **settings: Any
 ) -> list[list[tuple[list[int], float]]]:
     """Return what `generate()` returns: the tokens of each source's n best and their scores."""
-    options: dict[str, Any] = {"num_return_sequences": 1, "return_dict_in_generate": True, "output_scores": True}
-    options |= settings
+    options: dict[str, Any] = {"num_return_sequences": 1, **WITH_SCORES, **settings}
     generated: Any = model.generate(**padded(sources), **options)
     rows = [row[: row.index(END) + 1] if END in row else row for row in generated.sequences[:, 1:].tolist()]
     scores = generated.sequences_scores.tolist()

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from tests.builders import DTYPES, KINDS, needs, random_model
-from tests.helpers import FLOAT32, PAIRS, model_of_pairs, padded_batch, random_batch, run_python, tiny_model
+from tests.helpers import FLOAT32, PAIRS, model_of_pairs, random_batch, run_python, source_batch, tiny_model
 from vaswani_transformer import VaswaniTransformerModel, prepare_for_inference
 from vaswani_transformer.cpu import linear as cpu_linear
 from vaswani_transformer.cpu import model as cpu_model
@@ -57,22 +57,16 @@ def test_float32_copy_finds_the_same_tokens_and_scores(
         monkeypatch.setattr(cpu_linear, "NARROW_WIDTH", 0)
     model = random_model(**KINDS[kind])
     model.use_paper_decoding()
-    source, mask = padded_batch([5, 3, 6])
-    options: dict[str, Any] = {
-        "attention_mask": mask,
-        "max_new_tokens": 8,
-        "return_dict_in_generate": True,
-        "output_scores": True,
-    }
-    true = model.generate(source, **options, **WAYS[way])
+    call = source_batch([5, 3, 6], max_new_tokens=8) | WAYS[way]
+    outputs: dict[str, Any] = {"return_dict_in_generate": True, "output_scores": True}
+    true = model.generate(**call, **outputs)
     prepared = prepare_for_inference(model)
     assert type(prepared.lm_head) is (PackedLinear if is_packed else TransposedLinear)
-    generated = prepared.generate(source, **options, **WAYS[way])
+    generated = prepared.generate(**call, **outputs)
     assert torch.equal(generated.sequences, true.sequences)
     if "sequences_scores" in true:
         torch.testing.assert_close(generated.sequences_scores, true.sequences_scores, **FLOAT32)
-    shared = prepared.generate(source, attention_mask=mask, max_new_tokens=8, **WAYS[way])
-    assert torch.equal(shared, true.sequences)
+    assert torch.equal(prepared.generate(**call), true.sequences)
 
 
 @pytest.mark.parametrize("rows", [(1,), (7,), (2, 3), (2, 3, 4), (40,), (0,), (3, 0)], ids=str)
