@@ -49,16 +49,8 @@ def multi_head(attention: Any, states: Tensor, memory: Tensor, visible: np.ndarr
 
     query = project(attention.q_proj, states)
     key, value = project(attention.k_proj, memory), project(attention.v_proj, memory)
-    d_k, d_v = attention.head_dim, attention.value_head_dim
-    heads = [
-        equation_1(
-            query[:, h * d_k : (h + 1) * d_k],
-            key[:, h * d_k : (h + 1) * d_k],
-            value[:, h * d_v : (h + 1) * d_v],
-            visible,
-        )
-        for h in range(query.shape[1] // d_k)
-    ]
+    by_head = zip(*(np.split(rows, attention.config.num_heads, axis=1) for rows in (query, key, value)), strict=True)
+    heads = [equation_1(*of_head, visible) for of_head in by_head]
     return project(attention.o_proj, torch.from_numpy(np.concatenate(heads, axis=1)))
 
 
