@@ -30,14 +30,8 @@ def limit_of(model: VaswaniTransformerForConditionalGeneration, **arguments: Any
 
 def test_argument_of_the_call_wins_over_the_saved_limit() -> None:
     model = small_model(0)
-    model.generation_config = GenerationConfig(
-        bos_token_id=0,
-        pad_token_id=1,
-        eos_token_id=2,
-        num_beams=2,
-        length_penalty_type="gnmt",
-        max_source_relative_length=5,
-    )
+    search: dict[str, Any] = {"num_beams": 2, "length_penalty_type": "gnmt", "max_source_relative_length": 5}
+    model.generation_config = model.config.make_generation_config(**search)
     assert limit_of(model) == 8
     assert limit_of(model, max_new_tokens=11) == 11
     assert limit_of(model, max_length=12) == 11
