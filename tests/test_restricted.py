@@ -242,19 +242,14 @@ def test_cache_that_dropped_a_neighbor_is_an_error() -> None:
     model, source, target = MODELS["sdpa"], random_tokens(1, 3), random_tokens(1, 8)
     cache = model(input_ids=source, decoder_input_ids=target, use_cache=True).past_key_values
     masks: list[Tensor | None] = [None, torch.ones(1, 9, dtype=torch.long)]
+    step: dict[str, Any] = {"input_ids": source, "decoder_input_ids": target[:, :1]}
     plain, masked = (
-        model(
-            input_ids=source,
-            decoder_input_ids=target[:, :1],
-            decoder_attention_mask=mask,
-            past_key_values=copy.deepcopy(cache),
-        ).logits
-        for mask in masks
+        model(**step, decoder_attention_mask=mask, past_key_values=copy.deepcopy(cache)).logits for mask in masks
     )
     torch.testing.assert_close(masked, plain, **FLOAT32)
     mask = torch.tensor([[1, 1, 1, 1, 1, 1, 0, 0, 1]])
     with pytest.raises(ValueError, match=r"decoder_attention_mask: padding between tokens.*\(3\) keys no longer has"):
-        model(input_ids=source, decoder_input_ids=target[:, :1], decoder_attention_mask=mask, past_key_values=cache)
+        model(**step, decoder_attention_mask=mask, past_key_values=cache)
 
 
 @pytest.mark.parametrize("dtype", [needs("float32"), needs("int8")])

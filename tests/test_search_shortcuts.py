@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache
 
 from tests.ending_models import BATCH, END, WAYS, call_arguments, ending_model, sources
-from tests.helpers import FLOAT32, Batch, tiny_model
+from tests.helpers import FLOAT32, WITH_SCORES, Batch, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer import generation as generation_module
 from vaswani_transformer import search as search_module
@@ -119,12 +119,8 @@ def test_search_never_selects_more_continuations_of_a_beam_than_tokens(vocab_siz
     """A beam search may need (1 + end tokens) x beams tokens of one beam, more than exist."""
     ends = list(range(3, 3 + vocab_size // 2))
     model = ending_model(0, vocab_size)
-    options: dict[str, Any] = {
-        "num_beams": 3,
-        "num_return_sequences": 3,
-        "max_new_tokens": 3,
-        "eos_token_id": ends,
-    } | sources([2])
+    options: dict[str, Any] = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 3, **sources([2])}
+    options |= {"eos_token_id": ends}
     with search_with(by_groups=False):
         expected = model.generate(**options)
     with search_with(by_groups=True):
@@ -324,13 +320,9 @@ def test_logits_processors_give_the_same_when_finished_sources_are_dropped(way: 
 def test_returned_scores_are_the_log_softmax_of_the_returned_logits() -> None:
     """If scores are requested, the loop uses the complete vocabulary, and returns a row of that width for each beam."""
     model = ending_model(1, 97)
-    options: dict[str, Any] = sources([3, 2], 97) | {
-        "num_beams": 3,
-        "max_new_tokens": 5,
-        "return_dict_in_generate": True,
-    }
+    options: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 5, **sources([3, 2], 97)}
     with search_with():
-        generated = model.generate(**options, output_scores=True, output_logits=True)
+        generated = model.generate(**options, **WITH_SCORES, output_logits=True)
     assert {step.shape for step in (*generated.scores, *generated.logits)} == {torch.Size([6, 97])}
     for scores, logits in zip(generated.scores, generated.logits, strict=True):
         torch.testing.assert_close(scores, logits.log_softmax(-1), **FLOAT32)

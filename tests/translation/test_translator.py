@@ -89,19 +89,14 @@ def test_texts_come_back_in_order_and_skipping_changes_no_batch(
     bytes_tokenizer: VaswaniTransformerTokenizer, texts: list[str], budget: int, window: int, skip: int
 ) -> None:
     complete, remainder = Echo(), Echo()
-    settings: dict[str, Any] = {
-        "tokenizer": bytes_tokenizer,
-        "max_source_tokens": 100,
-        "batch_tokens": budget,
-        "sort_lines": window,
-    }
-    translations = list(Translator(complete, **settings)(iter(texts)))
+    settings: dict[str, Any] = {"max_source_tokens": 100, "batch_tokens": budget, "sort_lines": window}
+    translations = list(Translator(complete, bytes_tokenizer, **settings)(iter(texts)))
     assert [translation.text for translation in translations] == [text if text.strip() else "" for text in texts]
     assert [translation.source_tokens for translation in translations] == [
         len(text) + 1 if text.strip() else 0 for text in texts
     ]
     counted = []
-    assert list(Translator(remainder, **settings)(texts, skip, counted.append)) == translations[skip:]
+    assert list(Translator(remainder, bytes_tokenizer, **settings)(texts, skip, counted.append)) == translations[skip:]
     assert all(batch in complete.batches for batch in remainder.batches)
     assert sum(counted) == len(translations[skip:])
 
