@@ -112,6 +112,13 @@ class PlainSearch(VaswaniTransformerPreTrainedModel, GenerationMixin):
     loss_and_logits = VaswaniTransformerForConditionalGeneration.loss_and_logits
 
 
+def plain_search(model: VaswaniTransformerForConditionalGeneration) -> Any:
+    """Return a model in float64 as a `PlainSearch`."""
+    plain = PlainSearch(model.config).eval().double()
+    plain.load_state_dict(model.state_dict())
+    return plain
+
+
 def random_attention_maps(
     heads: int = 8,
     layers: int = 2,

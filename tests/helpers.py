@@ -59,6 +59,8 @@ HOSTILE_TEXT = '</script><img src=x onerror=alert(1)> "${alert(2)}" {{alert}} <s
 # values near 1 (eps is 1.2e-7), with ten times the margin.
 FLOAT32: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 
+WITH_SCORES: dict[str, Any] = {"return_dict_in_generate": True, "output_scores": True}  # arguments of `generate()`
+
 
 def tiny_config(**overrides: Any) -> VaswaniTransformerConfig:
     """Return a config of two layers of 32 and four heads; `overrides` replace fields."""
@@ -123,6 +125,12 @@ def padded_batch(lengths: list[int], side: str = "right", pad: int = 1) -> tuple
     return tokens, mask
 
 
+def source_batch(lengths: list[int], side: str = "right", **arguments: Any) -> Batch:
+    """Return random sources of these lengths, padded on one side, their mask, and further arguments of the call."""
+    tokens, mask = padded_batch(lengths, side)
+    return {"input_ids": tokens, "attention_mask": mask, **arguments}
+
+
 def masked_batch(sources: list[int], targets: list[int]) -> dict[str, Tensor]:
     """Return random sources and targets of these lengths, padded on the right, with both masks."""
     source, source_mask = padded_batch(sources)
@@ -136,24 +144,31 @@ def assert_equal_at_tokens(logits: Tensor, expected: Tensor, mask: Tensor) -> No
     torch.testing.assert_close(logits[mask.bool()], expected[mask.bool()], **FLOAT32)
 
 
-@functools.cache
-def model_of_pairs() -> ModelAndTokenizer:
-    """Return a model that memorized the six sentence pairs, and its tokenizer; change neither.
+def memorizing_model(
+    tokenizer: VaswaniTransformerTokenizer, pairs: dict[str, str], steps: int
+) -> VaswaniTransformerForConditionalGeneration:
+    """Return a tiny model that learned pairs of texts by heart.
 
     It learns in float64, where rounding is too small to change the float32 weights from one machine to another.
     """
-    tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=300)
     model = tiny_model(vocab_size=len(tokenizer), d_model=64, d_ff=128).double().train()
-    batch = tokenizer(list(PAIRS), text_target=list(PAIRS.values()), padding=True, return_tensors="pt")
+    batch = tokenizer(list(pairs), text_target=list(pairs.values()), padding=True, return_tensors="pt")
     batch["labels"] = batch["labels"].masked_fill(batch["labels"] == tokenizer.pad_token_id, -100)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, betas=(0.9, 0.98), eps=1e-9)
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        for _ in range(120):
+        for _ in range(steps):
             optimizer.zero_grad()
             model(**batch).loss.backward()
             optimizer.step()
-    return model.eval().requires_grad_(False).float(), tokenizer
+    return model.eval().requires_grad_(False).float()
+
+
+@functools.cache
+def model_of_pairs() -> ModelAndTokenizer:
+    """Return a model that memorized the six sentence pairs, and its tokenizer; change neither."""
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=300)
+    return memorizing_model(tokenizer, PAIRS, steps=120), tokenizer
 
 
 def paper_model_of_pairs() -> ModelAndTokenizer:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
-from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import AutoModelForSeq2SeqLM
 
 from tests.helpers import FLOAT32, PAIRS, model_of_pairs, random_batch, random_tokens, tiny_model
 from tests.nar_models import FAMILY, targets
@@ -165,20 +165,3 @@ def test_adapter_without_tokens_is_an_error(tied: bool, settings: dict[str, Any]
     adapter = get_peft_model(tiny_model(tie_word_embeddings=tied), config)
     with pytest.raises(ValueError, match=r"`shared` is wrapped in a \w+, which would learn"):
         adapter(**random_batch())
-
-
-@pytest.mark.slow
-def test_stock_trainer_trains_and_saves_only_the_adapter(tmp_path: Path) -> None:
-    model, tokenizer = model_of_pairs()
-    plain = copy.deepcopy(model)
-    adapter = get_peft_model(plain, LoraConfig(target_modules=["q_proj", "v_proj"], task_type="SEQ_2_SEQ_LM"))
-    arguments = Seq2SeqTrainingArguments(str(tmp_path), max_steps=2, learning_rate=0.01, report_to="none", use_cpu=True)
-    data: Any = [dict(tokenizer(source, text_target=target)) for source, target in PAIRS.items()]
-    trainer = Seq2SeqTrainer(adapter, arguments, DataCollatorForSeq2Seq(tokenizer, model), train_dataset=data)
-    trainer.train()
-    trainer.save_model(str(tmp_path / "adapter"))
-    assert not list((tmp_path / "adapter").glob("model*"))
-    assert_same_answers(PeftModel.from_pretrained(base(tmp_path), tmp_path / "adapter"), adapter.eval())
-    assert not torch.equal(answers(adapter)[0], answers(model)[0])
-    with adapter.disable_adapter():
-        assert_same_answers(adapter, model)

@@ -19,10 +19,10 @@ from tests.helpers import (
     padded_batch,
     random_batch,
     random_tokens,
+    source_batch,
     tiny_config,
     tiny_model,
 )
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.attention import CrossAttention, SelfAttention, padding_mask, scaled_dot_product_attention
 
 IMPLEMENTATIONS = ["eager", "sdpa"]
@@ -49,16 +49,8 @@ def multi_head(attention: Any, states: Tensor, memory: Tensor, visible: np.ndarr
 
     query = project(attention.q_proj, states)
     key, value = project(attention.k_proj, memory), project(attention.v_proj, memory)
-    d_k, d_v = attention.head_dim, attention.value_head_dim
-    heads = [
-        equation_1(
-            query[:, h * d_k : (h + 1) * d_k],
-            key[:, h * d_k : (h + 1) * d_k],
-            value[:, h * d_v : (h + 1) * d_v],
-            visible,
-        )
-        for h in range(query.shape[1] // d_k)
-    ]
+    by_head = zip(*(np.split(rows, attention.config.num_heads, axis=1) for rows in (query, key, value)), strict=True)
+    heads = [equation_1(*of_head, visible) for of_head in by_head]
     return project(attention.o_proj, torch.from_numpy(np.concatenate(heads, axis=1)))
 
 
@@ -224,24 +216,15 @@ def test_flash_attention_gets_one_head_width(monkeypatch: pytest.MonkeyPatch, d_
     assert set(widths) == {max(d_k, d_v)}
 
 
-@pytest.fixture
-def flash_model(monkeypatch: pytest.MonkeyPatch) -> VaswaniTransformerForConditionalGeneration:
-    """Return a model that calls flash attention through Transformers, with the kernels of `flash_kernels`."""
+@pytest.mark.parametrize("targets", [[3, 3], [5, 5], [8, 8], [1, 1], [4, 2]], ids=str)
+@pytest.mark.parametrize("sources", [[5, 5], [5, 2]], ids=str)
+def test_flash_attention_equals_eager(monkeypatch: pytest.MonkeyPatch, sources: list[int], targets: list[int]) -> None:
+    """With and without padding, for targets shorter than the source, of equal length and longer."""
     FlashKernels.install(monkeypatch)
     model = tiny_model().requires_grad_(False)
     model.config._attn_implementation_internal = "flash_attention_2"
-    return model
-
-
-@pytest.mark.parametrize("targets", [[3, 3], [5, 5], [8, 8], [1, 1], [4, 2]], ids=str)
-@pytest.mark.parametrize("sources", [[5, 5], [5, 2]], ids=str)
-def test_flash_attention_equals_eager(
-    flash_model: VaswaniTransformerForConditionalGeneration, sources: list[int], targets: list[int]
-) -> None:
-    """With and without padding, for targets shorter than the source, of equal length and longer."""
     batch = masked_batch(sources, targets)
-    expected = MODELS["eager"](**batch).logits
-    assert_equal_at_tokens(flash_model(**batch).logits, expected, batch["decoder_attention_mask"])
+    assert_equal_at_tokens(model(**batch).logits, MODELS["eager"](**batch).logits, batch["decoder_attention_mask"])
 
 
 @settings(max_examples=20)
@@ -256,14 +239,10 @@ def test_several_target_rows_per_source_equal_repeated_sources(
     rows: int, lengths: list[int], target: int, side: str, implementation: str
 ) -> None:
     model = MODELS[implementation]
-    source, mask = padded_batch(lengths, side)
-    targets = random_tokens(rows * len(lengths), target)
-    shared = model(input_ids=source, attention_mask=mask, decoder_input_ids=targets, output_attentions=True)
-    repeated = model(
-        input_ids=source.repeat_interleave(rows, 0),
-        attention_mask=mask.repeat_interleave(rows, 0),
-        decoder_input_ids=targets,
-        output_attentions=True,
+    batch, targets = source_batch(lengths, side), random_tokens(rows * len(lengths), target)
+    copies = {name: values.repeat_interleave(rows, 0) for name, values in batch.items()}
+    shared, repeated = (
+        model(**sources, decoder_input_ids=targets, output_attentions=True) for sources in (batch, copies)
     )
     torch.testing.assert_close(shared.logits, repeated.logits, **FLOAT32)
     if implementation == "eager":
@@ -274,18 +253,12 @@ def test_several_target_rows_per_source_equal_repeated_sources(
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_several_target_rows_per_source_work_with_a_cache(implementation: str) -> None:
     model = MODELS[implementation]
-    source, mask = padded_batch([6, 3])
-    targets = random_tokens(6, 4)
-    complete = model(input_ids=source, attention_mask=mask, decoder_input_ids=targets).logits
-    encoded, cache = model.get_encoder()(source, attention_mask=mask), None
-    for position in range(4):
-        step = model(
-            encoder_outputs=encoded,
-            attention_mask=mask,
-            decoder_input_ids=targets[:, position : position + 1],
-            past_key_values=cache,
-            use_cache=True,
-        )
+    batch, targets = source_batch([6, 3]), random_tokens(6, 4)
+    complete = model(**batch, decoder_input_ids=targets).logits
+    encoded = {"encoder_outputs": model.get_encoder()(**batch), "attention_mask": batch["attention_mask"]}
+    cache: Any = None
+    for position, tokens in enumerate(targets.split(1, dim=1)):
+        step = model(**encoded, decoder_input_ids=tokens, past_key_values=cache, use_cache=True)
         cache = step.past_key_values
         torch.testing.assert_close(step.logits[:, 0], complete[:, position], **FLOAT32)
     assert cache.cross_attention_cache.layers[0].keys.shape[0] == 2  # a row per source, not per target

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from transformers import CompileConfig
 
-from tests.helpers import FLOAT32, assert_equal_at_tokens, masked_batch, padded_batch, random_tokens, tiny_model
+from tests.helpers import FLOAT32, assert_equal_at_tokens, masked_batch, random_tokens, source_batch, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.batching.schedule import paper_adam, paper_schedule
 from vaswani_transformer.dropout import Dropout
@@ -139,8 +139,7 @@ def keeping(graphs: list[fx.GraphModule]) -> Callable[..., Any]:
 def test_generate_compiles_one_graph_for_all_steps_over_a_static_cache(position_type: str) -> None:
     """Transformers does so in sampling and greedy search, not in beam search."""
     model, graphs = tiny_model(position_embedding=position_type).double(), []
-    source, mask = padded_batch([5, 3])
-    inputs: dict[str, Any] = {"input_ids": source, "attention_mask": mask, **SEARCHES["greedy"]}
+    inputs = source_batch([5, 3]) | SEARCHES["greedy"]
     generated = model.generate(**inputs, cache_implementation="static", compile_config=compiled_by(keeping(graphs)))
     assert generated.shape[1] > 5
     assert torch.equal(generated, model.generate(**inputs))
@@ -152,8 +151,7 @@ def test_generate_compiles_one_graph_for_all_steps_over_a_static_cache(position_
 def test_compiled_model_searches_over_a_static_cache_in_two_graphs(search: str, position_type: str) -> None:
     """One graph is for the first step, which fills the cache of the source, and one for all others."""
     model, graphs = tiny_model(position_embedding=position_type).double(), []
-    source, mask = padded_batch([5, 3])
-    inputs: dict[str, Any] = {"input_ids": source, "attention_mask": mask, **SEARCHES[search]}
+    inputs = source_batch([5, 3]) | SEARCHES[search]
     expected = model.generate(**inputs)
     assert expected.shape[1] > 5
     model.forward = torch.compile(model.forward, fullgraph=True, dynamic=False, backend=keeping(graphs))
@@ -164,7 +162,6 @@ def test_compiled_model_searches_over_a_static_cache_in_two_graphs(search: str, 
 def test_beam_search_keeps_the_addresses_of_a_static_cache() -> None:
     """A CUDA graph reads and writes the addresses that it was recorded with."""
     model, addresses = tiny_model().double(), set()
-    source, mask = padded_batch([5, 3])
     plain = model.forward
 
     @functools.wraps(plain)
@@ -179,7 +176,7 @@ def test_beam_search_keeps_the_addresses_of_a_static_cache() -> None:
         return outputs
 
     model.forward = forward
-    inputs: dict[str, Any] = {"input_ids": source, "attention_mask": mask, **SEARCHES["beams"]}
+    inputs = source_batch([5, 3]) | SEARCHES["beams"]
     generated = model.generate(**inputs, cache_implementation="static")
     assert generated.shape[1] > 5
     assert len(addresses) == 1
@@ -188,8 +185,7 @@ def test_beam_search_keeps_the_addresses_of_a_static_cache() -> None:
 
 def test_inductor_compiles_the_steps_of_both_searches() -> None:
     model = tiny_model(**ONE_LAYER).double()
-    source, mask = padded_batch([5, 3])
-    inputs: dict[str, Any] = {"input_ids": source, "attention_mask": mask, "cache_implementation": "static"}
+    inputs = source_batch([5, 3], cache_implementation="static")
     greedy, paper = ({**inputs, **SEARCHES[search]} for search in ("greedy", "the paper's"))
     expected = [model.generate(**inputs, disable_compile=True) for inputs in (greedy, paper)]
     generated = model.generate(**greedy, compile_config=compiled_by("inductor"))
@@ -198,24 +194,21 @@ def test_inductor_compiles_the_steps_of_both_searches() -> None:
     assert torch.equal(model.generate(**paper), expected[1])
 
 
+def exported(module: nn.Module, inputs: dict[str, Any], strict: bool = False) -> torch.export.ExportedProgram:
+    """Return the program of a module for any number of rows and any lengths of source and target."""
+    rows, source, target = (torch.export.Dim(name, min=2, max=64) for name in ("rows", "source", "target"))
+    shapes = {
+        name: {0: rows, 1: target if name.startswith("decoder") else source} if isinstance(value, Tensor) else None
+        for name, value in inputs.items()
+    }
+    return torch.export.export(module, (), inputs, dynamic_shapes=shapes, strict=strict)
+
+
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("position_type", POSITION_TYPES)
 def test_exported_model_takes_any_batch_and_any_lengths(position_type: str, strict: bool) -> None:
     model = tiny_model(position_embedding=position_type).requires_grad_(False)
-    rows, source, target = (torch.export.Dim(name, min=2, max=64) for name in ("rows", "source", "target"))
-    shapes = {
-        "input_ids": {0: rows, 1: source},
-        "attention_mask": {0: rows, 1: source},
-        "decoder_input_ids": {0: rows, 1: target},
-        "decoder_attention_mask": {0: rows, 1: target},
-    }
-    program = torch.export.export(
-        model,
-        (),
-        masked_batch([5, 3, 4], [6, 2, 5]) | {"use_cache": False},
-        dynamic_shapes=shapes | {"use_cache": None},
-        strict=strict,
-    ).module()
+    program = exported(model, masked_batch([5, 3, 4], [6, 2, 5]) | {"use_cache": False}, strict).module()
     for lengths in ([5, 3, 4], [6, 2, 5]), ([4, 9], [3, 7]), ([2, 17, 3, 30], [33, 1, 2, 5]):
         batch = masked_batch(*lengths)
         logits = program(**batch, use_cache=False).logits
@@ -224,18 +217,8 @@ def test_exported_model_takes_any_batch_and_any_lengths(position_type: str, stri
 
 def test_export_without_masks_has_dynamic_lengths_too() -> None:
     model = tiny_model().requires_grad_(False)
-    rows, source, target = (torch.export.Dim(name, min=2, max=64) for name in ("rows", "source", "target"))
-    program = torch.export.export(
-        model,
-        (),
-        {"input_ids": random_tokens(3, 5), "decoder_input_ids": random_tokens(3, 4), "use_cache": False},
-        dynamic_shapes={
-            "input_ids": {0: rows, 1: source},
-            "decoder_input_ids": {0: rows, 1: target},
-            "use_cache": None,
-        },
-        strict=False,
-    ).module()
+    inputs = {"input_ids": random_tokens(3, 5), "decoder_input_ids": random_tokens(3, 4), "use_cache": False}
+    program = exported(model, inputs).module()
     for shape in [(3, 5, 4), (2, 19, 7)]:
         batch = {"input_ids": random_tokens(*shape[:2]), "decoder_input_ids": random_tokens(shape[0], shape[2])}
         torch.testing.assert_close(program(**batch, use_cache=False).logits, model(**batch).logits, **FLOAT32)
@@ -243,19 +226,7 @@ def test_export_without_masks_has_dynamic_lengths_too() -> None:
 
 def test_encoder_is_exported_with_dynamic_lengths(tmp_path: Path) -> None:
     encoder = tiny_model().get_encoder().requires_grad_(False)
-    rows, source = torch.export.Dim("rows", min=2, max=64), torch.export.Dim("source", min=2, max=64)
-    tokens, mask = padded_batch([5, 3, 4])
-    shape = {0: rows, 1: source}
-    program = torch.export.export(
-        encoder,
-        (),
-        {"input_ids": tokens, "attention_mask": mask},
-        dynamic_shapes={"input_ids": shape, "attention_mask": shape},
-        strict=False,
-    )
-    torch.export.save(program, tmp_path / "encoder.pt2")
-    program = torch.export.load(tmp_path / "encoder.pt2").module()
-    tokens, mask = padded_batch([17, 2])
-    states = program(input_ids=tokens, attention_mask=mask).last_hidden_state
-    expected = encoder(tokens, attention_mask=mask).last_hidden_state
-    assert_equal_at_tokens(states, expected, mask)
+    torch.export.save(exported(encoder, source_batch([5, 3, 4])), tmp_path / "encoder.pt2")
+    program, batch = torch.export.load(tmp_path / "encoder.pt2").module(), source_batch([17, 2])
+    states = program(**batch).last_hidden_state
+    assert_equal_at_tokens(states, encoder(**batch).last_hidden_state, batch["attention_mask"])

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForSeq2SeqLM
 
-from tests.helpers import ROOT, padded_batch, tiny_model
+from tests.helpers import ROOT, padded_batch, source_batch, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -37,11 +37,6 @@ def bytes_of_weights(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
-def weight_devices(model: VaswaniTransformerForConditionalGeneration) -> set[str]:
-    """Return the devices of its weights: "cpu" in memory, "meta" on disk until they are needed."""
-    return {weight.device.type for weight in model.parameters()}
-
-
 @pytest.mark.parametrize("files", ["one file", "many"])
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("memory", MAX_MEMORY)
@@ -49,19 +44,20 @@ def test_logits_are_the_same_wherever_the_weights_are(memory: str, variant: str,
     model = tiny_model(**VARIANTS[variant])
     model.use_paper_decoding()
     model.save_pretrained(tmp_path, max_shard_size="20KB" if files == "many" else "1GB")
-    source, mask = padded_batch([5, 3])
+    batch = source_batch([5, 3])
     target, _ = padded_batch([4, 6])
-    batch = {"input_ids": source, "attention_mask": mask, "labels": target.masked_fill(target == 1, -100)}
+    labels = target.masked_fill(target == 1, -100)
     again = distribute(tmp_path, MAX_MEMORY[memory])
-    assert weight_devices(again) == {"memory": {"cpu"}, "memory and disk": {"cpu", "meta"}, "disk": {"meta"}}[memory]
+    devices = {"memory": {"cpu"}, "memory and disk": {"cpu", "meta"}, "disk": {"meta"}}  # "meta" until it is needed
+    assert {weight.device.type for weight in again.parameters()} == devices[memory]
     with torch.no_grad():
-        outputs, expected = again(**batch), model(**batch)
+        outputs, expected = again(**batch, labels=labels), model(**batch, labels=labels)
     assert torch.equal(outputs.logits, expected.logits)
     assert torch.equal(outputs.loss, expected.loss)
     searches: list[dict[str, Any]] = [{}, {"num_beams": 1}]
     for search in searches:
-        tokens = again.generate(source, attention_mask=mask, max_new_tokens=9, **search)
-        assert torch.equal(tokens, model.generate(source, attention_mask=mask, max_new_tokens=9, **search))
+        call: dict[str, Any] = batch | {"max_new_tokens": 9} | search
+        assert torch.equal(again.generate(**call), model.generate(**call))
 
 
 @pytest.mark.filterwarnings("ignore:Attempting to save a model with offloaded modules:UserWarning")
@@ -104,10 +100,9 @@ def test_device_map_splits_no_layer_and_no_tie(first: int, second: int, tied: bo
 
 def test_model_in_memory_can_be_prepared(tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path)
-    source, mask = padded_batch([5, 3])
+    call = source_batch([5, 3], max_new_tokens=9)
     fast = prepare_for_inference(distribute(tmp_path, None), "float32")
-    expected = tiny_model().generate(source, attention_mask=mask, max_new_tokens=9)
-    assert torch.equal(fast.generate(source, attention_mask=mask, max_new_tokens=9), expected)
+    assert torch.equal(fast.generate(**call), tiny_model().generate(**call))
 
 
 def test_model_on_disk_cannot_be_prepared(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from transformers.exporters.configs import DynamoConfig, OnnxConfig
 from transformers.exporters.exporter_dynamo import DynamoExporter
 from transformers.exporters.exporter_onnx import OnnxExporter
 
-from tests.helpers import FLOAT32, PAIRS, model_of_pairs, padded_batch, random_tokens, tiny_model
+from tests.helpers import FLOAT32, PAIRS, model_of_pairs, random_tokens, source_batch, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.pretrained import CACHE
 
@@ -90,12 +90,9 @@ def test_onnx_runtime_computes_the_steps_of_every_kind_of_model(overrides: dict[
     """Exported on two sentences, for other numbers and lengths; the search of the paper has four rows per source."""
     model = tiny_model(**overrides)
     model.use_paper_decoding()
-    source, mask = padded_batch([5, 3])
-    graphs = opened(exported(model, {"input_ids": source, "attention_mask": mask}, "onnx"))
+    graphs = opened(exported(model, source_batch([5, 3]), "onnx"))
     for side, lengths in [("right", [4, 9, 1]), ("left", [2, 7]), ("right", [6])]:
-        source, mask = padded_batch(lengths, side)
-        batch: dict[str, Any] = {"input_ids": source, "attention_mask": mask}
-        targets = random_tokens(len(lengths), 8)
+        batch, targets = source_batch(lengths, side), random_tokens(len(lengths), 8)
         expected = model(**batch, decoder_input_ids=targets).logits
         torch.testing.assert_close(step_logits(graphs, batch, targets), expected, **FLOAT32)
 

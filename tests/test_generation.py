@@ -1,6 +1,7 @@
 """Plain generation finds the same target for every way of calling it, and samples by the probabilities."""
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,10 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers.generation.streamers import BaseStreamer
 
-from tests.helpers import PAIRS, model_of_pairs, padded_batch, random_tokens, tiny_model
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from tests.helpers import PAIRS, WITH_SCORES, model_of_pairs, padded_batch, random_tokens, source_batch, tiny_model
 
 # Not tied, because a random tied model repeats its last token; in float64, so that rounding decides between no tokens.
 MODEL = tiny_model(tie_word_embeddings=False).double().requires_grad_(False)
@@ -25,10 +24,6 @@ WAYS: dict[str, dict[str, Any]] = {
 def without_padding(rows: Tensor, pad: int = 1) -> list[list[int]]:
     """Return rows of tokens without the padding after them."""
     return [row[: max(i + 1 for i, token in enumerate(row) if token != pad)] for row in rows.tolist()]
-
-
-def in_dtype(dtype: torch.dtype) -> VaswaniTransformerForConditionalGeneration:
-    return copy.deepcopy(model_of_pairs()[0]).to(dtype)
 
 
 @settings(max_examples=15)
@@ -82,7 +77,8 @@ def test_prefix_of_a_target_is_kept(way: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_batch_equals_single_sentences_in_either_precision(dtype: torch.dtype, way: str) -> None:
     """The model is confident, because in bfloat16 tokens of nearly equal probability are equal."""
-    model, tokenizer = in_dtype(dtype), model_of_pairs()[1]
+    trained, tokenizer = model_of_pairs()
+    model = copy.deepcopy(trained).to(dtype)
     batch = tokenizer(list(PAIRS), padding=True, return_tensors="pt")
     together = model.generate(**batch, max_new_tokens=20, **WAYS[way])
     assert tokenizer.batch_decode(together, skip_special_tokens=True) == list(PAIRS.values())
@@ -106,23 +102,11 @@ def test_greedy_search_takes_the_most_probable_token_at_each_step() -> None:
     assert torch.equal(MODEL.generate(source, max_new_tokens=8), tokens)
 
 
-class Recorder(BaseStreamer):
-    """Keeps what it gets."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-
-    def put(self, value: Tensor) -> None:
-        self.tokens += value.flatten().tolist()
-
-    def end(self) -> None:
-        self.tokens.append(-1)
-
-
 def test_streamer_gets_every_token_and_the_end() -> None:
-    streamer = Recorder()
+    seen: list[int] = []
+    streamer: Any = SimpleNamespace(put=lambda ids: seen.extend(ids.flatten().tolist()), end=lambda: seen.append(-1))
     tokens = MODEL.generate(random_tokens(1, 5), max_new_tokens=6, streamer=streamer)
-    assert streamer.tokens == [*tokens[0].tolist(), -1]
+    assert seen == [*tokens[0].tolist(), -1]
 
 
 @pytest.mark.parametrize("num_beams", [1, 2])
@@ -150,24 +134,15 @@ def test_sampled_token_is_as_frequent_as_it_is_probable() -> None:
 
 
 def test_num_return_sequences_returns_that_many_targets_best_first() -> None:
-    source, mask = padded_batch([5, 3])
-    generated = MODEL.generate(
-        source,
-        attention_mask=mask,
-        num_beams=4,
-        num_return_sequences=3,
-        max_new_tokens=6,
-        return_dict_in_generate=True,
-        output_scores=True,
-    )
+    call = source_batch([5, 3], max_new_tokens=6)
+    generated = MODEL.generate(**call, num_beams=4, num_return_sequences=3, **WITH_SCORES)
     scores = generated.sequences_scores.view(2, 3)
     assert len(generated.sequences) == 6
     assert (scores[:, :-1] >= scores[:, 1:]).all()
     assert len({tuple(row) for row in generated.sequences[:3].tolist()}) == 3
-    one = MODEL.generate(source, attention_mask=mask, num_beams=4, max_new_tokens=6)
+    one = MODEL.generate(**call, num_beams=4)
     assert without_padding(one) == without_padding(generated.sequences[[0, 3]])
-    sampled = MODEL.generate(source, attention_mask=mask, do_sample=True, num_return_sequences=3, max_new_tokens=6)
-    assert len(sampled) == 6
+    assert len(MODEL.generate(**call, do_sample=True, num_return_sequences=3)) == 6
 
 
 @pytest.mark.parametrize("way", WAYS)

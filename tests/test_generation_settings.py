@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 
 from tests.builders import small_model, source
-from tests.helpers import random_tokens, tiny_model
+from tests.helpers import WITH_SCORES, random_tokens, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, generation_settings
 
 END = 2
@@ -30,14 +30,8 @@ def limit_of(model: VaswaniTransformerForConditionalGeneration, **arguments: Any
 
 def test_argument_of_the_call_wins_over_the_saved_limit() -> None:
     model = small_model(0)
-    model.generation_config = GenerationConfig(
-        bos_token_id=0,
-        pad_token_id=1,
-        eos_token_id=2,
-        num_beams=2,
-        length_penalty_type="gnmt",
-        max_source_relative_length=5,
-    )
+    search: dict[str, Any] = {"num_beams": 2, "length_penalty_type": "gnmt", "max_source_relative_length": 5}
+    model.generation_config = model.config.make_generation_config(**search)
     assert limit_of(model) == 8
     assert limit_of(model, max_new_tokens=11) == 11
     assert limit_of(model, max_length=12) == 11
@@ -92,20 +86,14 @@ def test_invalid_setting_is_an_error_of_one_line(settings: dict[str, Any], messa
 def test_none_against_a_saved_beam_setting_is_transformers_default() -> None:
     model = small_model(1)
     assert torch.equal(model.generate(source(3, 4), num_beams=None), model.generate(source(3, 4), num_beams=1))
-    scores = [
-        model.generate(source(3, 4), length_penalty=alpha, return_dict_in_generate=True, output_scores=True)
-        for alpha in (None, 1.0)
-    ]
-    assert torch.equal(scores[0].sequences_scores, scores[1].sequences_scores)
+    first, second = (model.generate(source(3, 4), length_penalty=alpha, **WITH_SCORES) for alpha in (None, 1.0))
+    assert torch.equal(first.sequences_scores, second.sequences_scores)
 
 
 def test_numbers_of_numpy_are_settings_like_pythons() -> None:
     model = small_model(1)
-    given: dict[str, Any] = {
-        "num_beams": np.int64(3),
-        "length_penalty": np.float32(0.5),
-        "max_source_relative_length": np.int32(2),
-    }
+    given: dict[str, Any] = {"num_beams": np.int64(3), "length_penalty": np.float32(0.5)}
+    given |= {"max_source_relative_length": np.int32(2)}
     expected = model.generate(source(3, 4), num_beams=3, length_penalty=0.5, max_source_relative_length=2)
     assert torch.equal(model.generate(source(3, 4), **given), expected)
 

@@ -27,12 +27,8 @@ from vaswani_transformer.support.checked_loading import check_tokenizer_fits, lo
 from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.translation import command as translate
 
-SEARCH, CONFIG, TOKENIZER, TOKENIZER_CONFIG = (
-    "generation_config.json",
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-)
+SEARCH, CONFIG = "generation_config.json", "config.json"
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 
 
 @pytest.fixture

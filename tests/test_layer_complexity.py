@@ -4,7 +4,7 @@ import json
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -66,15 +66,9 @@ def test_folder_that_exists_is_left_as_it_is(
 def test_interrupted_command_keeps_what_it_measured(
     tmp_path: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = {"layer": "recurrent", "n": 16, "d": 64, "seconds": 0.1, "operations": 5}
-    rows = iter([[row | {"layer": layer} for layer in benchmark.LAYERS]])
-
-    def measure(*_: Any) -> list[dict[str, Any]]:
-        for measured in rows:
-            return measured
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(benchmark, "measure", measure)
+    row = {"n": 16, "d": 64, "seconds": 0.1, "operations": 5}
+    measured = [{"layer": layer, **row} for layer in benchmark.LAYERS]
+    monkeypatch.setattr(benchmark, "measure", Mock(side_effect=[measured, KeyboardInterrupt]))
     benchmark.main([f"--output={tmp_path / 'table1'}"])
     assert len(json.loads((tmp_path / "table1" / "table1.json").read_text())["measurements"]) == len(benchmark.LAYERS)
 

@@ -40,26 +40,21 @@ def copy_linear(theirs: Any, ours: Any) -> None:
 
 
 @torch.no_grad()
-def torch_encoder_layer(ours: VaswaniTransformerEncoderLayer) -> nn.TransformerEncoderLayer:
-    theirs = nn.TransformerEncoderLayer(**TORCH, norm_first=False)
+def torch_layer(ours: VaswaniTransformerEncoderLayer | VaswaniTransformerDecoderLayer) -> Any:
+    """Return torch's layer of the same stack with the same weights."""
+    norms = [ours.self_attn_add_norm.norm, ours.feed_forward_add_norm.norm]
+    theirs: Any
+    if isinstance(ours, VaswaniTransformerDecoderLayer):
+        theirs = nn.TransformerDecoderLayer(**TORCH, norm_first=False)
+        copy_attention(theirs.multihead_attn, ours.cross_attn)
+        norms.insert(1, ours.cross_attn_add_norm.norm)
+    else:
+        theirs = nn.TransformerEncoderLayer(**TORCH, norm_first=False)
     copy_attention(theirs.self_attn, ours.self_attn)
     copy_linear(theirs.linear1, ours.feed_forward.fc1)
     copy_linear(theirs.linear2, ours.feed_forward.fc2)
-    copy_linear(theirs.norm1, ours.self_attn_add_norm.norm)
-    copy_linear(theirs.norm2, ours.feed_forward_add_norm.norm)
-    return theirs.eval()
-
-
-@torch.no_grad()
-def torch_decoder_layer(ours: VaswaniTransformerDecoderLayer) -> nn.TransformerDecoderLayer:
-    theirs = nn.TransformerDecoderLayer(**TORCH, norm_first=False)
-    copy_attention(theirs.self_attn, ours.self_attn)
-    copy_attention(theirs.multihead_attn, ours.cross_attn)
-    copy_linear(theirs.linear1, ours.feed_forward.fc1)
-    copy_linear(theirs.linear2, ours.feed_forward.fc2)
-    copy_linear(theirs.norm1, ours.self_attn_add_norm.norm)
-    copy_linear(theirs.norm2, ours.cross_attn_add_norm.norm)
-    copy_linear(theirs.norm3, ours.feed_forward_add_norm.norm)
+    for number, norm in enumerate(norms, start=1):
+        copy_linear(getattr(theirs, f"norm{number}"), norm)
     return theirs.eval()
 
 
@@ -80,7 +75,7 @@ lengths = st.lists(st.integers(1, 6), min_size=1, max_size=3)
 def test_encoder_layer_equals_torch(lengths: list[int]) -> None:
     ours = VaswaniTransformerEncoderLayer(tiny_config(attn_implementation="eager"), 0).eval()
     random_weights(ours)
-    theirs = torch_encoder_layer(ours)
+    theirs = torch_layer(ours)
     states, hidden = torch.randn(len(lengths), max(lengths), 32), padding_mask(lengths)
     output = ours(states, additive_mask(hidden)[:, None, None])
     expected = theirs(states, src_key_padding_mask=hidden)
@@ -94,7 +89,7 @@ def test_decoder_layer_equals_torch(data: st.DataObject) -> None:
     targets = data.draw(st.lists(st.integers(1, 6), min_size=len(sources), max_size=len(sources)))
     ours = VaswaniTransformerDecoderLayer(tiny_config(attn_implementation="eager"), 0).eval()
     random_weights(ours)
-    theirs = torch_decoder_layer(ours)
+    theirs = torch_layer(ours)
     memory, hidden_source = torch.randn(len(sources), max(sources), 32), padding_mask(sources)
     states, hidden_target = torch.randn(len(targets), max(targets), 32), padding_mask(targets)
     later = torch.ones(max(targets), max(targets), dtype=torch.bool).triu(1)
@@ -119,7 +114,7 @@ def test_gradients_equal_torch() -> None:
     config = tiny_config(attn_implementation="eager", dropout=0.0)
     ours = VaswaniTransformerEncoderLayer(config, 0).train()
     random_weights(ours)
-    theirs = torch_encoder_layer(ours).train()
+    theirs = torch_layer(ours).train()
     for module in theirs.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -139,10 +134,8 @@ def test_gradients_equal_torch() -> None:
 
 def test_decoder_layer_without_an_encoder_skips_cross_attention() -> None:
     config = tiny_config(attn_implementation="eager")
-    decoder, encoder = (
-        VaswaniTransformerDecoderLayer(config, 0).eval(),
-        VaswaniTransformerEncoderLayer(config, 0).eval(),
-    )
+    decoder = VaswaniTransformerDecoderLayer(config, 0).eval()
+    encoder = VaswaniTransformerEncoderLayer(config, 0).eval()
     encoder.load_state_dict(decoder.state_dict(), strict=False)
     states = torch.randn(2, 5, 32)
     torch.testing.assert_close(decoder(states), encoder(states))

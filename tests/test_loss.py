@@ -372,15 +372,6 @@ def test_micro_batches_add_up_to_the_large_batch(is_training: bool, as_tensor: b
     torch.testing.assert_close(sum(losses), model(**batch).loss)
 
 
-@pytest.mark.parametrize("is_training", [True, False])
-def test_model_learns_nothing_from_a_batch_without_targets(is_training: bool) -> None:
-    model, batch = tiny_model().train(is_training), labeled_batch()
-    loss = model(**batch | {"labels": torch.full((3, 4), -100)}).loss
-    loss.backward()
-    assert loss == 0
-    assert all((parameter.grad == 0).all() for parameter in model.parameters() if parameter.grad is not None)
-
-
 def test_smoothed_loss_of_two_entries_computed_by_hand() -> None:
     """eps is spread over all V: logits (1, 0), true 0, eps 0.2: -0.9 log 0.7310586 - 0.1 log 0.2689414."""
     loss = projected_cross_entropy(torch.tensor([[1.0]]), torch.tensor([[1.0], [0.0]]), torch.tensor([0]), 0.2)

@@ -12,11 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel, StaticCache
 
 from tests.helpers import FLOAT32, padded_batch, random_batch, random_tokens, tiny_config, tiny_model
-from vaswani_transformer import (
-    VaswaniTransformerConfig,
-    VaswaniTransformerForConditionalGeneration,
-    prepare_for_inference,
-)
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
 from vaswani_transformer.decoder import VaswaniTransformerDecoder
 from vaswani_transformer.encoder import VaswaniTransformerEncoder
 from vaswani_transformer.pretrained import CACHE
@@ -29,10 +25,6 @@ MODELS = {
 
 
 lengths = st.lists(st.integers(1, 6), min_size=1, max_size=4)
-
-
-def static_cache(config: VaswaniTransformerConfig, target: int, source: int) -> EncoderDecoderCache:
-    return EncoderDecoderCache(StaticCache(config, max_cache_len=target), StaticCache(config, max_cache_len=source))
 
 
 def stepwise(
@@ -108,7 +100,8 @@ def test_cached_steps_equal_one_pass(
     complete = model(**batch).logits
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
     if is_static:
-        cache = static_cache(model.config, 6, source.shape[1])
+        sizes = (6, source.shape[1])
+        cache = EncoderDecoderCache(*(StaticCache(model.config, max_cache_len=size) for size in sizes))
     kept = target_mask.bool()
     torch.testing.assert_close(stepwise(model, batch, cache, step)[kept], complete[kept], **FLOAT32)
 

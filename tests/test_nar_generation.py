@@ -57,14 +57,8 @@ def test_mask_predict_equals_plain_python(seed: int) -> None:
     tokens, mask = padded_batch([4, 2], "left")
     tokens = tokens.clamp(max=11)
     rounds, lengths = seed % 5 + 1, seed % 3 + 1
-    generated = model.generate(
-        tokens,
-        attention_mask=mask,
-        num_iterations=rounds,
-        length_beam_size=lengths,
-        return_history=True,
-        return_dict_in_generate=True,
-    )
+    settings: dict[str, Any] = {"num_iterations": rounds, "length_beam_size": lengths, "return_history": True}
+    generated = model.generate(tokens, attention_mask=mask, **settings, return_dict_in_generate=True)
     for row in range(2):
         source = tokens[row, mask[row].bool()][None]
         logits = model.read_source(model.encode(source).last_hidden_state, None).length_logits[0]

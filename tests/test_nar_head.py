@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers import FLOAT32, TINY, padded_batch, random_tokens
+from tests.helpers import FLOAT32, TINY, padded_batch, random_tokens, source_batch
 from tests.nar_models import FAMILY, MASK, targets, tiny_nat
 from vaswani_transformer import (
     MaskingCollator,
@@ -96,12 +96,8 @@ def test_sentence_is_decoded_by_itself_as_in_a_batch(family: str, side: str) -> 
 
 @pytest.mark.parametrize("family", FAMILY)
 def test_eager_and_sdpa_agree(family: str) -> None:
-    tokens, mask = padded_batch([3, 7], "right")
-    labels = targets(5, 1)
-    first, second = (
-        FAMILY[family](attn_implementation=name)(input_ids=tokens, attention_mask=mask, labels=labels)
-        for name in ("eager", "sdpa")
-    )
+    batch = source_batch([3, 7]) | {"labels": targets(5, 1)}
+    first, second = (FAMILY[family](attn_implementation=name)(**batch) for name in ("eager", "sdpa"))
     torch.testing.assert_close(first.logits, second.logits, **FLOAT32)
     torch.testing.assert_close(first.loss, second.loss, **FLOAT32)
 

@@ -2,16 +2,16 @@
 
 import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from datasets import Dataset as HubDataset
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 from transformers import GenerationConfig, pipeline
 
-from tests.helpers import PAIRS, ModelAndTokenizer, model_of_pairs, paper_model_of_pairs, tiny_model
+from tests.helpers import PAIRS, WITH_SCORES, ModelAndTokenizer, model_of_pairs, paper_model_of_pairs, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
 from vaswani_transformer.pipeline import TASK, VaswaniTransformerTranslationPipeline
 
@@ -39,14 +39,6 @@ def as_records(texts: list[str]) -> list[dict[str, str]]:
     return [{"translation_text": text} for text in texts]
 
 
-class Sentences(Dataset):
-    def __len__(self) -> int:
-        return len(SOURCES)
-
-    def __getitem__(self, index: int) -> str:
-        return SOURCES[index]
-
-
 def test_pipeline_returns_a_list_for_a_text_a_list_and_a_column(
     translator: VaswaniTransformerTranslationPipeline,
 ) -> None:
@@ -63,8 +55,8 @@ def test_pipeline_returns_a_list_for_a_text_a_list_and_a_column(
 def test_pipeline_returns_an_iterator_for_an_iterator_or_dataset(
     translator: VaswaniTransformerTranslationPipeline,
 ) -> None:
-    each = [as_records([target]) for target in TARGETS]
-    for texts in (iter(SOURCES), (text for text in SOURCES), Sentences()):
+    each, sources = [as_records([target]) for target in TARGETS], cast(Dataset, SOURCES)
+    for texts in (iter(SOURCES), (text for text in SOURCES), Subset(sources, range(len(SOURCES)))):
         results = translator(texts, batch_size=4)
         assert not isinstance(results, list)
         assert list(results) == each
@@ -102,7 +94,7 @@ def test_prepared_model_translates_the_same_and_cannot_be_saved(
 def test_records_have_scores_if_generate_returns_them(
     components: ModelAndTokenizer, translator: VaswaniTransformerTranslationPipeline
 ) -> None:
-    asked = {"num_return_sequences": 2, "return_dict_in_generate": True, "output_scores": True}
+    asked: dict[str, Any] = {"num_return_sequences": 2, **WITH_SCORES}
     batch = components[1]([SOURCES[2]], return_tensors="pt")
     expected = components[0].generate(**batch, **asked).sequences_scores
     for results in (translator(SOURCES[2], **asked), translator(SOURCES, batch_size=6, **asked)[2]):

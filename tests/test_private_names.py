@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.generation import GenerationMixin
 
-from tests.helpers import ROOT, padded_batch, tiny_config, tiny_model
+from tests.helpers import ROOT, source_batch, tiny_config, tiny_model
 from tests.private_names import PRIVATE_NAMES, describe, describe_all, print_changes
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
 from vaswani_transformer.cpu.decoder import DecoderStep
@@ -101,22 +101,15 @@ def test_changed_and_missing_names_are_printed(capsys: pytest.CaptureFixture[str
     assert "-def _sample(seed, " in printed
 
 
-def rename(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
-    """Delete a name from its owner and from the classes that the owner inherits it from."""
-    for each in (owner, *owner.__mro__):
-        if name in vars(each):
-            monkeypatch.delattr(each, name)
-
-
 @pytest.mark.parametrize("name", ENTRY_POINTS)
 def test_missing_entry_point_is_an_error_that_names_the_versions_that_have_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, (ids, mask) = tiny_model(), padded_batch([3, 2])
+    model = tiny_model()
     model.use_paper_decoding()
     monkeypatch.delattr(GenerationMixin, name)
     with pytest.raises(RuntimeError, match=rf"GenerationMixin\.{name} of this .*; install Transformers 5\.17 to 5\.24"):
-        model.generate(ids, attention_mask=mask)
+        model.generate(**source_batch([3, 2]))
 
 
 @pytest.mark.parametrize("name", ENTRY_POINTS)
@@ -131,7 +124,9 @@ def test_missing_private_name_is_an_error_that_names_the_versions_that_have_it(
     owner: type[PreTrainedConfig | PreTrainedModel], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_config()
-    rename(monkeypatch, owner, name)
+    for each in owner.__mro__:
+        if name in vars(each):
+            monkeypatch.delattr(each, name)
     with pytest.raises(RuntimeError, match=rf"has no {owner.__name__}\.{name}, .*install Transformers 5\.17 to 5\.24"):
         VaswaniTransformerForConditionalGeneration(config)
 
@@ -158,11 +153,10 @@ def test_prepared_model_without_a_function_of_torch_has_plain_layers_and_the_sam
             return getattr(namespace, name)
 
     monkeypatch.setattr(torch.ops, "mkldnn" if function.startswith("_") else "quantized", Missing())
-    model, (ids, mask) = tiny_model(), padded_batch([3, 2])
+    model, call = tiny_model(), source_batch([3, 2], max_new_tokens=4, num_beams=2)
     prepared = prepare_for_inference(model, dtype)
     assert {type(module) for module in prepared.modules()} & {nn.Linear}
-    options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 4, "num_beams": 2}
-    assert torch.equal(prepared.generate(ids, **options), model.generate(ids, **options))
+    assert torch.equal(prepared.generate(**call), model.generate(**call))
 
 
 def test_operator_without_its_compiled_function_is_called_as_it_is() -> None:
@@ -181,8 +175,6 @@ def test_fast_paths_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
     for each, name in ((DecoderStep, "__call__"), (PreparedEncoder, "fast_pass")):
         call = getattr(each, name)
         monkeypatch.setattr(each, name, lambda *args, call=call: taken.append(call) or call(*args))
-    ids, mask = padded_batch([3, 2])
-    prepare_for_inference(tiny_model()).generate(
-        ids, attention_mask=mask, max_new_tokens=3, min_new_tokens=3, num_beams=2
-    )
+    call = source_batch([3, 2], max_new_tokens=3, min_new_tokens=3, num_beams=2)
+    prepare_for_inference(tiny_model()).generate(**call)
     assert len(taken) == 1 + 3

@@ -32,7 +32,8 @@ assert type(transformers.AutoModelForSeq2SeqLM.from_config(config)).__module__ =
 
 from vaswani_transformer import *
 assert (translate.__name__, draw_loss.__name__, to_ctranslate2.__name__) == ("translate", "draw_loss", "to_ctranslate2")
-assert "matplotlib" not in sys.modules
+import vaswani_transformer.convert.command
+assert not {"ctranslate2", "matplotlib"} & sys.modules.keys()
 draw_learning_rate()
 assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules  # it opens no window
 """

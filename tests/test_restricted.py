@@ -23,6 +23,7 @@ from tests.helpers import (
     padded_batch,
     random_batch,
     random_tokens,
+    source_batch,
     tiny_config,
     tiny_model,
 )
@@ -122,18 +123,10 @@ def test_window_decides_what_a_position_depends_on(implementation: str, length: 
     tokens, position = random_tokens(1, length), length // 2
     changed, same = tokens.clone(), torch.zeros(1, length, dtype=torch.long)
     changed[0, position] = 3
-    for stack, last in ((model.model.encoder, REACH), (model.model.decoder, REACH)):
-        first = -REACH if stack is model.model.encoder else 0
+    for stack, first in ((model.model.encoder, -REACH), (model.model.decoder, 0)):
         states = [stack(ids, position_ids=same).last_hidden_state[0] for ids in (tokens, changed)]
         moved = (states[0] - states[1]).abs().amax(-1) > 1e-5
-        assert moved.nonzero().flatten().tolist() == list(range(position + first, position + last + 1))
-
-
-def insert_padding(tokens: Tensor, columns: list[int], length: int) -> tuple[Tensor, Tensor]:
-    """Return one text (1, n) with its tokens in these columns of `length`, and its mask."""
-    padded, mask = torch.full((1, length), 1), torch.zeros(1, length, dtype=torch.long)
-    padded[0, columns], mask[0, columns] = tokens[0], 1
-    return padded, mask
+        assert moved.nonzero().flatten().tolist() == list(range(position + first, position + REACH + 1))
 
 
 @settings(max_examples=20, deadline=None)
@@ -147,7 +140,8 @@ def test_padding_changes_nothing_wherever_it_is(data: st.DataObject) -> None:
     either_side = st.integers(0, length - count).map(lambda first: list(range(first, first + count)))
     columns = data.draw(either_side if count > 6 else st.one_of(anywhere, either_side))
     tokens = random_tokens(1, count)
-    padded, mask = insert_padding(tokens, columns, length)
+    padded, mask = torch.full((1, length), 1), torch.zeros(1, length, dtype=torch.long)
+    padded[0, columns], mask[0, columns] = tokens[0], 1
     single = model(input_ids=tokens, decoder_input_ids=tokens).logits
     padded_logits = model(
         input_ids=padded, attention_mask=mask, decoder_input_ids=padded, decoder_attention_mask=mask
@@ -201,8 +195,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("prompt", ["none", "left", "right"])
 def test_generation_with_and_without_a_cache_is_the_same(search: str, prompt: str) -> None:
     """A prompt with padding on its right has padding between tokens, from which the cache keeps every key."""
-    source, mask = padded_batch([7, 3])
-    batch: dict[str, Any] = {"input_ids": source, "attention_mask": mask, "max_new_tokens": 12, "min_new_tokens": 9}
+    batch = source_batch([7, 3], max_new_tokens=12, min_new_tokens=9)
     if prompt != "none":
         target, target_mask = padded_batch([5, 2], prompt)
         target[:, 0] = 0
@@ -249,19 +242,14 @@ def test_cache_that_dropped_a_neighbor_is_an_error() -> None:
     model, source, target = MODELS["sdpa"], random_tokens(1, 3), random_tokens(1, 8)
     cache = model(input_ids=source, decoder_input_ids=target, use_cache=True).past_key_values
     masks: list[Tensor | None] = [None, torch.ones(1, 9, dtype=torch.long)]
+    step: dict[str, Any] = {"input_ids": source, "decoder_input_ids": target[:, :1]}
     plain, masked = (
-        model(
-            input_ids=source,
-            decoder_input_ids=target[:, :1],
-            decoder_attention_mask=mask,
-            past_key_values=copy.deepcopy(cache),
-        ).logits
-        for mask in masks
+        model(**step, decoder_attention_mask=mask, past_key_values=copy.deepcopy(cache)).logits for mask in masks
     )
     torch.testing.assert_close(masked, plain, **FLOAT32)
     mask = torch.tensor([[1, 1, 1, 1, 1, 1, 0, 0, 1]])
     with pytest.raises(ValueError, match=r"decoder_attention_mask: padding between tokens.*\(3\) keys no longer has"):
-        model(input_ids=source, decoder_input_ids=target[:, :1], decoder_attention_mask=mask, past_key_values=cache)
+        model(**step, decoder_attention_mask=mask, past_key_values=cache)
 
 
 @pytest.mark.parametrize("dtype", [needs("float32"), needs("int8")])
@@ -278,10 +266,9 @@ def test_prepared_model_has_the_window(dtype: str) -> None:
 @pytest.mark.parametrize("beams", [1, 4])
 def test_prepared_model_decodes_to_the_same_scores(beams: int) -> None:
     model = random_model(attention_window=REACH)
-    source, mask = padded_batch([LONG, 9])
-    options: dict[str, Any] = {"attention_mask": mask, "num_beams": beams, "max_new_tokens": 8, "min_new_tokens": 8}
-    options |= {"return_dict_in_generate": True, "output_logits": True}
-    expected, generated = (each.generate(source, **options) for each in (model, prepare_for_inference(model)))
+    call = source_batch([LONG, 9], num_beams=beams, max_new_tokens=8, min_new_tokens=8)
+    call |= {"return_dict_in_generate": True, "output_logits": True}
+    expected, generated = (each.generate(**call) for each in (model, prepare_for_inference(model)))
     for step, expected_step in zip(generated.logits, expected.logits, strict=True):
         torch.testing.assert_close(step, expected_step, **FLOAT32)
 

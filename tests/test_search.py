@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.generation import GenerationMixin
 
-from tests.builders import PlainSearch, small_model, source
+from tests.builders import plain_search, small_model, source
 from tests.ending_models import ending_model, sources
-from tests.helpers import FLOAT32, padded_batch
+from tests.helpers import FLOAT32, WITH_SCORES, padded_batch
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import search as search_module
 from vaswani_transformer.pretrained import CACHE
 from vaswani_transformer.search import SearchSettings, SearchState, length_penalty, score_bound
 
@@ -68,8 +69,7 @@ def test_beam_as_wide_as_the_language_finds_the_best_of_all_targets(
         length_penalty_type=penalty,
         early_stopping="never",
         max_source_relative_length=limit - 2,
-        return_dict_in_generate=True,
-        output_scores=True,
+        **WITH_SCORES,
     )
     assert generated.sequences[0].tolist()[: len(target)] == target
     assert generated.sequences_scores[0].item() == pytest.approx(score, abs=1e-4)
@@ -82,8 +82,7 @@ def test_parsing_search_ends_at_source_length_plus_300_with_the_true_score(tmp_p
     model.generation_config.update(num_beams=21, length_penalty=0.3, max_source_relative_length=300)
     model.save_pretrained(tmp_path)
     model = VaswaniTransformerForConditionalGeneration.from_pretrained(tmp_path)
-    settings: dict[str, Any] = {"suppress_tokens": [1, END], "return_dict_in_generate": True, "output_scores": True}
-    generated = model.generate(source(3, 4), num_return_sequences=21, **settings)
+    generated = model.generate(source(3, 4), num_return_sequences=21, suppress_tokens=[1, END], **WITH_SCORES)
     assert generated.sequences.shape == (21, 1 + 3 + 300)
     for sequence, score in zip(generated.sequences[::10], generated.sequences_scores[::10], strict=True):
         with torch.no_grad():
@@ -142,13 +141,11 @@ def test_every_sentence_of_a_batch_has_its_own_limit(pad: int, num_beams: int) -
 @pytest.mark.parametrize("seed", range(4))
 def test_beams_of_a_sentence_are_the_same_in_a_batch_and_by_itself(seed: int) -> None:
     model = small_model(seed, vocab_size=12).double()
-    input_ids, mask = padded_batch([4, 2, 6], pad=1)
-    input_ids = input_ids % 9 + 3
-    options: dict[str, Any] = {"num_beams": 4, "num_return_sequences": 4, "max_source_relative_length": 3}
-    options |= {"return_dict_in_generate": True, "output_scores": True}
-    together = model.generate(input_ids.masked_fill(mask == 0, 1), attention_mask=mask, **options)
+    batch = sources([4, 2, 6], vocab_size=12)
+    options: dict[str, Any] = {"num_beams": 4, "num_return_sequences": 4, "max_source_relative_length": 3} | WITH_SCORES
+    together = model.generate(**batch, **options)
     for row, length in enumerate([4, 2, 6]):
-        single = model.generate(input_ids[row : row + 1, :length], **options)
+        single = model.generate(batch["input_ids"][row : row + 1, :length], **options)
         of_the_row = together.sequences[4 * row : 4 * row + 4]
         width = single.sequences.shape[1]
         assert torch.equal(of_the_row[:, :width], single.sequences)
@@ -159,13 +156,7 @@ def test_beams_of_a_sentence_are_the_same_in_a_batch_and_by_itself(seed: int) ->
 @pytest.mark.parametrize("seed", range(6))
 def test_scores_equal_those_computed_from_the_logits(seed: int) -> None:
     model = small_model(seed, vocab_size=9)
-    generated = model.generate(
-        source(4, 5),
-        num_return_sequences=3,
-        max_source_relative_length=4,
-        return_dict_in_generate=True,
-        output_scores=True,
-    )
+    generated = model.generate(source(4, 5), num_return_sequences=3, max_source_relative_length=4, **WITH_SCORES)
     for sequence, score in zip(generated.sequences, generated.sequences_scores, strict=True):
         tokens = sequence.tolist()
         target = sequence[: tokens.index(END) + 1 if END in tokens else 8]  # the limit: three source tokens and four
@@ -175,34 +166,20 @@ def test_scores_equal_those_computed_from_the_logits(seed: int) -> None:
         torch.testing.assert_close(score, total / length_penalty(len(target) - 1, 0.6), **FLOAT32)
 
 
-class NeverStop:
-    """Turns the stop off: the search continues until every open beam has reached its limit."""
-
-    def __enter__(self) -> None:
-        self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(
-            "vaswani_transformer.search.can_improve",
-            lambda state, new_tokens, settings: torch.ones_like(state.is_active),
-        )
-
-    def __exit__(self, *error: Any) -> None:
-        self.patch.undo()
-
-
 @pytest.mark.slow
 @settings(max_examples=150)
 @given(st.integers(0, 10_000), st.sampled_from([-0.5, 0.0, 0.3, 0.6, 1.0, 1.5]), st.integers(2, 4), st.data())
 def test_stop_never_changes_the_result(seed: int, alpha: float, num_beams: int, data: st.DataObject) -> None:
-    """Each example searches for twenty sources at once, 3,000 in all."""
+    """Each example searches for twenty sources at once, 3,000 in all, and again until no open beam has tokens left."""
     model = small_model(seed, vocab_size=8)
     returned = data.draw(st.integers(1, num_beams))
     options: dict[str, Any] = {"num_beams": num_beams, "num_return_sequences": returned, "length_penalty": alpha}
-    options |= {"early_stopping": data.draw(st.sampled_from([False, "never"]))}
-    options |= {"max_source_relative_length": 4, "return_dict_in_generate": True, "output_scores": True}
+    options |= {"early_stopping": data.draw(st.sampled_from([False, "never"])), "max_source_relative_length": 4}
     inputs = torch.randint(3, 8, (20, 4))
-    stopped = model.generate(inputs, **options)
-    with NeverStop():
-        exhausted = model.generate(inputs, **options)
+    stopped = model.generate(inputs, **options, **WITH_SCORES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search_module, "can_improve", lambda state, *_: torch.ones_like(state.is_active))
+        exhausted = model.generate(inputs, **options, **WITH_SCORES)
     torch.testing.assert_close(stopped.sequences_scores, exhausted.sequences_scores, **FLOAT32)
 
 
@@ -227,17 +204,15 @@ def test_search_under_power_equals_transformers_own(
 ) -> None:
     """Token for token in float64 by its shortcuts, and score for score of the loop that returns them."""
     model = ending_model(seed, vocab_size=97)
-    plain = PlainSearch(model.config).eval().double()
-    plain.load_state_dict(model.state_dict())
+    plain = plain_search(model)
     assert type(plain)._beam_search is GenerationMixin._beam_search
     returned = data.draw(st.integers(1, num_beams))
     options: dict[str, Any] = {"num_beams": num_beams, "num_return_sequences": returned, **sources(lengths)}
     options |= {"length_penalty": alpha, "early_stopping": early_stopping, "max_new_tokens": new_tokens}
     options |= {"eos_token_id": data.draw(st.sampled_from([[END], [END, *range(40, 70)]]))}
-    outputs = {"return_dict_in_generate": True, "output_scores": True}
-    theirs = plain.generate(**options, **outputs)
+    theirs = plain.generate(**options, **WITH_SCORES)
     assert torch.equal(model.generate(**options, length_penalty_type="power"), theirs.sequences)
-    ours = model.generate(**options, **outputs, length_penalty_type="power")
+    ours = model.generate(**options, **WITH_SCORES, length_penalty_type="power")
     assert torch.equal(ours.sequences, theirs.sequences)
     assert torch.equal(ours.beam_indices, theirs.beam_indices)
     torch.testing.assert_close(ours.sequences_scores, theirs.sequences_scores, **FLOAT32)
@@ -247,13 +222,10 @@ def test_search_under_power_equals_transformers_own(
 def test_search_with_more_end_tokens_than_others_equals_transformers_own(seed: int) -> None:
     """Nine of twelve tokens end a target, and long targets score best, so beams must continue by less likely tokens."""
     model = small_model(seed, vocab_size=12).double()
-    plain = PlainSearch(model.config).eval().double()
-    plain.load_state_dict(model.state_dict())
-    options: dict[str, Any] = {"num_beams": 2, "num_return_sequences": 2, "max_new_tokens": 6}
+    options: dict[str, Any] = {"num_beams": 2, "num_return_sequences": 2, "max_new_tokens": 6} | WITH_SCORES
     options |= {"length_penalty": 2.0, "early_stopping": "never", "eos_token_id": list(range(END, 11))}
-    options |= {"return_dict_in_generate": True, "output_scores": True}
     ours = model.generate(source(3, 4), length_penalty_type="power", **options)
-    theirs = plain.generate(source(3, 4), **options)
+    theirs = plain_search(model).generate(source(3, 4), **options)
     assert torch.equal(ours.sequences, theirs.sequences)
     torch.testing.assert_close(ours.sequences_scores, theirs.sequences_scores, **FLOAT32)
 
@@ -261,11 +233,9 @@ def test_search_with_more_end_tokens_than_others_equals_transformers_own(seed: i
 @pytest.mark.parametrize("name", ["output_logits", "output_attentions", "output_hidden_states"])
 def test_outputs_of_every_step_are_those_of_transformers_own_search(name: str) -> None:
     model = small_model(0, vocab_size=12).double()
-    plain = PlainSearch(model.config).eval().double()
-    plain.load_state_dict(model.state_dict())
     options: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 4, "return_dict_in_generate": True, name: True}
     ours = model.generate(source(3, 4), length_penalty_type="power", **options)
-    theirs = plain.generate(source(3, 4), **options)
+    theirs = plain_search(model).generate(source(3, 4), **options)
     assert ours.keys() == theirs.keys()
     for key in ours.keys() - {CACHE}:
         torch.testing.assert_close(ours[key], theirs[key], check_dtype=False, **FLOAT32)
@@ -275,7 +245,7 @@ def test_outputs_of_every_step_are_those_of_transformers_own_search(name: str) -
 def test_early_stopping_ends_at_as_many_finished_targets_as_beams(seed: int) -> None:
     """It may miss the best target, but never returns a better score than the full search."""
     model = small_model(seed, vocab_size=8)
-    options: dict[str, Any] = {"max_source_relative_length": 6, "return_dict_in_generate": True, "output_scores": True}
+    options: dict[str, Any] = {"max_source_relative_length": 6} | WITH_SCORES
     early = model.generate(source(4, 5, 6), early_stopping=True, **options)
     late = model.generate(source(4, 5, 6), early_stopping=False, **options)
     assert len(early.scores) <= len(late.scores)

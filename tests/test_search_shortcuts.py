@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache
 
 from tests.ending_models import BATCH, END, WAYS, call_arguments, ending_model, sources
-from tests.helpers import FLOAT32, Batch, tiny_model
+from tests.helpers import FLOAT32, WITH_SCORES, Batch, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer import generation as generation_module
 from vaswani_transformer import search as search_module
@@ -101,33 +101,17 @@ def test_top_continuations_are_those_of_the_sorted_vocabulary(
     assert all(len(set(row)) == count for row in indices.tolist())
 
 
-@dataclass
-class OneStep:
-    """A decoder that has one step, with these logits."""
-
-    logits: Tensor
-    gives_logits_away: bool = False
-
-    def step(self, tokens: Tensor) -> Tensor:
-        return self.logits
-
-    def reorder(self, beams: Tensor) -> None:
-        raise NotImplementedError
-
-    def keep(self, sources: Tensor) -> None:
-        raise NotImplementedError
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_log_probabilities_are_in_float32_and_only_logits_given_away_are_overwritten(dtype: torch.dtype) -> None:
     logits = (10 * torch.randn(8, 500)).to(dtype)
-    decoder, expected = OneStep(logits.clone()), logits.float().log_softmax(1)
+    before, expected = logits.clone(), logits.float().log_softmax(1)
+    decoder: Any = SimpleNamespace(step=lambda _: logits)
     assert torch.equal(next_log_probs(decoder, torch.zeros(8, 1)), expected)
-    assert torch.equal(decoder.logits, logits)
+    assert torch.equal(logits, before)
     if dtype == torch.float32:  # that of a prepared decoder
         decoder.gives_logits_away = True
-        assert next_log_probs(decoder, torch.zeros(8, 1)) is decoder.logits
-        assert torch.equal(decoder.logits, expected)
+        assert next_log_probs(decoder, torch.zeros(8, 1)) is logits
+        assert torch.equal(logits, expected)
 
 
 @pytest.mark.parametrize("vocab_size", [40, 1003])
@@ -135,12 +119,8 @@ def test_search_never_selects_more_continuations_of_a_beam_than_tokens(vocab_siz
     """A beam search may need (1 + end tokens) x beams tokens of one beam, more than exist."""
     ends = list(range(3, 3 + vocab_size // 2))
     model = ending_model(0, vocab_size)
-    options: dict[str, Any] = {
-        "num_beams": 3,
-        "num_return_sequences": 3,
-        "max_new_tokens": 3,
-        "eos_token_id": ends,
-    } | sources([2])
+    options: dict[str, Any] = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 3, **sources([2])}
+    options |= {"eos_token_id": ends}
     with search_with(by_groups=False):
         expected = model.generate(**options)
     with search_with(by_groups=True):
@@ -209,7 +189,7 @@ def test_dropping_finished_sources_changes_nothing_in_greedy_search_and_sampling
 
 @pytest.mark.parametrize("way", WAYS)
 def test_finished_sources_are_not_decoded(way: str) -> None:
-    model, falls = ending_model(1), 0
+    falls = 0
     for seed in range(4):
         model = ending_model(seed)
         with record_row_counts(model) as rows:
@@ -340,13 +320,9 @@ def test_logits_processors_give_the_same_when_finished_sources_are_dropped(way: 
 def test_returned_scores_are_the_log_softmax_of_the_returned_logits() -> None:
     """If scores are requested, the loop uses the complete vocabulary, and returns a row of that width for each beam."""
     model = ending_model(1, 97)
-    options: dict[str, Any] = sources([3, 2], 97) | {
-        "num_beams": 3,
-        "max_new_tokens": 5,
-        "return_dict_in_generate": True,
-    }
+    options: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 5, **sources([3, 2], 97)}
     with search_with():
-        generated = model.generate(**options, output_scores=True, output_logits=True)
+        generated = model.generate(**options, **WITH_SCORES, output_logits=True)
     assert {step.shape for step in (*generated.scores, *generated.logits)} == {torch.Size([6, 97])}
     for scores, logits in zip(generated.scores, generated.logits, strict=True):
         torch.testing.assert_close(scores, logits.log_softmax(-1), **FLOAT32)

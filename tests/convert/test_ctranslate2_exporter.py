@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.builders import uneven_model
-from tests.helpers import PAIRS, Batch, load_tokenizer, model_of_pairs, random_tokens, tiny_model
+from tests.helpers import PAIRS, WITH_SCORES, Batch, load_tokenizer, model_of_pairs, random_tokens, tiny_model
 from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
     VaswaniTransformerTokenizer,
@@ -99,8 +99,7 @@ def generate_with_scores(
     model: VaswaniTransformerForConditionalGeneration, sources: list[list[int]], **settings: Any
 ) -> list[list[tuple[list[int], float]]]:
     """Return what `generate()` returns: the tokens of each source's n best and their scores."""
-    options: dict[str, Any] = {"num_return_sequences": 1, "return_dict_in_generate": True, "output_scores": True}
-    options |= settings
+    options: dict[str, Any] = {"num_return_sequences": 1, **WITH_SCORES, **settings}
     generated: Any = model.generate(**padded(sources), **options)
     rows = [row[: row.index(END) + 1] if END in row else row for row in generated.sequences[:, 1:].tolist()]
     scores = generated.sequences_scores.tolist()
@@ -166,12 +165,6 @@ def test_search_with_one_beam_equals_greedy_generate(seed: int, tmp_path: Path) 
     assert [tokens for ((tokens, _),) in converted] == expected
 
 
-@pytest.fixture(scope="module")
-def pairs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    model, tokenizer = model_of_pairs()
-    return to_ctranslate2(model, tokenizer, tmp_path_factory.mktemp("models") / "pairs")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("quantization", [None, "float32", "int8", "bfloat16", "float16", "int16"])
 @pytest.mark.parametrize("num_beams", [1, 4])
@@ -182,16 +175,6 @@ def test_trained_model_translates_the_same_in_every_stored_dtype(
     folder = to_ctranslate2(model, tokenizer, tmp_path / "converted", quantization)
     converted = CTranslate2Engine(folder, num_beams=num_beams, threads=1).translate(list(PAIRS))
     assert converted == list(PAIRS.values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("is_early", [True, False])
-@pytest.mark.parametrize("num_beams", [2, 4])
-def test_search_of_a_trained_model_equals_generate(num_beams: int, is_early: bool, pairs_folder: Path) -> None:
-    model, tokenizer = model_of_pairs()
-    sources = tokenizer([*PAIRS, "hello", "my book is black", "</s> <s>", "cat " * 20])["input_ids"]
-    search = {"num_beams": num_beams, "length_penalty": 0.6, "num_return_sequences": 2, "max_new_tokens": 30}
-    assert_same_search(model, pairs_folder, sources, is_early, **search)
 
 
 @pytest.mark.slow
@@ -213,13 +196,14 @@ def test_probabilities_in_fewer_bits_are_close(quantization: str, tolerance: flo
 
 
 @pytest.mark.slow
-def test_gnmt_ranks_by_lp_of_the_paper(pairs_folder: Path) -> None:
+def test_gnmt_ranks_by_lp_of_the_paper(tmp_path: Path) -> None:
     """Scores are those of the model itself, and the best is the model's if both searches finished it."""
     model, tokenizer = model_of_pairs()
+    folder = to_ctranslate2(model, tokenizer, tmp_path / "converted")
     sources = tokenizer(list(PAIRS))["input_ids"]
     options: dict[str, Any] = {"num_beams": 4, "length_penalty": 0.6, "max_new_tokens": 20}
     search = CTranslate2Engine(
-        pairs_folder, scores=True, length_penalty_type="gnmt", num_return_sequences=3, threads=1, **options
+        folder, scores=True, length_penalty_type="gnmt", num_return_sequences=3, threads=1, **options
     )
     for (original,), converted in zip(
         generate_with_scores(model, sources, length_penalty_type="gnmt", **options), search(sources), strict=True

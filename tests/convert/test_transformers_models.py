@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from tests.convert.originals import END, FF, HEADS, LAYERS, PAD, D, V, assert_alike, randomize_weights
-from tests.helpers import FLOAT32, error_line, load_tokenizer, run_main
+from tests.helpers import FLOAT32, error_line, load_tokenizer, no_space, run_main
 from tests.nar_models import tiny_nat
 from vaswani_transformer.convert.command import main, save
 from vaswani_transformer.convert.transformers_models import from_fsmt, from_marian
@@ -237,11 +237,7 @@ def test_model_that_cannot_be_converted_ends_the_command_with_one_line(
 
 
 def test_import_that_the_disk_does_not_hold_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
-    class FullDisk:
-        def save_pretrained(self, folder: Path) -> None:
-            raise Exception("No space left on device (os error 28)")
-
-    imported: Any = SimpleNamespace(model=FullDisk(), tokenizer=None)
+    imported: Any = SimpleNamespace(model=SimpleNamespace(save_pretrained=no_space), tokenizer=None)
     options = argparse.Namespace(output=tmp_path / "out", force=False)
     with pytest.raises(OutputError, match=r"out: cannot be written: No space .*; make room, or name another folder"):
         save(imported, options)

@@ -9,7 +9,7 @@ from transformers import DynamicCache, EncoderDecoderCache, StoppingCriteria, St
 from transformers.modeling_outputs import BaseModelOutput
 
 from tests.builders import DTYPES, KINDS, random_model
-from tests.helpers import FLOAT32, padded_batch
+from tests.helpers import FLOAT32, padded_batch, source_batch
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
 from vaswani_transformer.attention import CrossAttention
 from vaswani_transformer.cpu.decoder import CachedCrossAttention, PreparedDecoder
@@ -89,35 +89,25 @@ def test_decoder_step_has_the_logits_of_the_complete_decoder(kind: str, prompt: 
 
 def assert_same_tokens(model: Any, **options: Any) -> None:
     """Assert that a model and its prepared copy find the same tokens for two sources."""
-    ids, mask = padded_batch([5, 3])
-    settings = {"attention_mask": mask, "max_new_tokens": 8, "num_beams": 2} | options
-    assert torch.equal(prepare_for_inference(model).generate(ids, **settings), model.generate(ids, **settings))
+    call = source_batch([5, 3], max_new_tokens=8, num_beams=2) | options
+    assert torch.equal(prepare_for_inference(model).generate(**call), model.generate(**call))
 
 
-class Halved(nn.LayerNorm):
-    """A norm with another forward."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input) * 0.5
+def halved(module_class: Any) -> Any:
+    """Return a subclass with another forward."""
+    return type("Halved", (module_class,), {"forward": lambda self, input: module_class.forward(self, input) * 0.5})
 
 
 @needs_float32
 def test_norm_with_another_forward_is_called() -> None:
     model = random_model()
     for layer in model.model.decoder.layers:
-        layer.cross_attn_add_norm.norm.__class__ = Halved
+        layer.cross_attn_add_norm.norm.__class__ = halved(nn.LayerNorm)
     assert_same_tokens(model)
 
 
-class HalvedEmbedding(ScaledEmbedding):
-    """Embeddings with another forward."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input) * 0.5
-
-
-@pytest.mark.parametrize("kind", [ScaledEmbedding, HalvedEmbedding])
-def test_embed_fn_adds_positions_to_embeddings(kind: type[HalvedEmbedding | ScaledEmbedding]) -> None:
+@pytest.mark.parametrize("kind", [ScaledEmbedding, halved(ScaledEmbedding)])
+def test_embed_fn_adds_positions_to_embeddings(kind: type[ScaledEmbedding]) -> None:
     embed, ids, positions = kind(random_model().config), torch.tensor([3, 1, 3]), torch.randn(3, 32)
     torch.testing.assert_close(embed_fn(embed)(ids, positions), embed(ids) + positions, **FLOAT32)
 
@@ -125,34 +115,31 @@ def test_embed_fn_adds_positions_to_embeddings(kind: type[HalvedEmbedding | Scal
 @needs_float32
 def test_next_search_uses_changed_embedding_weights() -> None:
     model = random_model(tie_word_embeddings=False)
-    ids, mask = padded_batch([5, 3])
-    options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 8, "num_beams": 2}
+    call = source_batch([5, 3], max_new_tokens=8, num_beams=2)
     prepared = prepare_for_inference(model)
-    as_before = prepared.generate(ids, **options)
+    as_before = prepared.generate(**call)
     torch.manual_seed(1)
     other = ScaledEmbedding(model.config)
     other.weight.data.mul_(10)
     for each in (model, prepared):
         each.set_input_embeddings(other)
-    true = model.generate(ids, **options)
+    true = model.generate(**call)
     assert not torch.equal(true, as_before)
-    assert torch.equal(prepared.generate(ids, **options), true)
+    assert torch.equal(prepared.generate(**call), true)
 
 
 @needs_float32
 @pytest.mark.parametrize("beams", [1, 3])
 def test_prepared_model_finds_the_same_under_autocast_and_another_default_dtype(beams: int) -> None:
     """Under autocast attention would multiply in bfloat16, which a packed layer does not take, so its modules run."""
-    model = random_model()
-    prepared = prepare_for_inference(model)
-    ids, mask = padded_batch([5, 3])
-    options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 8, "num_beams": beams}
-    true = prepared.generate(ids, **options)
+    prepared = prepare_for_inference(random_model())
+    call = source_batch([5, 3], max_new_tokens=8, num_beams=beams)
+    true = prepared.generate(**call)
     with torch.autocast("cpu", torch.bfloat16):
-        assert prepared.generate(ids, **options).shape[0] == 2
+        assert prepared.generate(**call).shape[0] == 2
     torch.set_default_dtype(torch.bfloat16)
     try:
-        assert torch.equal(prepared.generate(ids, **options), true)
+        assert torch.equal(prepared.generate(**call), true)
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -212,8 +199,7 @@ def test_encoder_pass_has_the_states_of_the_complete_encoder(
     kind: str, side: str | None, lengths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder = prepare_for_inference(random_model(**KINDS[kind])).get_encoder()
-    ids, mask = padded_batch(lengths)
-    ids, mask = (ids.flip(1), mask.flip(1)) if side == "left" else (ids, mask)
+    ids, mask = padded_batch(lengths, side or "right")
     inputs = {"input_ids": ids} | ({} if side is None else {"attention_mask": mask})
     true = encoder(**inputs, output_hidden_states=True).last_hidden_state
     taken, step = [], PreparedEncoder.fast_pass
@@ -245,6 +231,5 @@ def test_search_encodes_by_the_fast_path_unless_it_returns_attentions(options: d
 @needs_float32
 def test_source_beyond_the_learned_positions_of_a_prepared_model_is_an_error() -> None:
     prepared = prepare_for_inference(random_model(position_embedding="learned", max_position_embeddings=6))
-    ids, mask = padded_batch([7])
     with pytest.raises(ValueError, match=r"A text of 7 tokens is longer than the table of 6 learned positions"):
-        prepared.generate(ids, attention_mask=mask, max_new_tokens=3)
+        prepared.generate(**source_batch([7]), max_new_tokens=3)

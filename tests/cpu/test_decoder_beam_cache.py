@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
 
 from tests.builders import KINDS, random_model
-from tests.helpers import padded_batch
+from tests.helpers import source_batch
 from vaswani_transformer import prepare_for_inference
 from vaswani_transformer.cpu.decoder import BeamCache, DecoderStep
 from vaswani_transformer.cpu.layers import GROWTH
@@ -75,12 +75,11 @@ def test_prepared_model_finds_the_same_tokens_with_the_beam_cache(
     """The search writes more tokens than the first slots hold, and drops sources that end early."""
     model = random_model(seed, **KINDS[kind])
     model.use_paper_decoding()
-    ids, mask = padded_batch(lengths)
-    options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 2 * GROWTH + 5, "num_beams": 1} | way
+    call = source_batch(lengths, max_new_tokens=2 * GROWTH + 5, num_beams=1) | way
     generated = []
     for side in (model, prepare_for_inference(model)):
         torch.manual_seed(seed)
-        generated.append(side.generate(ids, **options))
+        generated.append(side.generate(**call))
     assert torch.equal(*generated)
 
 
@@ -103,14 +102,8 @@ def test_fast_path_is_taken_unless_the_call_needs_more(
     taken, step = [], DecoderStep.__call__
     monkeypatch.setattr(DecoderStep, "__call__", lambda *args: taken.append(args) or step(*args))
     model = random_model()
-    ids, mask = padded_batch([5, 3])
-    options: dict[str, Any] = {
-        "attention_mask": mask,
-        "max_new_tokens": 5,
-        "min_new_tokens": 5,
-        "num_beams": 1,
-    } | options
-    generated, true = prepare_for_inference(model).generate(ids, **options), model.generate(ids, **options)
+    call = source_batch([5, 3], max_new_tokens=5, min_new_tokens=5, num_beams=1) | options
+    generated, true = prepare_for_inference(model).generate(**call), model.generate(**call)
     assert len(taken) == steps
     assert torch.equal(*(side if torch.is_tensor(side) else side.sequences for side in (generated, true)))
 
@@ -119,12 +112,11 @@ def test_fast_path_is_taken_unless_the_call_needs_more(
 def test_prepared_model_fills_the_cache_of_its_caller(beams: int) -> None:
     """The caller gets the keys and values of each beam, which the fast path does not have."""
     model = random_model()
-    ids, mask = padded_batch([5, 3])
+    call = source_batch([5, 3], max_new_tokens=5, min_new_tokens=5, num_beams=beams)
     generated, lengths = [], []
     for side in (model, prepare_for_inference(model)):
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 5, "min_new_tokens": 5, "num_beams": beams}
-        generated.append(side.generate(ids, past_key_values=cache, **options))
+        generated.append(side.generate(past_key_values=cache, **call))
         lengths.append(cache.get_seq_length())
     assert torch.equal(*generated)
     assert lengths == [5, 5]

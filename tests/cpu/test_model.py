@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from tests.builders import DTYPES, KINDS, needs, random_model
-from tests.helpers import FLOAT32, PAIRS, model_of_pairs, padded_batch, random_batch, run_python, tiny_model
+from tests.helpers import FLOAT32, PAIRS, model_of_pairs, random_batch, run_python, source_batch, tiny_model
 from vaswani_transformer import VaswaniTransformerModel, prepare_for_inference
 from vaswani_transformer.cpu import linear as cpu_linear
 from vaswani_transformer.cpu import model as cpu_model
@@ -59,41 +57,16 @@ def test_float32_copy_finds_the_same_tokens_and_scores(
         monkeypatch.setattr(cpu_linear, "NARROW_WIDTH", 0)
     model = random_model(**KINDS[kind])
     model.use_paper_decoding()
-    source, mask = padded_batch([5, 3, 6])
-    options: dict[str, Any] = {
-        "attention_mask": mask,
-        "max_new_tokens": 8,
-        "return_dict_in_generate": True,
-        "output_scores": True,
-    }
-    true = model.generate(source, **options, **WAYS[way])
+    call = source_batch([5, 3, 6], max_new_tokens=8) | WAYS[way]
+    outputs: dict[str, Any] = {"return_dict_in_generate": True, "output_scores": True}
+    true = model.generate(**call, **outputs)
     prepared = prepare_for_inference(model)
     assert type(prepared.lm_head) is (PackedLinear if is_packed else TransposedLinear)
-    generated = prepared.generate(source, **options, **WAYS[way])
+    generated = prepared.generate(**call, **outputs)
     assert torch.equal(generated.sequences, true.sequences)
     if "sequences_scores" in true:
         torch.testing.assert_close(generated.sequences_scores, true.sequences_scores, **FLOAT32)
-    shared = prepared.generate(source, attention_mask=mask, max_new_tokens=8, **WAYS[way])
-    assert torch.equal(shared, true.sequences)
-
-
-@pytest.mark.slow
-@settings(max_examples=25)
-@given(st.integers(0, 1000), st.sampled_from(list(KINDS)), st.lists(st.integers(1, 9), min_size=1, max_size=5))
-def test_float32_copy_computes_the_same(seed: int, kind: str, lengths: list[int]) -> None:
-    model = random_model(seed, **KINDS[kind])
-    source, mask = padded_batch(lengths)
-    targets = random_batch(len(lengths))["decoder_input_ids"]
-    inputs: dict[str, Any] = {
-        "input_ids": source,
-        "attention_mask": mask,
-        "decoder_input_ids": targets,
-        "output_hidden_states": True,
-    }
-    prepared_output, true = prepare_for_inference(model)(**inputs), model(**inputs)
-    torch.testing.assert_close(prepared_output.logits, true.logits, **FLOAT32)
-    assert len(prepared_output.decoder_hidden_states) == len(true.decoder_hidden_states) == 3
-    torch.testing.assert_close(prepared_output.encoder_hidden_states[1], true.encoder_hidden_states[1], **FLOAT32)
+    assert torch.equal(prepared.generate(**call), true.sequences)
 
 
 @pytest.mark.parametrize("rows", [(1,), (7,), (2, 3), (2, 3, 4), (40,), (0,), (3, 0)], ids=str)
@@ -330,10 +303,11 @@ def test_body_and_a_single_stack_can_be_prepared() -> None:
     torch.testing.assert_close(states, model.encoder(inputs["input_ids"]).last_hidden_state, **FLOAT32)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("part", ["", "model", "model.encoder", "model.decoder"])
 @pytest.mark.parametrize("wanted", ["output_hidden_states", "output_attentions"])
-def test_prepared_modules_return_the_outputs_that_they_can_record(part: str, wanted: str) -> None:
-    complete = random_model()
+def test_prepared_modules_return_the_outputs_that_they_can_record(kind: str, part: str, wanted: str) -> None:
+    complete = random_model(**KINDS[kind])
     complete.set_attn_implementation("eager")
     model: Any = complete.get_submodule(part).eval()
     inputs = random_batch()

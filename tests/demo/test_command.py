@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
+from accelerate.utils.launch import get_free_port
 
 from tests.helpers import ROOT, error_line, run_main
 from vaswani_transformer.demo import page as page_module
@@ -37,12 +37,6 @@ main(sys.argv[1:])
 """
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
 def test_missing_gradio_is_one_line_before_the_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -63,7 +57,7 @@ def test_missing_model_and_wrong_port_are_one_line(tmp_path: Path, capsys: pytes
 @pytest.mark.slow
 def test_page_is_served_without_a_network_until_ctrl_c(saved: Path) -> None:
     pytest.importorskip("gradio")
-    port = str(free_port())
+    port = str(get_free_port())
     command = [sys.executable, "-c", COMMAND, str(saved), f"--port={port}"]
     settings: dict[str, Any] = {"cwd": ROOT, "env": os.environ | {"PYTHONPATH": str(ROOT)}, "text": True}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **settings) as process:

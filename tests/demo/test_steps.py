@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.builders import small_model, source
-from tests.helpers import FLOAT32, tiny_model
+from tests.helpers import FLOAT32, WITH_SCORES, tiny_model
 from tests.nar_models import family_of_pairs
 from vaswani_transformer import VaswaniTransformerTokenizer, draw_tree_text, parse, prepare_for_inference
 from vaswani_transformer.demo.content import page_content
@@ -31,7 +31,7 @@ def test_best_target_that_ended_is_what_generate_returns(seed: int, beams: int, 
     settings: dict[str, Any] = {"num_beams": beams, "num_return_sequences": beams, "max_new_tokens": 7}
     engine = RecordingEngine(model, 1, **settings)
     engine([source(4, 5).tolist()[0]])
-    output = model.generate(source(4, 5), **settings, return_dict_in_generate=True, output_scores=True)
+    output = model.generate(source(4, 5), **settings, **WITH_SCORES)
     ended = engine.finished
     sequences = [[token for token in row[1:] if token != 1] for row in output.sequences.tolist()]
     assert [list(each.tokens) for each in ended[:beams]] == sequences

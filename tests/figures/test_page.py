@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,8 +19,12 @@ from vaswani_transformer.figures.__main__ import main
 from vaswani_transformer.figures.style import head_colors
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 NASTY = '<script>alert("x")</script> & {{payload}} <!-- </script><b> \' 🙂'
+
+
+def in_a_browser(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that needs Chromium, and is slow."""
+    return pytest.mark.slow(pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")(test))
 
 
 class Page(HTMLParser):
@@ -161,7 +166,6 @@ def hidden_views(page: Page) -> list[str]:
 
 
 @in_a_browser
-@pytest.mark.slow
 def test_browser_shows_the_last_layer_of_cross_attention(tmp_path: Path) -> None:
     maps = random_attention_maps()
     page = opened(render_page(maps), tmp_path)
@@ -173,7 +177,6 @@ def test_browser_shows_the_last_layer_of_cross_attention(tmp_path: Path) -> None
 
 
 @in_a_browser
-@pytest.mark.slow
 @pytest.mark.parametrize(("is_autoregressive", "title"), [(True, "target word"), (False, "target position")])
 def test_browser_says_what_a_decoder_attends_to(is_autoregressive: bool, title: str, tmp_path: Path) -> None:
     maps = replace(random_attention_maps(), is_autoregressive=is_autoregressive)
@@ -182,7 +185,6 @@ def test_browser_says_what_a_decoder_attends_to(is_autoregressive: bool, title: 
 
 
 @in_a_browser
-@pytest.mark.slow
 def test_unknown_address_shows_the_plain_page(tmp_path: Path) -> None:
     acts = """
       const seen = () => JSON.stringify([...$("path"), ...$(".word")].map((part) => part.outerHTML));
@@ -202,7 +204,6 @@ def test_unknown_address_shows_the_plain_page(tmp_path: Path) -> None:
 
 
 @in_a_browser
-@pytest.mark.slow
 def test_browser_shows_markup_in_words_as_text(tmp_path: Path) -> None:
     page = opened(attention_page(*model_of_pairs(), NASTY, NASTY), tmp_path)
     assert "".join(words(page, "query")).startswith("<s·c·r·i·p·t>")
@@ -211,7 +212,6 @@ def test_browser_shows_markup_in_words_as_text(tmp_path: Path) -> None:
 
 
 @in_a_browser
-@pytest.mark.slow
 def test_address_says_what_is_shown(tmp_path: Path) -> None:
     maps = random_attention_maps()
     page = opened(render_page(maps), tmp_path, "#encoder-1&heads=2.5&query=4")
@@ -227,7 +227,6 @@ def test_address_says_what_is_shown(tmp_path: Path) -> None:
 
 
 @in_a_browser
-@pytest.mark.slow
 def test_heat_maps_have_the_weights_as_opacity(tmp_path: Path) -> None:
     read = """
       const canvas = $("canvas")[2], { width, height } = canvas;
@@ -244,7 +243,6 @@ def test_heat_maps_have_the_weights_as_opacity(tmp_path: Path) -> None:
 
 
 @in_a_browser
-@pytest.mark.slow
 def test_clicks_and_the_pointer_choose_what_is_shown(tmp_path: Path) -> None:
     acts = """
       const states = [];
@@ -281,7 +279,6 @@ def test_clicks_and_the_pointer_choose_what_is_shown(tmp_path: Path) -> None:
 
 
 @in_a_browser
-@pytest.mark.slow
 def test_keyboard_moves_from_word_to_word(tmp_path: Path) -> None:
     acts = """
       const states = [];

@@ -10,10 +10,7 @@ from transformers import AutoModel
 
 from tests.helpers import FLOAT32, PAIRS, model_of_pairs, tiny_model
 from tests.nar_models import FAMILY, family_of_pairs
-from vaswani_transformer import (
-    AttentionMaps,
-    prepare_for_inference,
-)
+from vaswani_transformer import AttentionMaps, prepare_for_inference
 from vaswani_transformer.embeddings import sinusoids
 from vaswani_transformer.figures import attention_maps
 from vaswani_transformer.figures.weights import last_pass, stack_layers
@@ -86,13 +83,8 @@ def state_of(model: Any) -> tuple[Any, ...]:
     """The state of a model that `attention_maps` could change."""
     flags = [module.training for module in model.modules()]
     implementations = [part.config._attn_implementation for part in (model, model.model.encoder, model.model.decoder)]
-    return (
-        flags,
-        implementations,
-        model.config.to_dict(),
-        model.generation_config.to_dict(),
-        torch.get_rng_state().tolist(),
-    )
+    settings = (model.config.to_dict(), model.generation_config.to_dict())
+    return flags, implementations, *settings, torch.get_rng_state().tolist()
 
 
 @pytest.mark.parametrize("target", [None, "hola"])

@@ -4,9 +4,8 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests.helpers import ModelAndTokenizer, Run, error_line, model_of_pairs, save, tiny_model
+from tests.helpers import ModelAndTokenizer, Run, error_line, memorizing_model, model_of_pairs, save
 from tests.translation.commands import lines, run_on
 from tests.trees import GOLD, read
 from vaswani_transformer import Tree, VaswaniTransformerTokenizer, draw_tree, draw_tree_text, parse
@@ -19,23 +18,14 @@ SENTENCES = [" ".join(tree.words) for tree in TREES]
 
 @pytest.fixture(scope="module")
 def parser() -> ModelAndTokenizer:
-    """Return a model that memorized four trees, in float64 as `model_of_pairs`, and its tokenizer."""
+    """Return a model that memorized four trees, and its tokenizer."""
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(SENTENCES, vocab_size=300)
     targets = [linearize(tree) for tree in TREES]
     tokenizer.add_tokens(sorted(linear_tokens(targets)))
-    model = tiny_model(vocab_size=len(tokenizer), d_model=64, d_ff=128).double().train()
-    batch = tokenizer(SENTENCES, text_target=targets, padding=True, return_tensors="pt")
-    batch["labels"] = batch["labels"].masked_fill(batch["labels"] == tokenizer.pad_token_id, -100)
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, betas=(0.9, 0.98), eps=1e-9)
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        for _ in range(150):
-            optimizer.zero_grad()
-            model(**batch).loss.backward()
-            optimizer.step()
+    model = memorizing_model(tokenizer, dict(zip(SENTENCES, targets, strict=True)), steps=150)
     model.use_paper_decoding()
-    model.generation_config.max_source_relative_length = 60
-    return model.eval().requires_grad_(False).float(), tokenizer
+    model.generation_config.update(max_source_relative_length=60)
+    return model, tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -124,16 +124,11 @@ def test_forced_token_stays() -> None:
 
 
 def bart() -> PreTrainedModel:
-    sizes: dict[str, Any] = {
-        "d_model": 16,
-        "encoder_layers": 1,
-        "decoder_layers": 1,
-        "encoder_ffn_dim": 16,
-        "decoder_ffn_dim": 16,
-    }
-    heads: dict[str, Any] = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    sides = {"layers": 1, "ffn_dim": 16, "attention_heads": 2}
+    sizes: dict[str, Any] = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sides.items()}
     special: dict[str, Any] = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
-    model = BartForConditionalGeneration(BartConfig(vocab_size=len(TOKENIZER), **sizes, **heads, **special)).eval()
+    config = BartConfig(vocab_size=len(TOKENIZER), d_model=16, **sizes, **special)
+    model = BartForConditionalGeneration(config).eval()
     model.generation_config.forced_bos_token_id = 0
     return model
 

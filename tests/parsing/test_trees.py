@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 
 from tests.helpers import user_error
-from tests.trees import GOLD, TREES
+from tests.trees import TREES
 from vaswani_transformer.parsing import Leaf, Tree, evaluation_tree, read_trees
 
 
@@ -21,10 +21,6 @@ def test_written_tree_is_read_back(tree: Tree) -> None:
 def test_layout_of_a_tree_changes_nothing(tree: Tree) -> None:
     lines = str(tree).replace(" ", "\n ").replace(")", " )\n")
     assert read(f"\n{lines}\n{tree}") == [(2, tree), (lines.count("\n") + 3, tree)]
-
-
-def test_file_of_one_tree_a_line_keeps_its_text() -> None:
-    assert [str(tree) for _, tree in read(GOLD)] == GOLD.splitlines()
 
 
 @pytest.mark.parametrize("text", ["( (S (NN dog)))", "(ROOT (S (NN dog)))", "(S1 (S (NN dog)))", "(S (NN dog))"])

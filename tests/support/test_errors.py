@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import NoReturn
+from unittest.mock import Mock
 
 import pytest
 
@@ -82,11 +82,8 @@ def test_every_command_of_the_package_ends_so_after_an_interruption(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def interrupt(*_: object) -> NoReturn:
-        raise KeyboardInterrupt
-
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(f"{module}.{work}", interrupt)
+    monkeypatch.setattr(f"{module}.{work}", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(SystemExit, match="130"):
         importlib.import_module(module).main(arguments)
     assert capsys.readouterr().err == "Interrupted.\n"

@@ -12,7 +12,7 @@ import pytest
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 
 from tests.forks import ForkedCommand
-from tests.helpers import Run, load_tokenizer
+from tests.helpers import Run, load_tokenizer, save
 from tests.translation.commands import SOURCES, TARGETS, lines
 from vaswani_transformer.translation import command, loading
 from vaswani_transformer.translation.translator import Translation
@@ -102,8 +102,7 @@ def test_unfinished_output_of_another_model_is_an_error(
     source, path = unfinished
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     model.generation_config = GenerationConfig(num_beams=1, bos_token_id=0, pad_token_id=1, eos_token_id=2)
-    model.save_pretrained(tmp_path / "model")
-    load_tokenizer(folder).save_pretrained(tmp_path / "model")
+    save(tmp_path / "model", model, load_tokenizer(folder))
     _, errors, status = run("--input", source, "--output", path, model=tmp_path / "model")
     assert status == 2
     assert errors.startswith(f"{path}: was made by another model; it stays unchanged")
@@ -116,19 +115,10 @@ def test_unfinished_output_resumes_with_other_batches_and_says_so(run: Run, unfi
     assert "was started with other batches" in errors
 
 
-@pytest.fixture
-def finished(run: Run, tmp_path: Path) -> tuple[Path, Path]:
-    """Return an input, and its finished output."""
+def test_finished_output_is_not_translated_again(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, path = tmp_path / "source", tmp_path / "path"
     source.write_text(lines(SOURCES))
     assert run("--input", source, "--output", path) == ("", "", 0)
-    return source, path
-
-
-def test_finished_output_is_not_translated_again(
-    run: Run, finished: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, path = finished
     monkeypatch.setattr(command, "make_translator", lambda *_: pytest.fail("the model is loaded"))
     expected = ("", f"{path}: is finished already and stays unchanged.\n", 0)
     assert run("--input", source, "--output", path) == expected

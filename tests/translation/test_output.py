@@ -100,10 +100,6 @@ def finished(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def test_finished_file_is_known_by_its_record(finished: Path) -> None:
-    assert is_finished(finished, FINISHED, list("abcd"), "the input")
-
-
 @pytest.mark.parametrize(
     ("settings", "texts", "message"),
     [

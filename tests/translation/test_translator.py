@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -88,19 +89,14 @@ def test_texts_come_back_in_order_and_skipping_changes_no_batch(
     bytes_tokenizer: VaswaniTransformerTokenizer, texts: list[str], budget: int, window: int, skip: int
 ) -> None:
     complete, remainder = Echo(), Echo()
-    settings: dict[str, Any] = {
-        "tokenizer": bytes_tokenizer,
-        "max_source_tokens": 100,
-        "batch_tokens": budget,
-        "sort_lines": window,
-    }
-    translations = list(Translator(complete, **settings)(iter(texts)))
+    settings: dict[str, Any] = {"max_source_tokens": 100, "batch_tokens": budget, "sort_lines": window}
+    translations = list(Translator(complete, bytes_tokenizer, **settings)(iter(texts)))
     assert [translation.text for translation in translations] == [text if text.strip() else "" for text in texts]
     assert [translation.source_tokens for translation in translations] == [
         len(text) + 1 if text.strip() else 0 for text in texts
     ]
     counted = []
-    assert list(Translator(remainder, **settings)(texts, skip, counted.append)) == translations[skip:]
+    assert list(Translator(remainder, bytes_tokenizer, **settings)(texts, skip, counted.append)) == translations[skip:]
     assert all(batch in complete.batches for batch in remainder.batches)
     assert sum(counted) == len(translations[skip:])
 
@@ -313,12 +309,10 @@ def test_settings_out_of_range_are_an_error_at_once(
         translate(*model_and_tokenizer, [], **settings)
 
 
-def test_tokenizer_without_padding_is_an_error(bytes_tokenizer: VaswaniTransformerTokenizer) -> None:
-    class WithoutPadding:
-        pad_token_id = None
-
+def test_tokenizer_without_padding_is_an_error() -> None:
+    tokenizer: Any = SimpleNamespace(pad_token_id=None)
     with pytest.raises(ValueError, match=r"no padding token; set tokenizer\.pad_token"):
-        translate(tiny_model(), WithoutPadding(), ["a"])  # ty: ignore[invalid-argument-type] - it reads pad_token_id only
+        translate(tiny_model(), tokenizer, ["a"])
 
 
 def test_single_text_is_not_taken_for_a_list_of_its_characters(model_and_tokenizer: ModelAndTokenizer) -> None:
