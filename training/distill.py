@@ -63,22 +63,22 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
         "--max_length",
         type=positive_argument,
         metavar="N",
-        help="of a source and a translation (the recipe's data.max_length)",
+        help="most tokens of a source and of a translation (the recipe's data.max_length)",
     )
-    for name, default in (("min", -20), ("max", 20)):
+    for name, default, bound in (("min", -20, "least"), ("max", 20, "most")):
         kept.add_argument(
             f"--{name}_length_difference",
             type=int,
             default=default,
             metavar="N",
-            help=f"of translation and source, as in the NAT's configuration ({default})",
+            help=f"translation minus source at {bound}, as in NAT's configuration ({default})",
         )
 
 
 def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
     description = "Write a model's translations of a recipe's training sources, on which another model trains."
     parser = recipe_parser("distill", description, "for example --data.path=FOLDER")
-    parser.add_argument("model", metavar="MODEL", help="the teacher: the folder of a run or any saved model, or a name")
+    parser.add_argument("model", metavar="MODEL", help="the teacher: a folder of a run or saved model, or a Hub name")
     parser.add_argument("recipe", metavar="RECIPE", help="the YAML file that names the data")
     parser.add_argument(
         *("--output_dir", "--output"), type=Path, required=True, metavar="DIR", help="the folder to write or resume"

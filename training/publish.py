@@ -209,9 +209,9 @@ def main(arguments: list[str] | None = None) -> None:
         prog="python -m training.publish", description="Publish a finished run on the Hugging Face Hub."
     )
     parser.add_argument("run", type=Path, help="the folder of a finished run")
-    parser.add_argument("repository", help="the repository, OWNER/NAME; made where it is not there")
-    parser.add_argument("--private", action="store_true", default=None, help="make the repository a private one")
-    parser.add_argument("--revision", help="the branch to publish on; made where it is not there (main)")
+    parser.add_argument("repository", help="the repository, OWNER/NAME; made if it does not exist")
+    parser.add_argument("--private", action="store_true", default=None, help="make the repository private")
+    parser.add_argument("--revision", help="the branch to publish on; made if it does not exist (main)")
     parser.add_argument("--license", default="apache-2.0", help="the Hub's name for the weights' license (apache-2.0)")
     parser.add_argument("--space", action="store_true", help="also publish a Space of that name, where the model runs")
     parser.add_argument("--dry_run", type=Path, help="write the files into this folder and upload nothing")

@@ -48,7 +48,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
     parser = recipe_parser("score", description, example)
     parser.add_argument("model", metavar="MODEL", help="the folder of a run or any saved model, or a name on the Hub")
     parser.add_argument("recipe", metavar="RECIPE", help="the YAML file that names the data and the search")
-    parser.add_argument("--split", choices=("validation", "test"), default="test", help="(test)")
+    parser.add_argument("--split", choices=("validation", "test"), default="test", help="the split to score (test)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="a new file for the scores as JSON")
     parser.add_argument(
         "--lm_score", action="store_true", help="also score by a trigram model of the recipe's training targets"

@@ -73,8 +73,8 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
     parser = recipe_parser("table3", description, "such as --model.d_model=128")
     rows = tuple(PAPER_FIGURES)
     parser.add_argument("recipe", metavar="RECIPE", help="the YAML file of the base model, its data and its steps")
-    parser.add_argument("--rows", type=names_among(rows), default=list(rows), help=f"some of {','.join(rows)} (all)")
-    parser.add_argument("--seeds", type=seed_list, help="for example 1,2,3 (the recipe's)")
+    parser.add_argument("--rows", type=names_among(rows), default=list(rows), help=f"rows among {','.join(rows)} (all)")
+    parser.add_argument("--seeds", type=seed_list, help="seeds of each row, such as 1,2,3 (the recipe's)")
     parser.add_argument("--output_dir", type=Path, required=True, help="the folder of all runs and of the table")
     return parse_with_recipe(parser, arguments)
 

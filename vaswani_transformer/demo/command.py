@@ -35,7 +35,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         epilog="Ctrl-C ends it. The page needs no network and nothing leaves this machine.",
     )
     add_model_argument(parser)
-    parser.add_argument("--port", type=positive_argument, default=7860, metavar="N", help="of the address (7860)")
+    parser.add_argument("--port", type=positive_argument, default=7860, metavar="N", help="port of the address (7860)")
     add_load_options(parser)
     options = parser.parse_args(arguments)
     if options.port > MAX_PORT:

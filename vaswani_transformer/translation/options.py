@@ -17,12 +17,12 @@ from .translator import TooLong
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 DTYPE_HELP = (
-    "of products with weights; int8 on a CPU only (float32 on a CPU, as saved on other devices and with CTranslate2)"
+    "of products with weights; int8 only on a CPU (float32 on a CPU, as saved on other devices and with CTranslate2)"
 )
 
 
 def add_beam_options(group: Any) -> None:
-    group.add_argument("--beams", type=positive_argument, metavar="N", help="1 for greedy search")
+    group.add_argument("--beams", type=positive_argument, metavar="N", help="beams; 1 for greedy search")
     group.add_argument("--length_penalty", type=finite_float, metavar="ALPHA", help="alpha of lp(Y)")
 
 
@@ -40,7 +40,7 @@ def add_load_options(group: Any) -> None:
     """Add the options that `LoadOptions` has besides the model."""
     group.add_argument("--device", help="where to run (the accelerator if there is one, else the CPU)")
     group.add_argument("--dtype", choices=DTYPES, default="auto", help=DTYPE_HELP)
-    group.add_argument("--revision", help="of a model on the Hub")
+    group.add_argument("--revision", help="branch, tag or commit of a model on the Hub (main)")
     group.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with the model")
 
 
@@ -105,9 +105,12 @@ def parse_with_checks(parser: ArgumentParser, arguments: list[str] | None) -> ar
         metavar="L",
         help="lengths that a model which predicts all words at once tries for each line",
     )
-    group.add_argument("--max_length", type=positive_argument, metavar="N", help="tokens of an output, </s> included")
+    group.add_argument("--max_length", type=positive_argument, metavar="N", help="most tokens of an output, with </s>")
     group.add_argument(
-        "--max_source_tokens", type=positive_argument, metavar="N", help="of a line (the table of positions, or 1024)"
+        "--max_source_tokens",
+        type=positive_argument,
+        metavar="N",
+        help="most tokens of a line (what a table of positions has room for, or 1024)",
     )
     group.add_argument(
         "--too_long", choices=get_args(TooLong), default="truncate", help="what happens to a longer line (truncate)"
@@ -133,19 +136,20 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the options of `vaswani-translate`; options that exclude each other end it with status 2."""
     description = "Translate a text line by line, in order, by the model's own search."
     parser, group = line_parser("vaswani-translate", description, "text to translate", "results")
-    group.add_argument("--format", choices=("text", "jsonl"), default="text", help="of the lines in and out (text)")
+    group.add_argument("--format", choices=("text", "jsonl"), default="text", help="format of input and output (text)")
     group.add_argument(
-        "--field", type=utf8_text, metavar="NAME", help='of JSON Lines, the field of the text: {"NAME": "..."} (text)'
+        "--field", type=utf8_text, metavar="NAME", help='field of JSON Lines with the text: {"NAME": "..."} (text)'
     )
     group.add_argument(
-        "--source", type=utf8_text, metavar="LANGUAGE", help='or the language in {"translation": {"LANGUAGE": "..."}}'
+        "--source", type=utf8_text, metavar="LANGUAGE", help='or its language, in {"translation": {"LANGUAGE": "..."}}'
     )
     group.add_argument(
         "--scores",
         action="store_true",
-        help="log P(Y|X) / lp(Y), non-autoregressive the mean log-probability, and a tab before each translation",
+        help="write log P(Y|X) / lp(Y), or a non-autoregressive model's mean log-probability, and a tab before each "
+        "translation",
     )
     group.add_argument(
-        "--nbest", type=positive_argument, metavar="N", help="the N best, each after its line's number and a tab"
+        "--nbest", type=positive_argument, metavar="N", help="write the N best, each after its line number and a tab"
     )
     return parse_with_checks(parser, arguments)
