@@ -29,6 +29,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Trainer,
+    TrainingArguments,
 )
 
 # Files of `training/` have their path, all others that in the package.
@@ -74,6 +75,7 @@ PRIVATE_NAMES: dict[Any, dict[str, str]] = {
         "_save": "training/trainer/trainer",
         "_save_checkpoint": "training/trainer/trainer",
     },
+    TrainingArguments: {"_n_gpu": "training/trainer/lifecycle"},
     nn.Module: {
         "_apply": "cpu/model flow pretrained",
         "_forward_hooks": "embeddings",

@@ -126,7 +126,7 @@ class EnergyTrainer(RecipeTrainer):
     ) -> Any:
         """Return the energy and the length's loss in place of the model's own."""
         _, outputs = super().compute_loss(model, inputs | {"skip_logits": False}, True, num_items_in_batch)
-        is_real, tokens = inputs["labels"].ne(-100), torch.as_tensor(num_items_in_batch).max()
+        is_real, tokens = inputs["labels"].ne(-100), torch.as_tensor(num_items_in_batch)
         with self.accelerator.autocast():  # the teacher too, whose forward Accelerate does not wrap
             energy = self.energy(outputs.logits, is_real, inputs["input_ids"], inputs["attention_mask"]).sum()
         self.monitor.add_part("energy", energy, self.learned_tokens)

@@ -43,10 +43,14 @@ logger = logging.getLogger(__name__)
 
 
 def training_arguments(recipe: Recipe, folder: Path) -> Seq2SeqTrainingArguments:
-    """Return the Trainer's arguments; `RecipeTrainer` adds the paper's optimizer, schedule and batches."""
+    """Return the Trainer's arguments; `RecipeTrainer` adds the paper's optimizer, schedule and batches.
+
+    A process has one device: the Trainer would split each batch over all of them by DataParallel, without the counts of
+    its tokens.
+    """
     training, selection = recipe.training, selection_metric(recipe)
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
-    return Seq2SeqTrainingArguments(
+    arguments = Seq2SeqTrainingArguments(
         output_dir=str(folder / CHECKPOINTS),
         max_steps=training.steps,
         ignore_data_skip=recipe.data.streaming,  # the stream restores its own position
@@ -72,6 +76,13 @@ def training_arguments(recipe: Recipe, folder: Path) -> Seq2SeqTrainingArguments
         seed=recipe.seed,
         remove_unused_columns=False,
     )
+    if arguments.n_gpu > 1:
+        logger.info(
+            "%d GPUs are here, and this run takes one; `accelerate launch -m` in place of `python -m` takes all.",
+            arguments.n_gpu,
+        )
+        arguments._n_gpu = 1
+    return arguments
 
 
 def stream_batches(

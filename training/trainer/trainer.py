@@ -232,10 +232,9 @@ class RecipeTrainer(Seq2SeqTrainer):
 
         The host counts the tokens where one device has them all, so that no step waits for their copy.
         """
-        has_all = self.args.world_size == 1 and self.args.n_gpu <= 1
         loaded = self.prefetched if self.stream is None else self.with_random_choices
         self.monitor.stopwatch.enter("data")
-        device = torch.device("cpu") if has_all else device
+        device = torch.device("cpu") if self.args.world_size == 1 else device
         batches, items = super().get_batch_samples(loaded(epoch_iterator), num_batches, device)
         self.monitor.stopwatch.enter("other")
         if self.flow_start is not None:
@@ -276,9 +275,8 @@ class RecipeTrainer(Seq2SeqTrainer):
         self.monitor.stopwatch.enter("forward")
         loss = super().training_step(model, inputs, num_items_in_batch)
         self.monitor.stopwatch.enter("optimizer")
-        # The Trainer multiplies a process's share of the mean by the number of processes, since it averages gradients
-        # over them; a model on several devices of one process gets the number of tokens once a device.
-        tokens = torch.as_tensor(num_items_in_batch).max()
+        # The Trainer multiplies a process's share of the mean by the number of processes, since it averages gradients.
+        tokens = torch.as_tensor(num_items_in_batch)
         self.monitor.add_loss(loss * tokens / self.accelerator.num_processes, self.learned_tokens)
         self.guard.add(numbers, inputs["input_ids"][0], loss)
         return loss.nan_to_num(0.0, 0.0, 0.0)
@@ -315,7 +313,7 @@ class RecipeTrainer(Seq2SeqTrainer):
             if (value := outputs.get(name)) is None:
                 continue
             # The accuracy is a mean over the batch; the tokens of the complete step divide any other value.
-            divisor = self.learned_tokens if name == "accuracy" else torch.as_tensor(num_items_in_batch).max()
+            divisor = self.learned_tokens if name == "accuracy" else torch.as_tensor(num_items_in_batch)
             for full_name, part in by_layer(log_name, value, self.model.config):
                 self.monitor.add_part(full_name, part * divisor, self.learned_tokens)
         return (loss, outputs) if return_outputs else loss

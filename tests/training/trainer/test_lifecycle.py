@@ -1,10 +1,12 @@
 """A run before its first step and after its last one: its trainer, the model that it leaves, and its scores."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import Seq2SeqTrainingArguments
 
 from tests.helpers import user_error
 from tests.training import runs
@@ -40,6 +42,17 @@ def test_training_pairs_are_streamed_only_if_the_recipe_says_so(
         assert isinstance(trainer.train_dataset.source, PairStream)
     else:
         assert len(trainer.train_dataset) == len(runs.LANGUAGE)
+
+
+def test_process_takes_one_of_several_gpus_and_says_how_to_take_all(
+    arguments: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Seq2SeqTrainingArguments, "_n_gpu", 2, raising=False)
+    monkeypatch.setattr(Seq2SeqTrainingArguments, "_setup_devices", torch.device("cpu"))
+    with caplog.at_level(logging.INFO):
+        made = lifecycle.training_arguments(runs.recipe_in(arguments, tmp_path / "run"), tmp_path / "run")
+    assert made.n_gpu == 1
+    assert "2 GPUs are here, and this run takes one; `accelerate launch -m` in place of" in caplog.text
 
 
 def test_trained_run_is_loaded_with_its_time_and_not_trained_again(arguments: list[str], tmp_path: Path) -> None:
