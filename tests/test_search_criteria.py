@@ -83,7 +83,7 @@ def test_max_length_criterion_is_a_limit_that_no_step_asks_for() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_search_ends_targets_by_all_its_criteria(way: str) -> None:
-    """A criterion equal to the end token gives the same targets as the end token."""
+    """A criterion that ends no target changes nothing; one that ends some changes what greedy search finds."""
     model, ends = ending_model(1), CallEveryStep(lambda _: None)
     expected = model.generate(**call_arguments(way))
     generated = model.generate(**call_arguments(way), stopping_criteria=StoppingCriteriaList([ends]))

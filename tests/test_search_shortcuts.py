@@ -19,9 +19,6 @@ from vaswani_transformer import generation as generation_module
 from vaswani_transformer import search as search_module
 from vaswani_transformer.search import next_log_probs, top_continuations
 
-# Logits of a row are in float32: their log-probabilities, of size 10 at most, are right to a few units of 1e-6.
-ROUNDING: dict[str, Any] = {"rtol": 1e-5, "atol": 5e-6}
-
 
 def sorted_continuations(log_probs: Tensor, scores: Tensor, count: int) -> torch.return_types.topk:
     """Return the same by a sort of the complete vocabulary."""
