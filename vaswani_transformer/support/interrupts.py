@@ -22,7 +22,7 @@ class Terminated(KeyboardInterrupt):
 def running_command() -> str:
     """Return the command of the package or of `training/` that this process runs, as `training.train`; else "".
 
-    The programs of users are others, also a `training.py`, a `vaswani-data.py` or a package `training`.
+    A user's `training.py`, `vaswani-data.py` or package `training` is no such command.
     """
     words = sys.orig_argv
     if "-m" not in words[:-1]:
