@@ -135,9 +135,9 @@ class TrainingRecipe:
     kl_scale: of kinds iterative_vae and flowseq: the weight of their KL divergences after `kl_warmup_steps`.
     kl_warmup_steps: the steps in which that weight rises linearly from 0, of flowseq after `decoder_steps`; None for
         30,000, of flowseq 10,000.
-    precision: "fp32", or "bf16" for autocast; "auto" is "fp32" on a CPU that trains faster in it, which is one without
-        instructions for bf16, or Intel's without a matrix unit (AMX), and "bf16" elsewhere. The run's recipe.yaml has
-        the chosen one.
+    precision: "fp32", or "bf16" for autocast; "auto" is "fp32" on a machine that trains faster in it, which is a CPU or
+        GPU without instructions for bf16, or Intel's CPU without a matrix unit (AMX), and "bf16" elsewhere. The run's
+        recipe.yaml has the chosen one.
     gradient_checkpointing: whether the backward pass recomputes activations, for less memory and more time.
     torch_compile: whether torch compiles the model.
     attention: Transformers' name of the attention implementation; "auto" is "eager" on a CPU, which for sentences is

@@ -24,13 +24,14 @@ def uses_cpu() -> bool:
 
 
 def trains_slowly_in_bf16() -> bool:
-    """Return whether training runs on a CPU that is faster in fp32.
+    """Return whether training runs on a CPU or GPU that is faster in fp32.
 
     Without instructions for bf16 it is many times faster; the environment variable ONEDNN_MAX_CPU_ISA may hide them.
     Intel's AVX-512 instructions for bf16 multiply at the pace of fp32, so there only the matrix unit (AMX) is faster.
+    NVIDIA's GPUs before Ampere, such as T4 and V100, only emulate bf16.
     """
     if not uses_cpu():
-        return False
+        return torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False)
     has_instructions = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
     capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # not in every supported torch
     is_slow_intel = "Intel" in capabilities.get("cpu_name", "") and not capabilities.get("amx_bf16", True)

@@ -14,6 +14,7 @@ import yaml
 from tests.helpers import ROOT, run_python, user_error
 from training import score, train
 from training.recipe import fields as recipe_module
+from training.recipe import machine
 from training.recipe.families import FAMILIES
 from training.recipe.fields import (
     DataRecipe,
@@ -109,7 +110,7 @@ def test_recipe_that_leaves_its_precision_open_gets_the_faster_one(
     recipe = load_recipe(recipe_file(f"data: {{kind: grammar}}\ntraining: {{precision: {given}}}\n"), [])
     assert recipe.training.precision == taken
     load_inputs(recipe, tmp_path)
-    has_warning = "this CPU trains faster in fp32" in caplog.text and "--training.precision=fp32" in caplog.text
+    has_warning = "this machine trains faster in fp32" in caplog.text and "--training.precision=fp32" in caplog.text
     assert has_warning == (given == "bf16")
 
 
@@ -140,6 +141,17 @@ def test_instructions_for_bf16_are_no_gain_on_intel_without_a_matrix_unit(
     capabilities = {"cpu_name": cpu_name, "amx_bf16": amx_bf16}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
     assert trains_slowly_in_bf16() == is_slow
+
+
+@pytest.mark.parametrize("has_instructions", [True, False])
+def test_gpu_that_only_emulates_bf16_trains_in_fp32(has_instructions: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_supported(including_emulation: bool = True) -> bool:
+        return including_emulation or has_instructions
+
+    monkeypatch.setattr(machine, "uses_cpu", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
+    assert trains_slowly_in_bf16() != has_instructions
 
 
 @pytest.mark.slow
