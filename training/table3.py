@@ -25,13 +25,14 @@ from transformers import PreTrainedTokenizerBase
 from training.recipe.families import AUTOREGRESSIVE
 from training.recipe.fields import SEEDS, Recipe, check, load_recipe
 from training.recipe.help import parse_with_recipe, recipe_parser
+from training.recipe.reading import Scope
 from training.report.results import RESULTS, RESULTS_FIX
 from training.report.table3 import PAPER_FIGURES, orderings, row_summary, to_markdown
 from training.run.checkpoints import RECIPE, run_write_errors
 from training.run.checks import check_data_fits, config_for_tokenizer
 from training.run.command import flush_stdout, start_log
 from training.run.distributed import exit_together, init_distributed
-from training.run.folder import open_folder, prepare_folder, read_folder
+from training.run.folder import open_folder, prepare_folder, read_folder, scope_of
 from training.run.preparation import load_inputs, prepare
 from training.tasks import make_task
 from training.train import run as train
@@ -164,7 +165,10 @@ def check_models(recipe: Recipe, runs: list[RowRun]) -> None:
 
 
 def is_finished(run: RowRun) -> bool:
-    if changed := read_folder(run.folder, run.recipe).changed:
+    changed = [
+        name for name in read_folder(run.folder, run.recipe).changed if scope_of(name) is not Scope.EXECUTION
+    ]
+    if changed:
         raise UserError(
             f"{run.folder}: holds a run of another recipe, {changed[0]} differs; give the same command to resume, or "
             "another --output_dir."

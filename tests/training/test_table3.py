@@ -182,7 +182,7 @@ def test_table_resumes_run_by_run(arguments: list[str], tmp_path: Path, capsys: 
     run_table(arguments, folder, rows, "--seeds=1,2", "--training.checkpoint_steps=2")
     assert_same_checkpoints(uninterrupted, folder / "base" / "seed-1")
     rewind(folder / "base" / "seed-1", 2)
-    again = run_table(arguments, folder, rows, "--seeds=1", "--training.checkpoint_steps=2")
+    again = run_table(arguments, folder, rows, "--seeds=1", "--training.checkpoint_steps=2", "--training.log_steps=3")
     assert_same_checkpoints(uninterrupted, folder / "base" / "seed-1")
     assert (folder / "base" / "seed-2" / "model.safetensors").stat().st_mtime_ns == finished
     assert again["rows"]["A-h1"] == first["rows"]["A-h1"]  # the other seed stays in the table
