@@ -279,6 +279,8 @@ def test_stream_that_cannot_be_batched_is_an_error() -> None:
         TokenBudgetBatches(iter(Stream([(3, 3)])))
     with pytest.raises(ValueError, match=r"buffer_size \(30\) is too small for the 4 micro-batches .* at least 40"):
         streamed([(3, 3)], buffer_size=30, num_processes=2, accumulation=2)
+    with pytest.raises(ValueError, match=r"max_length: let a side have at most 0 and 0 tokens.*; give at least 1"):
+        streamed([(3, 3)], max_length=0)
     with pytest.raises(ValueError, match=r"3 pairs, without 1 that are too long, cannot be split over the 4"):
         next(iter(streamed([(3, 3), (3, 99)] + [(3, 3)] * 2, num_processes=2, accumulation=2, too_long="drop")))
 

@@ -118,8 +118,9 @@ class TokenBudgetBatches(IterableDataset[dict[str, Ragged]]):
             in; None: every rank encodes every item.
 
     Raises:
-        ValueError: the source is an iterator, the buffer is too small, or no micro-batch is this rank's; while
-            iterating: a pair is too long, an epoch has too few pairs, or there are several worker processes.
+        ValueError: the source is an iterator, the buffer is too small, no token is allowed, or no micro-batch is this
+            rank's; while iterating: a pair is too long, an epoch has too few pairs, or there are several worker
+            processes.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class TokenBudgetBatches(IterableDataset[dict[str, Ragged]]):
         self.budgets = (source_tokens, target_tokens)
         self.num_processes, self.rank, self.accumulation = num_processes, rank, accumulation
         self.seed, self.buffer_size = seed, buffer_size
-        self.limits = tuple(min(budget, max_length or budget) for budget in self.budgets)
+        self.limits = tuple(budget if max_length is None else min(budget, max_length) for budget in self.budgets)
         self.too_long = too_long
         self._start = self._position = StreamPosition()
         self._source_state: dict[str, Any] | None = None
@@ -179,6 +180,11 @@ class TokenBudgetBatches(IterableDataset[dict[str, Ragged]]):
             raise ValueError(
                 f"buffer_size ({self.buffer_size}) is too small for the {self.micro_batches} micro-batches of a step; "
                 f"give at least {10 * self.micro_batches}."
+            )
+        if min(self.limits) < 1:
+            raise ValueError(
+                f"source_tokens, target_tokens, max_length: let a side have at most {self.limits[0]} and "
+                f"{self.limits[1]} tokens, so no pair is left; give at least 1."
             )
 
     def state_dict(self) -> dict[str, int]:
