@@ -153,6 +153,11 @@ def check_model_trains(recipe: Recipe) -> None:
             f"training.attention: {name} does not train on a CPU, eager and sdpa do; omit it, or launch on an "
             "accelerator."
         )
+    if name.startswith("flash_attention") and recipe.training.precision == "fp32":
+        raise UserError(
+            f"training.precision: {name} has no kernels for fp32; got fp32, expected bf16. Give "
+            "--training.precision=bf16 or --training.attention=sdpa."
+        )
     if recipe.kind == "flowseq" and is_set("ACCELERATE_USE_FSDP"):
         raise UserError(
             "model.kind: the flow of flowseq starts from data, which needs complete weights; got FSDP2. Launch with a "

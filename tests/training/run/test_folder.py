@@ -13,7 +13,7 @@ from tests.training.runs import begin_run, last_of_each, prepare_run, recipe_in
 from training import train
 from training.monitor.monitor import MONITOR_FILE
 from training.recipe.fields import load_recipe
-from training.run import checkpoints, preparation
+from training.run import checkpoints, checks, preparation
 from training.run.checkpoints import STATE, checkpoint_at, mark_complete, run_lock
 from training.run.folder import diff_trees, prepare_folder
 from training.train import run
@@ -50,6 +50,15 @@ def test_run_that_cannot_train_is_one_line_before_its_folder_is_made(
     with user_error(message):
         run(load_recipe(arguments[0], settings))
     assert not (tmp_path / "run").exists()
+
+
+def test_flash_attention_in_fp32_is_an_error(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "uses_cpu", lambda: False)
+    more = (NO_DATA, f"--output_dir={tmp_path / 'run'}", "--training.attention=flash_attention_2")
+    with user_error(r"^training\.precision: flash_attention_2 has no kernels for fp32; .* Give --training\.precision=bf16"):
+        run(load_recipe(arguments[0], last_of_each(*arguments[1:], *more, "--training.precision=fp32")))
 
 
 @pytest.mark.parametrize("name", ["link", "."])
