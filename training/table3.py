@@ -165,9 +165,7 @@ def check_models(recipe: Recipe, runs: list[RowRun]) -> None:
 
 
 def is_finished(run: RowRun) -> bool:
-    changed = [
-        name for name in read_folder(run.folder, run.recipe).changed if scope_of(name) is not Scope.EXECUTION
-    ]
+    changed = [name for name in read_folder(run.folder, run.recipe).changed if scope_of(name) is not Scope.EXECUTION]
     if changed:
         raise UserError(
             f"{run.folder}: holds a run of another recipe, {changed[0]} differs; give the same command to resume, or "

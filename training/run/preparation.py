@@ -66,7 +66,8 @@ def load_inputs(recipe: Recipe, folder: Path) -> Inputs:
         check_distilling_teacher(recipe, distillation, models)
     if recipe.training.precision == "bf16" and trains_slowly_in_bf16():
         logger.warning(
-            "training.precision: this machine trains faster in fp32; got bf16. Give a new run --training.precision=fp32."
+            "training.precision: this machine trains faster in fp32; got bf16. Give a new run "
+            "--training.precision=fp32."
         )
     return Inputs(models, distillation, prepared_name(recipe.data.path))
 
