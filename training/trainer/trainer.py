@@ -143,6 +143,7 @@ class RecipeTrainer(Seq2SeqTrainer):
         self.monitor = TrainingMonitor(args.device, self.accelerator.mixed_precision)
         self.guard = DivergenceGuard(recipe.training, tokenizer, args.device)
         self.stopping = StopSignalCallback()
+        self.signature: str | None = None  # of the metric, after the first evaluation
         self.add_callbacks()
 
     def add_callbacks(self) -> None:
@@ -541,6 +542,7 @@ class RecipeTrainer(Seq2SeqTrainer):
         return commit.result() if blocking else commit
 
     def last_validation(self) -> dict[str, Any]:
-        """Return `validation`, as in `results.json`, of the last evaluation in training, if there was one."""
+        """Return `validation`, as in `results.json`, of the last evaluation in training, if this process had one."""
         evaluations = [entry for entry in self.state.log_history if "eval_loss" in entry]
-        return {"validation": self.scores_of(evaluations[-1], "eval")} if evaluations else {}
+        has_scores = evaluations and self.signature is not None  # a resumed run has the values alone
+        return {"validation": self.scores_of(evaluations[-1], "eval")} if has_scores else {}

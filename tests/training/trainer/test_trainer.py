@@ -98,3 +98,22 @@ def test_pushed_weights_are_those_gathered_from_all_processes(
     trainer.hub_model_id = "somebody/own"
     trainer.push_to_hub()
     assert runs.equal(pushed, drop_tied_duplicates(gathered, trainer.model))
+
+
+def test_resumed_trainer_pushes_before_its_first_evaluation(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its state has the last evaluation's values without the signature of their metric."""
+    trainer, cards = runs.trainer_in(arguments, tmp_path / "run"), []
+    trainer.state.log_history = [
+        {"eval_loss": 2.0, "eval_perplexity": 7.4, "eval_sacrebleu": 1.5, "step": 4, "epoch": 1.0}
+    ]
+
+    def read(api: object, folder: Path, *settings: object) -> None:
+        cards.append((folder / "README.md").read_text())
+
+    monkeypatch.setattr("training.trainer.trainer.upload", read)
+    trainer.hub_model_id = "somebody/own"
+    trainer.push_to_hub()
+    assert len(cards) == 1
+    assert "validation set, " not in cards[0]
