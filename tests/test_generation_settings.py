@@ -47,11 +47,12 @@ def test_max_length_in_the_models_own_config_never_shortens_the_limit() -> None:
     model = small_model(0)
     model.generation_config.max_length = 4  # Seq2SeqTrainer leaves 20 there after an evaluation
     assert limit_of(model, max_source_relative_length=5) == 8
-    assert limit_of(model) == 53
+    assert limit_of(model) == limit_of(model, max_length=None) == 53
     special = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
     for max_length, new_tokens in ((4, 3), (None, 20)):  # 20: of Transformers
         model.generation_config = GenerationConfig(**special, max_length=max_length)
         assert limit_of(model) == new_tokens
+        assert limit_of(model, max_length=None) == 20
 
 
 INVALID = [
@@ -114,7 +115,12 @@ def test_saved_max_length_that_is_ignored_is_named_in_a_warning(monkeypatch: pyt
     model.generation_config.max_length = 4
     assert len(messages := warnings_of(model, monkeypatch)) == 1
     assert "max_length=4, which is ignored: its max_source_relative_length=50" in messages[0]
-    for arguments in ({"max_new_tokens": 5}, {"max_length": 5}, {"max_source_relative_length": None}):
+    for arguments in (
+        {"max_new_tokens": 5},
+        {"max_length": 5},
+        {"max_length": None},
+        {"max_source_relative_length": None},
+    ):
         assert not warnings_of(model, monkeypatch, **arguments)
 
 

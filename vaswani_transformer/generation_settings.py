@@ -72,6 +72,10 @@ class CallSettings:
                 if chosen is not None or getattr(saved, name, None) is None:
                     setattr(self.config, name, chosen)
                     del self.kwargs[name]
+        if self.kwargs.get("max_length", 0) is None and self.get("max_new_tokens") is None:
+            # None against a saved one; Transformers would compare it with a number.
+            self.config.max_length = self.prompt_length() + DEFAULT_NEW_TOKENS
+            del self.kwargs["max_length"]
         if hasattr(self.config, "max_source_relative_length"):
             self.given.setdefault("max_source_relative_length", None)
         if self.get("num_beams", 1) == 1:  # they mean nothing then, and Transformers would warn of saved ones
@@ -156,7 +160,7 @@ class CallSettings:
         in_all = self.prompt_length() + longest
         if self.has_own_limit:
             in_all = min(in_all, self.given["max_length"])
-        elif self.saved.max_length is not None and self.saved.max_length != in_all:
+        elif "max_length" not in self.given and self.saved.max_length not in (None, in_all):
             logger.warning_once(
                 f"generate(): the model's own generation config has max_length={self.saved.max_length}, which is "
                 f"ignored: its max_source_relative_length={self.max_source_relative_length} limits each target. Give "
