@@ -136,14 +136,15 @@ class QuantizedLinear(PreparedLinear):
 
 def probe_linear(weight: float | Tensor) -> nn.Linear:
     """Return a layer 64 wide with 16 outputs, of one weight or of those given, without drawing random numbers."""
-    linear = nn.utils.skip_init(nn.Linear, 64, 16, bias=False).requires_grad_(False)
+    linear = nn.utils.skip_init(nn.Linear, 64, 16, bias=False, dtype=torch.float32).requires_grad_(False)
     linear.weight.copy_(torch.as_tensor(weight))
     return linear
 
 
 def is_supported(make: Callable[[nn.Linear], Any]) -> bool:
     """Return whether this build of torch, on this CPU, has the functions that a packed layer needs."""
-    linear, rows = probe_linear(torch.arange(1024.0).view(16, 64) / 1023), torch.ones(LARGE_BATCH_ROWS, 64)
+    linear = probe_linear(torch.arange(1024).view(16, 64).float() / 1023)
+    rows = torch.ones(LARGE_BATCH_ROWS, 64, dtype=torch.float32)
     try:
         layer = make(linear)
         products, parameters = torch.cat([layer(rows[:2]), layer(rows)]), layer.unpacked()
@@ -159,7 +160,7 @@ def is_supported(make: Callable[[nn.Linear], Any]) -> bool:
 def int8_sum_overflows() -> bool:
     """Return whether a sum of two int8 products overflows, as it does where the CPU lacks instructions for them."""
     layer = QuantizedLinear(probe_linear(1.0), reduces_range=False)
-    products = torch.cat([layer(torch.ones(rows, 64)) for rows in (2, LARGE_BATCH_ROWS)])
+    products = torch.cat([layer(torch.ones(rows, 64, dtype=torch.float32)) for rows in (2, LARGE_BATCH_ROWS)])
     return not torch.allclose(products, torch.full_like(products, 64.0), rtol=0.02)
 
 

@@ -67,7 +67,7 @@ class Prepared(PreTrainedModel):
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
-        moved = fn(torch.zeros(1))
+        moved = fn(torch.zeros(1, dtype=torch.float32))
         if (moved.dtype, moved.device.type) != (torch.float32, "cpu"):
             raise RuntimeError(
                 f"A model prepared for inference stays where it was prepared, and cannot become {moved.dtype} on "
