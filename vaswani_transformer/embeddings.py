@@ -92,7 +92,7 @@ class SinusoidalPositions(nn.Module):
 
     def first_positions(self, count: int) -> Tensor:
         """Return the encodings (count, d_model) of the first positions, on the CPU."""
-        return sinusoids(torch.arange(count), self.d_model)
+        return sinusoids(torch.arange(count, device="cpu"), self.d_model)
 
 
 class LearnedPositions(nn.Module):

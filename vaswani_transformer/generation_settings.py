@@ -188,7 +188,7 @@ def split_criteria(
     ends, others = [prompt.new_empty(0)], StoppingCriteriaList()
     for criterion in criteria:
         if type(criterion) is EosTokenCriteria:
-            ends.append(torch.as_tensor(criterion.eos_token_id).flatten().to(prompt.device))
+            ends.append(torch.as_tensor(criterion.eos_token_id, device=prompt.device).flatten())
         elif type(criterion) is SourceLimitCriteria:
             limits = torch.minimum(limits, criterion.limits.to(prompt.device))
         elif type(criterion) is MaxLengthCriteria:

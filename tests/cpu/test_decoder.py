@@ -130,9 +130,10 @@ def test_next_search_uses_changed_embedding_weights() -> None:
 
 @needs_float32
 @pytest.mark.parametrize("beams", [1, 3])
-def test_prepared_model_finds_the_same_under_autocast_and_another_default_dtype(beams: int) -> None:
+def test_prepared_model_finds_the_same_under_autocast_and_another_default_dtype_or_device(beams: int) -> None:
     """Under autocast attention would multiply in bfloat16, which a packed layer does not take, so its modules run."""
-    prepared = prepare_for_inference(random_model())
+    model = random_model()
+    prepared = prepare_for_inference(model)
     call = source_batch([5, 3], max_new_tokens=8, num_beams=beams)
     true = prepared.generate(**call)
     with torch.autocast("cpu", torch.bfloat16):
@@ -142,6 +143,9 @@ def test_prepared_model_finds_the_same_under_autocast_and_another_default_dtype(
         assert torch.equal(prepared.generate(**call), true)
     finally:
         torch.set_default_dtype(torch.float32)
+    with torch.device("meta"):
+        assert torch.equal(prepared.to("cpu").generate(**call), true)
+        assert torch.equal(prepare_for_inference(model).generate(**call), true)
 
 
 @needs_float32

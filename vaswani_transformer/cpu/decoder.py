@@ -42,11 +42,11 @@ class BeamCache:
     ) -> None:
         self.num_sources, self.num_beams, self.key_width, self.length = num_sources, num_beams, key_width, 0
         shape = (layers, num_sources, heads, GROWTH, num_beams, key_width + value_width)
-        self.key_values = torch.empty(shape, dtype=torch.float32)
-        own_column = torch.zeros((), dtype=torch.float32).where(torch.eye(num_beams).bool(), -torch.inf)
+        self.key_values = torch.empty(shape, dtype=torch.float32, device="cpu")
+        own_column = torch.full((num_beams, num_beams), -torch.inf, dtype=torch.float32, device="cpu").fill_diagonal_(0)
         self.self_mask = own_column.repeat(num_sources, 1)
         self.ancestry_mask = self.self_mask[:, :0] if num_beams > 1 else None
-        self.mask = torch.zeros(1, 1, 1, dtype=torch.float32)
+        self.mask = torch.zeros(1, 1, 1, dtype=torch.float32, device="cpu")
         self.keys: tuple[Tensor, ...] = ()
         self.values: tuple[Tensor, ...] = ()
         self.write_slots: tuple[Tensor, ...] = ()
@@ -61,7 +61,8 @@ class BeamCache:
 
         They move within the present memory: new memory for all of them would take longer than the copy.
         """
-        stay = int((sources == torch.arange(len(sources))).long().cumprod(0).sum())  # the first ones that need no move
+        unmoved = torch.arange(len(sources), device=sources.device)
+        stay = int((sources == unmoved).long().cumprod(0).sum())  # the first ones that need no move
         for layer in self.key_values:
             written = layer[:, :, : self.length]
             written[stay : len(sources)] = written[sources[stay:]]

@@ -67,7 +67,7 @@ class Prepared(PreTrainedModel):
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
-        moved = fn(torch.zeros(1, dtype=torch.float32))
+        moved = fn(torch.zeros(1, dtype=torch.float32, device="cpu"))
         if (moved.dtype, moved.device.type) != (torch.float32, "cpu"):
             raise RuntimeError(
                 f"A model prepared for inference stays where it was prepared, and cannot become {moved.dtype} on "
@@ -149,10 +149,11 @@ def prepare_for_inference(model: Model, dtype: str = "float32") -> Model:
         raise ValueError(
             f"The model has weights of {' and '.join(weights)}; move it by .to('cpu', torch.float32) first."
         )
-    make_linear = linear_factory(dtype)
-    if make_linear is None:
-        logger.warning("torch %s cannot pack layers in %s here; the copy has plain ones.", torch.__version__, dtype)
-    return make_prepared_class(type(model))(model, make_linear or copy.deepcopy)
+    with torch.device("cpu"):
+        make_linear = linear_factory(dtype)
+        if make_linear is None:
+            logger.warning("torch %s cannot pack layers in %s here; the copy has plain ones.", torch.__version__, dtype)
+        return make_prepared_class(type(model))(model, make_linear or copy.deepcopy)
 
 
 def make_prepared_class(model_class: type) -> Any:
