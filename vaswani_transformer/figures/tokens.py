@@ -34,7 +34,11 @@ def token_texts(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) ->
     for end in range(1, len(token_ids) + 1):
         decoded = cast(str, tokenizer.decode(list(token_ids[:end]), clean_up_tokenization_spaces=False))
         complete = decoded.rstrip(UNDECODED)
-        text = complete[common_prefix_length(before, complete) :]
+        kept = common_prefix_length(before, complete)
+        if revised := before[kept:]:  # " '" of word pieces, which the next one joins to both words
+            texts[-1] = texts[-1].removesuffix(revised) + revised.strip()
+            kept += len(revised.strip())
+        text = complete[kept:]
         if unfinished and text:
             count = len(unfinished) + 1
             for number, index in enumerate(unfinished, start=1):
