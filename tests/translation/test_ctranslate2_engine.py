@@ -43,10 +43,11 @@ def test_saved_settings_that_the_engine_lacks_are_named(tmp_path: Path, monkeypa
     model = uneven_model()
     CTranslate2Engine(to_ctranslate2(model, None, tmp_path / "plain"))
     assert warnings == []
-    penalties = {"encoder_repetition_penalty": 1.1, "exponential_decay_length_penalty": [20, 1.1]}
-    model.generation_config.update(no_repeat_ngram_size=3, repetition_penalty=1.2, num_beams=4, **penalties)
+    saved = {"encoder_repetition_penalty": 1.1, "exponential_decay_length_penalty": [20, 1.1]}
+    saved |= {"forced_eos_token_id": END, "no_repeat_ngram_size": 3, "repetition_penalty": 1.2}
+    model.generation_config.update(num_beams=4, **saved)
     CTranslate2Engine(to_ctranslate2(model, None, tmp_path / "converted"))
-    names = f"{', '.join(penalties)}, no_repeat_ngram_size, repetition_penalty"
+    names = ", ".join(saved)
     assert warnings == [f"{tmp_path / 'converted'}: CTranslate2 searches without the saved {names}."]
 
 

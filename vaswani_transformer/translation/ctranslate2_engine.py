@@ -28,8 +28,8 @@ POSITIONS_KEY = "max_position_embeddings"  # in config.json: P, which CTranslate
 DEFAULT_RELATIVE_LENGTH = 50  # tokens, as in the paper (6.1)
 UNSUPPORTED_SETTINGS = (
     "begin_suppress_tokens", "do_sample", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty",
-    "exponential_decay_length_penalty", "forced_bos_token_id", "min_length", "min_new_tokens", "no_repeat_ngram_size",
-    "repetition_penalty", "sequence_bias", "suppress_tokens",
+    "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id", "min_length", "min_new_tokens",
+    "no_repeat_ngram_size", "repetition_penalty", "sequence_bias", "suppress_tokens",
 )  # fmt: skip
 """Saved settings that change the results of `generate()` and that this search does not have."""
 
