@@ -76,7 +76,7 @@ class LineFormat:
         return [json.dumps(rows[0] if options.nbest is None else rows[0] | {"nbest": rows}, ensure_ascii=False)]
 
     def summary(self, count: int) -> str:
-        """Return what to log after all `count` lines; nothing where it is empty."""
+        """Return what to log after `count` new lines; nothing where it is empty."""
         return ""
 
 
@@ -157,7 +157,7 @@ def translate_lines(
         except TooLongError as error:
             raise error.in_command(texts.name) from error
     unknown.warn()
-    if summary := form.summary(texts.count):
+    if summary := form.summary(texts.count - output.done):
         log(summary)
 
 
