@@ -9,10 +9,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import GenerationConfig
+from transformers import FSMTConfig, FSMTForConditionalGeneration, GenerationConfig
 
-from tests.builders import tiny_marian
-from tests.helpers import FLOAT32, PAIRS, ModelAndTokenizer, model_of_pairs, paper_model_of_pairs, tiny_model
+from tests.builders import small_model, tiny_marian
+from tests.helpers import (
+    FLOAT32,
+    PAIRS,
+    WITH_SCORES,
+    ModelAndTokenizer,
+    model_of_pairs,
+    paper_model_of_pairs,
+    tiny_model,
+)
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.translation.engine import ScoredTokens, TransformersEngine, log_probabilities
 from vaswani_transformer.translation.translator import (
@@ -259,6 +267,20 @@ def test_model_of_another_architecture_translates_too() -> None:
     expected = model.generate(**batch, **settings, return_dict_in_generate=True, output_scores=True).sequences_scores
     assert translations[7].hypotheses[0].score == pytest.approx(expected.item(), rel=1e-4)
     assert TransformersEngine(model, 1).max_source_tokens() == 40
+
+
+@pytest.mark.parametrize("kind", ["own", "fsmt"])
+def test_scores_begin_with_the_start_token_of_the_search(kind: str) -> None:
+    """FSMT does not shift labels, and a saved search may begin with another token than the configuration's."""
+    model: Any = small_model(0, vocab_size=40)
+    if kind == "fsmt":
+        sizes: dict[str, Any] = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "forced_eos_token_id": None}
+        model = FSMTForConditionalGeneration(FSMTConfig(src_vocab_size=40, tgt_vocab_size=40, **sizes)).eval()
+    model.generation_config.update(decoder_start_token_id=7, length_penalty_type="power")
+    settings: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 6, "length_penalty": 1.0}
+    (((_, actual),),) = TransformersEngine(model, 1, scores=True, **settings)([[5, 6, 8, 9, 2]])
+    output = model.generate(torch.tensor([[5, 6, 8, 9, 2]]), **settings, **WITH_SCORES)
+    assert actual == pytest.approx(output.sequences_scores.item(), rel=1e-4)
 
 
 def test_model_in_training_translates_without_dropout_and_stays_in_training(

@@ -39,18 +39,26 @@ class DecodingEngine(Protocol):
 
 
 @torch.no_grad()
-def log_probabilities(model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
+def log_probabilities(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    labels: Tensor,
+    decoder_input_ids: Tensor | None = None,
+) -> Tensor:
     """Return log P(Y | X) in nats of each target (R,), a sum over its tokens, `</s>` included.
 
     Args:
         model: any encoder-decoder of Transformers, in evaluation mode.
         input_ids, attention_mask: (R, S), the sources.
         labels: (R, T), the targets with their end tokens; -100 after them.
+        decoder_input_ids: (R, T), what the decoder reads; None for the labels as the model shifts them.
     """
     rows, sums = max(1, SCORING_TOKENS // labels.shape[1]), []
     for batch in (slice(start, start + rows) for start in range(0, labels.shape[0], rows)):
         gold = labels[batch]
-        logits = model(input_ids=input_ids[batch], attention_mask=attention_mask[batch], labels=gold).logits
+        read = {} if decoder_input_ids is None else {"decoder_input_ids": decoder_input_ids[batch]}
+        logits = model(input_ids=input_ids[batch], attention_mask=attention_mask[batch], labels=gold, **read).logits
         logits = logits.float()  # (rows, T, V)
         scores = logits.gather(-1, gold.clamp(min=0).unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)  # (rows, T)
         sums.append(scores.masked_fill(gold == -100, 0.0).sum(1))
@@ -98,13 +106,14 @@ class TransformersEngine:
         with eval_mode(self.model):
             settings = {} if constrain is None else {"logits_processor": [constrain(self.target_limits(mask))]}
             output = self.generate(tokens, mask, **settings)
-            targets = (output if isinstance(output, Tensor) else output.sequences)[:, 1:]  # (R, T), without the start
+            sequences = output if isinstance(output, Tensor) else output.sequences  # (R, T + 1)
+            targets = sequences[:, 1:]  # (R, T), without the start
             lengths = self.lengths(targets)
             scores: list[float | None] = [None] * len(targets)
             if self.scores and is_non_autoregressive(self.model):
                 scores = output.sequences_scores.tolist()
             elif self.scores:
-                scores = self.score(tokens, mask, targets, lengths).tolist()
+                scores = self.score(tokens, mask, sequences, lengths).tolist()
         ids = [row[:length] for row, length in zip(targets.tolist(), lengths.tolist(), strict=True)]
         hypotheses, count = list(zip(ids, scores, strict=True)), len(ids) // len(sources)
         return [hypotheses[start : start + count] for start in range(0, len(hypotheses), count)]
@@ -128,12 +137,12 @@ class TransformersEngine:
         to_padding = (positions * targets.ne(self.resolve_setting("pad_token_id", self.pad_token_id))).amax(1)
         return torch.where(is_end.any(1), is_end.long().argmax(1) + 1, to_padding)
 
-    def score(self, tokens: Tensor, mask: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
-        """Return log P(Y | X) / lp(Y) of each target (R,)."""
-        count = targets.shape[0] // tokens.shape[0]
+    def score(self, tokens: Tensor, mask: Tensor, sequences: Tensor, lengths: Tensor) -> Tensor:
+        """Return log P(Y | X) / lp(Y) of each target (R,), which `sequences` (R, T + 1) hold after the start token."""
+        targets, count = sequences[:, 1:], len(sequences) // len(tokens)
         is_padding = torch.arange(targets.shape[1], device=targets.device) >= lengths[:, None]
         sources = (rows.repeat_interleave(count, dim=0) for rows in (tokens, mask))
-        sums = log_probabilities(self.model, *sources, targets.masked_fill(is_padding, -100))
+        sums = log_probabilities(self.model, *sources, targets.masked_fill(is_padding, -100), sequences[:, :-1])
         alpha = float(self.resolve_setting("length_penalty", 1.0))  # torch raises no integer to a negative one
         return sums / length_penalty(lengths.clamp(min=1), alpha, self.resolve_setting("length_penalty_type", "power"))
 
