@@ -230,6 +230,7 @@ def test_learned_positions_bound_the_source_and_its_translation() -> None:
     model.generation_config.update(max_source_relative_length=10)
     assert TransformersEngine(model, 1).max_source_tokens() == 20
     assert TransformersEngine(model, 1, max_new_tokens=5).max_source_tokens() == 30
+    assert TransformersEngine(model, 1, generation_config=GenerationConfig(max_new_tokens=5)).max_source_tokens() == 30
     (translation,) = translate(model, tokenizer, [LONG * 3])
     assert translation.is_truncated
     assert TransformersEngine(tiny_model(), 1).max_source_tokens() == 1024

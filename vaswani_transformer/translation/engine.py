@@ -152,8 +152,7 @@ class TransformersEngine:
         table = getattr(config, "max_position_embeddings", None)
         if table is None or getattr(config, "position_embedding", None) == "sinusoidal":
             return DEFAULT_MAX_SOURCE_TOKENS
-        limits = [self.generate_kwargs.get(name) for name in ("max_new_tokens", "max_length")]
-        relative = 0 if any(limits) else self.resolve_setting("max_source_relative_length", 0)
+        relative = 0 if self.call_settings().has_own_limit else self.resolve_setting("max_source_relative_length", 0)
         return max(1, table - relative)
 
     def max_positions(self) -> int | None:
