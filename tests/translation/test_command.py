@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, MarianConfig
 
-from tests.helpers import ROOT, Run, error_line, load_tokenizer, save, tiny_model
+from tests.builders import tiny_marian
+from tests.helpers import ROOT, Run, error_line, load_tokenizer, model_of_pairs, save, tiny_model
 from tests.translation.commands import SOURCES, TARGETS, lines
 from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
@@ -146,6 +147,14 @@ def test_model_on_a_cpu_is_prepared_in_the_requested_dtype(
     )
     assert run("--device=cpu", option, stdin=lines(SOURCES).encode()) == (lines(TARGETS), "", 0)
     assert dtypes == expected
+
+
+def test_model_of_another_architecture_on_a_cpu_is_loaded_in_float32(tmp_path: Path) -> None:
+    _, tokenizer = model_of_pairs()
+    save(tmp_path, tiny_marian(vocab_size=len(tokenizer)).half(), tokenizer)
+    for dtype, expected in (("auto", torch.float32), ("float16", torch.float16)):
+        model, _ = loading.load_model_and_tokenizer(loading.LoadOptions(str(tmp_path), "cpu", dtype))
+        assert model.dtype == expected
 
 
 def test_int8_is_an_error_on_other_devices_and_for_other_models(run: Run, folder: str, tmp_path: Path) -> None:

@@ -99,7 +99,8 @@ def load_model_and_tokenizer(options: LoadOptions) -> tuple[PreTrainedModel, Pre
     if device.type == "meta":
         raise UserError("--device=meta: weights have no values there; give a device that computes.")
     tokenizer = load_tokenizer(options.model, **shared)
-    model = load_model(options.model, dtype="float32" if is_prepared else options.dtype, **shared)
+    is_float32 = is_prepared or (options.dtype == "auto" and device.type == "cpu")
+    model = load_model(options.model, dtype="float32" if is_float32 else options.dtype, **shared)
     with load_errors(options.model):
         model.to(device)
     check_tokenizer_fits(model, tokenizer, options.model)
