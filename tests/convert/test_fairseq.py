@@ -133,6 +133,14 @@ def test_fairseq_checkpoint_computes_what_plain_torch_does(newer: bool, scale: b
     assert (config.target_start_token_id, config.max_position_embeddings, config.dropout) == (END, 64, 0.3)
 
 
+def test_relu_dropout_is_the_activation_dropout_where_that_is_zero(tmp_path: Path) -> None:
+    """As in fairseq, whose newer configurations always have both."""
+    state = FairseqTransformer().state_dict()
+    for activation, relu, expected in ((0.0, 0.2, 0.2), (0.1, 0.0, 0.1), (0.1, 0.2, 0.1)):
+        path = save_checkpoint(tmp_path / "c.pt", state, activation_dropout=activation, relu_dropout=relu)
+        assert from_fairseq(path).model.config.activation_dropout == expected
+
+
 def test_fairseq_learned_positions_begin_after_the_padding_id(tmp_path: Path) -> None:
     original = FairseqTransformer()
     tables = {f"{stack}.embed_positions.weight": torch.randn(30 + PAD + 1, D) for stack in ("encoder", "decoder")}

@@ -128,7 +128,7 @@ def read_fairseq(path: Path, config: Path | None) -> ForeignModel:
             "d_ff": state["encoder.layers.0.fc1.weight"].shape[0],
             "dropout": settings.get("dropout", 0.1),
             "attention_dropout": settings.get("attention_dropout", 0.0),
-            "activation_dropout": settings.get("activation_dropout", settings.get("relu_dropout", 0.0)),
+            "activation_dropout": settings.get("activation_dropout") or settings.get("relu_dropout", 0.0),
             "activation_function": activation_name(settings.get("activation_fn", "relu"), name),
             "scale_embedding": not settings.get("no_scale_embedding", False),
             "decoder_start_token_id": SPECIAL_TOKENS.index("</s>"),
