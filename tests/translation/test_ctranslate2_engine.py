@@ -24,6 +24,8 @@ def test_saved_search_settings_hold_and_those_of_the_call_win(tmp_path: Path) ->
     assert (given.num_beams, given.alpha, given.penalty_type, given.limit(7)) == (2, 0.0, "power", 9)
     both = CTranslate2Engine(folder, max_new_tokens=9, max_source_relative_length=1)
     assert (both.limit(7), both.limit(30)) == (8, 9)
+    model.generation_config.max_new_tokens = 9  # holds together with the call's relative limit, as in generate()
+    assert CTranslate2Engine(to_ctranslate2(model, None, tmp_path / "new"), max_source_relative_length=1).limit(30) == 9
     with pytest.raises(ValueError, match=r"A text of 101 tokens is longer than the table of 100 positions; shorten"):
         saved([[3] * 101])
 

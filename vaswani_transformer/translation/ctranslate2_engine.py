@@ -121,9 +121,10 @@ class CTranslate2Engine:
         self.patience = patience
         self.alpha = first_given(length_penalty, saved.length_penalty, 1.0)
         self.penalty_type = length_penalty_type or getattr(saved, "length_penalty_type", "power")
-        if max_source_relative_length is None and max_new_tokens is None:
-            max_source_relative_length = getattr(saved, "max_source_relative_length", None)
+        if max_new_tokens is None:
             max_new_tokens = saved.max_new_tokens
+            if max_source_relative_length is None:
+                max_source_relative_length = getattr(saved, "max_source_relative_length", None)
         has_limit = max_source_relative_length is not None or max_new_tokens is not None
         self.relative = max_source_relative_length if has_limit else DEFAULT_RELATIVE_LENGTH
         self.max_new_tokens = max_new_tokens
