@@ -1,6 +1,6 @@
 """Train with the stock Seq2SeqTrainer, the paper's optimizer and learning rate, and batches within a token budget.
 
-python examples/trainer_script.py [--steps 300] [--output_dir runs/trainer-script]
+python examples/trainer_script.py [--steps 500] [--output_dir runs/trainer-script]
 """
 
 import argparse
