@@ -23,7 +23,11 @@ def add_ctranslate2(parser: ArgumentParser) -> None:
     add_model_argument(parser)
     parser.add_argument("--quantization", choices=QUANTIZATIONS, help="how weights are stored (float32)")
     parser.add_argument(
-        "--positions", type=positive_argument, default=1024, metavar="N", help="tokens of the longest text (1024)"
+        "--positions",
+        type=positive_argument,
+        default=1024,
+        metavar="N",
+        help="tokens of the longest text (1024); learned positions have as many as their table",
     )
     parser.add_argument("--revision", default="main", help="branch, tag or commit of a model on the Hub (main)")
     parser.set_defaults(run=convert_to_ctranslate2)
