@@ -3,6 +3,7 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from transformers.utils import logging
@@ -17,6 +18,16 @@ from .ctranslate2_exporter import QUANTIZATIONS, to_ctranslate2
 from .fairseq import from_fairseq
 from .foreign import ImportResult
 from .transformers_models import from_fsmt, from_marian
+
+
+class FormatParser(ArgumentParser):
+    """The parser of one format, whose options the error of an unknown one names."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return options, unknown
 
 
 def add_ctranslate2(parser: ArgumentParser) -> None:
@@ -45,7 +56,7 @@ def add_fairseq(parser: ArgumentParser) -> None:
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = ArgumentParser(prog="vaswani-convert", description="Convert a model.")
-    formats = parser.add_subparsers(dest="format", required=True, metavar="FORMAT")
+    formats = parser.add_subparsers(dest="format", required=True, metavar="FORMAT", parser_class=FormatParser)
     add_ctranslate2(formats.add_parser("ctranslate2", help="a model of this package to CTranslate2"))
     add_fairseq(formats.add_parser("fairseq", help="a checkpoint of fairseq to this package"))
     for name, import_model in (("fsmt", from_fsmt), ("marian", from_marian)):
