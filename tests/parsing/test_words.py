@@ -15,6 +15,7 @@ from vaswani_transformer.parsing.words import split_plain, split_tokenized
         ("It costs $3,000.50 at 10:30; the dogs' tails...", "It costs $ 3,000.50 at 10:30 ; the dogs ' tails ..."),
         ("We cannot know Mr. Smith's well-known things!", "We can not know Mr. Smith 's well-known things !"),
         ("They'll don\u2019t \u201cgo\u201d?", "They 'll do n\u2019t \u201c go \u201d ?"),
+        ("The U.S.'s and the U.K.\u2019s", "The U.S. 's and the U.K. \u2019s"),
         (" \t", ""),
     ],
 )
