@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import FSMTConfig, FSMTForConditionalGeneration, GenerationConfig
+from transformers import FSMTConfig, FSMTForConditionalGeneration, GenerationConfig, LogitsProcessor
 
 from tests.builders import small_model, tiny_marian
 from tests.helpers import (
@@ -268,6 +268,22 @@ def test_model_of_another_architecture_translates_too() -> None:
     expected = model.generate(**batch, **settings, return_dict_in_generate=True, output_scores=True).sequences_scores
     assert translations[7].hypotheses[0].score == pytest.approx(expected.item(), rel=1e-4)
     assert TransformersEngine(model, 1).max_source_tokens() == 40
+
+
+def test_processors_of_the_caller_come_before_a_constraint(model_and_tokenizer: ModelAndTokenizer) -> None:
+    calls = []
+
+    class Witness(LogitsProcessor):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            calls.append(self.name)
+            return scores
+
+    settings: dict[str, Any] = {"constraint": lambda *_: Witness("constraint"), "logits_processor": [Witness("caller")]}
+    list(translate(*model_and_tokenizer, ["hello world"], **settings))
+    assert calls[:2] == ["caller", "constraint"]
 
 
 @pytest.mark.parametrize("kind", ["own", "fsmt"])

@@ -104,7 +104,10 @@ class TransformersEngine:
         tokens = pad_rows(sources, self.pad_token_id, self.model.device)  # (B, S)
         mask = pad_rows([[1] * len(source) for source in sources], 0, self.model.device)  # (B, S)
         with eval_mode(self.model):
-            settings = {} if constrain is None else {"logits_processor": [constrain(self.target_limits(mask))]}
+            settings: dict[str, Any] = {}
+            if constrain is not None:
+                given = self.generate_kwargs.get("logits_processor") or ()
+                settings["logits_processor"] = [*given, constrain(self.target_limits(mask))]
             output = self.generate(tokens, mask, **settings)
             sequences = output if isinstance(output, Tensor) else output.sequences  # (R, T + 1)
             targets = sequences[:, 1:]  # (R, T), without the start
