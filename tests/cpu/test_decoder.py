@@ -10,13 +10,19 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from tests.builders import DTYPES, KINDS, random_model
 from tests.helpers import FLOAT32, padded_batch, source_batch
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
+from vaswani_transformer import (
+    VaswaniTransformerForConditionalGeneration,
+    VaswaniTransformerModel,
+    prepare_for_inference,
+)
 from vaswani_transformer.attention import CrossAttention
 from vaswani_transformer.cpu.decoder import CachedCrossAttention, PreparedDecoder
 from vaswani_transformer.cpu.encoder import PreparedEncoder
 from vaswani_transformer.cpu.layers import embed_fn
 from vaswani_transformer.cpu.model import DecoderStep
+from vaswani_transformer.decoder import VaswaniTransformerDecoder
 from vaswani_transformer.embeddings import ScaledEmbedding
+from vaswani_transformer.layers import VaswaniTransformerDecoderLayer
 
 needs_float32 = pytest.mark.skipif("float32" not in DTYPES, reason="no packed layers in float32 here")
 
@@ -159,6 +165,28 @@ def test_subclass_with_another_forward_takes_every_step_of_a_search(beams: int) 
 
     model = Halving(random_model().config).eval()
     assert_same_tokens(model, min_new_tokens=4, max_new_tokens=4, num_beams=beams)
+
+
+class OppositeLayer(VaswaniTransformerDecoderLayer):
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return -super().forward(*args, **kwargs)
+
+
+class DecoderOfOppositeLayers(VaswaniTransformerDecoder):
+    layer_class = OppositeLayer
+
+
+class OppositeDecoder(VaswaniTransformerDecoder):
+    def run_layers(self, *args: Any, **kwargs: Any) -> Tensor:
+        return -super().run_layers(*args, **kwargs)
+
+
+@needs_float32
+@pytest.mark.parametrize("decoder", [DecoderOfOppositeLayers, OppositeDecoder])
+def test_subclass_of_the_decoder_takes_every_step_of_a_search(decoder: type[VaswaniTransformerDecoder]) -> None:
+    body = type("Body", (VaswaniTransformerModel,), {"decoder_class": decoder})
+    model_class = type("Model", (VaswaniTransformerForConditionalGeneration,), {"body_class": body})
+    assert_same_tokens(model_class(random_model().config).eval(), min_new_tokens=4, max_new_tokens=4)
 
 
 class CallWithinSearch(StoppingCriteria):

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..attention import CausalSelfAttention, SelfAttention
+from ..attention import CausalSelfAttention, CrossAttention, SelfAttention
 from ..embeddings import ScaledEmbedding
-from ..layers import VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
+from ..layers import AddAndNorm, FeedForward, VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
 from .linear import PreparedLinear
 
 Function = Callable[[Tensor], Tensor]
@@ -64,8 +64,14 @@ def fuse_qkv(model: nn.Module) -> None:
         replace(model, attention_type, fuse)
 
 
-def has_fused_qkv(stack: Any) -> bool:
-    return all(isinstance(layer.self_attn, FusedQKVAttention) for layer in stack.layers)
+PLAIN_LAYERS = (VaswaniTransformerEncoderLayer, VaswaniTransformerDecoderLayer)
+PLAIN_SUBLAYERS = (FusedQKVAttention, CrossAttention, FeedForward, AddAndNorm)
+
+
+def has_plain_layers(stack: Any) -> bool:
+    """Return whether all layers are the package's own, with fused projections, and no subclass changes them."""
+    sublayers = [sublayer for layer in stack.layers for sublayer in layer.children()]
+    return {*map(type, stack.layers)} <= {*PLAIN_LAYERS} and {*map(type, sublayers)} <= {*PLAIN_SUBLAYERS}
 
 
 def raw_forward(module: nn.Module) -> Function:

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
+from ..decoder import VaswaniTransformerDecoder
 from ..dropout import Dropout
+from ..encoder import VaswaniTransformerEncoder
 from ..model import VaswaniTransformerForConditionalGeneration
 from ..search import Decoder
 from .decoder import DecoderStep, PreparedDecoder
 from .encoder import PreparedEncoder
-from .layers import fuse_qkv, has_fused_qkv, replace
+from .layers import fuse_qkv, has_plain_layers, replace
 from .linear import LINEAR_FACTORIES, linear_factory
 
 logger = logging.get_logger(__name__)
@@ -80,14 +82,16 @@ class PreparedForConditionalGeneration(Prepared, VaswaniTransformerForConditiona
     """The complete model, whose encoder and decoder steps take the fast path in `generate()`.
 
     Attributes:
-        fast_encoder, decoder_step: None where a stack has layers that cannot be packed.
+        fast_encoder, decoder_step: None where a stack or a layer of it is a subclass, or cannot be packed.
     """
 
     def __init__(self, model: PreTrainedModel, make_linear: Callable[[nn.Linear], nn.Module]) -> None:
         super().__init__(model, make_linear)
         encoder, decoder = self.model.encoder, self.model.decoder
-        self.fast_encoder = PreparedEncoder(encoder) if has_fused_qkv(encoder) else None
-        self.decoder_step = DecoderStep(decoder, self.lm_head) if has_fused_qkv(decoder) else None
+        is_plain_encoder = type(encoder) is VaswaniTransformerEncoder and has_plain_layers(encoder)
+        is_plain_decoder = type(decoder) is VaswaniTransformerDecoder and has_plain_layers(decoder)
+        self.fast_encoder = PreparedEncoder(encoder) if is_plain_encoder else None
+        self.decoder_step = DecoderStep(decoder, self.lm_head) if is_plain_decoder else None
 
     def get_encoder(self, *args: Any, **kwargs: Any) -> Any:
         """Return the encoder, as `generate()` calls it."""
