@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import logging
+import os
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
@@ -140,9 +141,9 @@ def read_text(recipe: DataRecipe, folder: Path, name: str) -> Iterator[LocatedPa
 
 def matching_files(folder: Path, names: str) -> list[Path]:
     """Return the files of one name, or of patterns separated by spaces, each pattern's in alphabetical order."""
-    if (folder / names).is_dir():
+    if os.path.isdir(folder / names):  # pathlib raises an error for a list that is longer than a name may be
         raise UserError(f"{folder / names}: is a folder; name its files by a pattern such as '{names}/*.mrg'.")
-    if (folder / names).exists():
+    if os.path.exists(folder / names):
         return [folder / names]
     paths = []
     for pattern in names.split():

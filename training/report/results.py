@@ -96,7 +96,7 @@ def hardware(device: torch.device) -> dict[str, Any]:
 
 def is_local(path: str) -> bool:
     """Return whether a recipe's path names a local file, not one on the Hub or in the folder of the data."""
-    return path.startswith((".", "~")) or Path(path).is_absolute() or Path(path).exists()
+    return path.startswith((".", "~")) or Path(path).is_absolute() or os.path.exists(path)
 
 
 def strip_local_paths(recipe: Recipe) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Parsing as a task: trees in files become pairs, labels become tokens, and a run ends with F1."""
 
+import dataclasses
 import gzip
 import json
 from pathlib import Path
@@ -14,6 +15,7 @@ from training.data.pairs import load_pairs
 from training.data.tokenizing import token_ids
 from training.data.vocabulary import make_tokenizer
 from training.recipe.fields import DataRecipe, Recipe, TokenizerRecipe, load_recipe
+from training.report.results import strip_local_paths
 from training.tasks import make_task
 from training.train import run
 from vaswani_transformer import VaswaniTransformerTokenizer
@@ -51,6 +53,13 @@ def test_bracketed_files_become_sentences_and_linear_trees(recipe: Recipe) -> No
 def test_pattern_may_be_absolute(recipe: Recipe, tmp_path: Path) -> None:
     for pattern in ("0[2-9]/*.mrg", f"{tmp_path}/0[2-9]/*.mrg"):
         assert list(read_file(recipe.data, pattern)) == list(zip(WORDS * 2, TARGETS * 2, strict=True))
+
+
+def test_list_of_files_may_be_longer_than_the_name_of_one(recipe: Recipe) -> None:
+    names = " ".join(["validation.ptb.gz"] * 20)
+    assert list(read_file(recipe.data, names)) == list(zip(WORDS, TARGETS, strict=True)) * 20
+    train = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, train=names))
+    assert strip_local_paths(train)["data"]["train"] == names
 
 
 def test_pattern_without_a_file_and_broken_tree_are_named(recipe: Recipe, tmp_path: Path) -> None:
