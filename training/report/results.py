@@ -4,6 +4,7 @@ import hashlib
 import math
 import os
 import platform
+import re
 import subprocess
 from collections import Counter
 from collections.abc import Generator
@@ -99,14 +100,18 @@ def is_local(path: str) -> bool:
     return path.startswith((".", "~")) or Path(path).is_absolute() or os.path.exists(path)
 
 
+def without_folders(path: str) -> str:
+    """Return a recipe's path, or for that of a local file its name."""
+    return Path(path).resolve().name if is_local(path) else path
+
+
 def strip_local_paths(recipe: Recipe) -> dict[str, Any]:
     """Return a recipe as a dictionary, with the names of local folders and files instead of their paths."""
     tree = to_dict(recipe)
     for name in PATHS:
         group, _, member = name.partition(".")
-        path = tree[group].get(member)
-        if path is not None and is_local(path):
-            tree[group][member] = Path(path).resolve().name
+        if (path := tree[group].get(member)) is not None:  # one path, or patterns separated by spaces
+            tree[group][member] = re.sub(r"\S+", lambda part: without_folders(part[0]), without_folders(path))
     return tree
 
 

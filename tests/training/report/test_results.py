@@ -121,6 +121,20 @@ def test_published_recipe_has_no_path_of_its_files(tmp_path: Path, group: str, p
     assert strip_local_paths(loaded) == tree | {group: tree[group] | {"path": name}}
 
 
+@pytest.mark.parametrize(
+    ("names", "published"),
+    [
+        ("02/*.mrg 03/wsj_0301.mrg", "02/*.mrg 03/wsj_0301.mrg"),
+        ("02/*.mrg /home/somebody/more/*.mrg", "02/*.mrg *.mrg"),
+        ("/home/some body/train.ptb", "train.ptb"),
+    ],
+)
+def test_published_recipe_has_no_path_of_one_file_among_others(tmp_path: Path, names: str, published: str) -> None:
+    recipe = tmp_path / "own.yaml"
+    recipe.write_text("data: {kind: trees, path: somewhere}")
+    assert strip_local_paths(load_recipe(recipe, [f"--data.train={names}"]))["data"]["train"] == published
+
+
 def test_metric_that_is_not_a_number_is_null_in_json() -> None:
     tree = {"loss": float("nan"), "curve": [{"loss": float("inf")}, {"loss": 1.5}], "steps": 3, "name": "x"}
     assert to_json_values(tree) == {"loss": None, "curve": [{"loss": None}, {"loss": 1.5}], "steps": 3, "name": "x"}
