@@ -117,7 +117,7 @@ def load_teacher(options: argparse.Namespace, max_length: int) -> tuple[Translat
             f"--beams, --length_penalty: {options.model} predicts all words at once and has no beams; leave them out."
         )
     engine = TransformersEngine(model, tokenizer.pad_token_id, **settings)
-    limit = min(max_length, engine.max_source_tokens())
+    limit = min(max_length, engine.max_source_tokens(max_length))
     saved = model.generation_config.to_diff_dict()
     saved.pop("transformers_version", None)
     return Translator(engine, tokenizer, limit, options.batch_tokens, options.sort_lines), saved | settings

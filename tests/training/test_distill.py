@@ -187,6 +187,13 @@ def test_limits_include_their_ends(tokens: int, reason: str) -> None:
     assert command.select_pair(translation, tokens, limits) == reason
 
 
+def test_source_may_be_as_long_as_the_limit_where_the_teacher_has_positions_without_end(
+    saved: Path, recipe: Path, tmp_path: Path
+) -> None:
+    options, _ = command.parse_arguments([str(saved), str(recipe), f"--output_dir={tmp_path}"])
+    assert command.load_teacher(options, 3000)[0].max_source_tokens == 3000
+
+
 @pytest.mark.parametrize(("text", "reason"), [("z " * 50, "too_long"), (" ", "empty")])
 def test_lengths_are_those_of_the_text_in_training_and_not_of_the_ids_that_the_teacher_wrote(
     distill: Run, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, reason: str

@@ -149,12 +149,12 @@ class TransformersEngine:
         alpha = float(self.resolve_setting("length_penalty", 1.0))  # torch raises no integer to a negative one
         return sums / length_penalty(lengths.clamp(min=1), alpha, self.resolve_setting("length_penalty_type", "power"))
 
-    def max_source_tokens(self) -> int:
-        """Return the tokens that a text may have, which leave positions for its translation; without a table 1,024."""
+    def max_source_tokens(self, without_table: int = DEFAULT_MAX_SOURCE_TOKENS) -> int:
+        """Return the tokens that a text may have: all that leave positions for its translation, or `without_table`."""
         config = self.model.config
         table = getattr(config, "max_position_embeddings", None)
         if table is None or getattr(config, "position_embedding", None) == "sinusoidal":
-            return DEFAULT_MAX_SOURCE_TOKENS
+            return without_table
         relative = 0 if self.call_settings().has_own_limit else self.resolve_setting("max_source_relative_length", 0)
         return max(1, table - relative)
 
