@@ -15,6 +15,7 @@ from torch import Tensor
 
 from training.monitor.monitor import MONITOR_FILE
 from training.run.checkpoints import (
+    AFTER_DELETED,
     CHECKPOINTS,
     EXTRA,
     MANIFEST,
@@ -29,11 +30,11 @@ from training.run.checkpoints import (
 from training.run.command import check_empty, flush_stdout
 from vaswani_transformer.support.command_line import ArgumentParser, positive_argument
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
-from vaswani_transformer.support.files import read_json, staged_files, write_errors
+from vaswani_transformer.support.files import staged_files, write_errors
 
 FIX = "restore it, or move its checkpoint elsewhere to average the others."
 OF_TRAINING = (".bin", ".pt", ".pth")  # the suffixes of a checkpoint's files that only training reads
-NAMES_OF_TRAINING = {STATE, MANIFEST, MONITOR_FILE, STREAM_FILE}  # the others of them
+NAMES_OF_TRAINING = {STATE, MANIFEST, MONITOR_FILE, STREAM_FILE, AFTER_DELETED}  # the others of them
 
 
 def mean_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
@@ -58,17 +59,6 @@ def mean_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
     return {name: (total / len(checkpoints)).to(dtypes[name]) for name, total in sums.items()}
 
 
-def without_older_best(checkpoints: list[Path]) -> list[Path]:
-    """Return checkpoints without a first one that was kept only as the best: an evaluation after it has none."""
-    if len(checkpoints) < 2:
-        return checkpoints
-    first, second = map(step_of, checkpoints[:2])
-    state = read_json(checkpoints[-1] / STATE, FIX)
-    evaluated = [entry["step"] for entry in state.get("log_history", ()) if "eval_loss" in entry]
-    is_apart = state.get("best_global_step") == first and any(first < step < second for step in evaluated)
-    return checkpoints[1:] if is_apart else checkpoints
-
-
 def check_intact(checkpoints: list[Path]) -> None:
     for checkpoint in checkpoints:
         if (name := changed_file(checkpoint)) is not None:
@@ -78,8 +68,8 @@ def check_intact(checkpoints: list[Path]) -> None:
 def last_checkpoints(run: Path, last: int) -> list[Path]:
     """Return the last checkpoints of a run, at most `last`; the best counts only where none after it was deleted."""
     written = [path for path in all_checkpoints(run) if not (is_unfinished(path) or (path / EXTRA).exists())]
-    check_intact(written[-1:])  # it says which is the best
-    checkpoints = without_older_best(written)[-last:]
+    starts = [number for number, path in enumerate(written) if (path / AFTER_DELETED).exists()]
+    checkpoints = written[max(starts, default=0) :][-last:]
     check_intact(checkpoints)
     return checkpoints
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tests.helpers import error_line, no_space, run_main, tiny_model, user_error
 from training import average as average_module
 from training.average import average, last_checkpoints, main
-from training.run.checkpoints import UNFINISHED, mark_complete, step_of
+from training.run.checkpoints import UNFINISHED, WEIGHTS, mark_complete, rotate, step_of
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.support.errors import OutputError
 
@@ -81,20 +81,19 @@ def test_checkpoint_without_its_weights_is_not_averaged(
     assert average(run_folder, 2, tmp_path / "mean") == [2, 10]
 
 
-@pytest.mark.parametrize(("evaluated", "steps"), [([2, 5, 9, 10], [9, 10]), ([2, 9, 10], [2, 9, 10])])
+@pytest.mark.parametrize(("keep", "steps"), [(1, [10]), (3, [9, 10]), (4, [2, 5, 9, 10])])
 def test_best_checkpoint_counts_unless_later_ones_were_deleted(
-    run_folder: Path, tmp_path: Path, evaluated: list[int], steps: list[int]
+    run_folder: Path, tmp_path: Path, keep: int, steps: list[int]
 ) -> None:
-    history = [{"step": step, "eval_loss": 1.0} for step in evaluated] + [{"step": 4, "loss": 1.0}]
-    checkpoint = run_folder / "checkpoints" / "checkpoint-10"
-    state = {"best_global_step": 2, "log_history": history}
-    (checkpoint / "trainer_state.json").write_text(json.dumps(state))
-    mark_complete(checkpoint)
+    checkpoints = run_folder / "checkpoints"
+    shutil.copytree(checkpoints / "checkpoint-9", checkpoints / "checkpoint-5")
+    rotate(run_folder, keep, best_step=2)
     assert average(run_folder, len(steps), tmp_path / "mean") == steps
+    assert {path.name for path in (tmp_path / "mean").iterdir()} == {"config.json", "generation_config.json", WEIGHTS}
     with user_error(rf"has {len(steps)} complete checkpoints at its end, expected {len(steps) + 1}"):
         average(run_folder, len(steps) + 1, tmp_path / "other")
-    (run_folder / "checkpoints" / "checkpoint-2" / "model.safetensors").write_text("damaged")
-    if steps == [9, 10]:
+    (checkpoints / "checkpoint-2" / "model.safetensors").write_text("damaged")
+    if keep < 4:
         assert [step_of(path) for path in last_checkpoints(run_folder, 3)] == steps
 
 

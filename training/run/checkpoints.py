@@ -43,6 +43,7 @@ RECIPE = "recipe.yaml"
 MANIFEST = "manifest.json"
 UNFINISHED = f"{MANIFEST}{PARTIAL}"  # instead of the manifest while a checkpoint is written
 EXTRA = "interrupted"  # in a checkpoint that only a signal asked for: the next one replaces it, and no mean has it
+AFTER_DELETED = "after-deleted"  # in a checkpoint between which and any older one others were deleted
 DAMAGED = ".damaged"  # added to the name of a checkpoint that is set aside
 LOCK = ".lock"  # never replaced or removed while a run uses its folder
 SHARDED_WEIGHTS = "pytorch_model_fsdp.bin"  # Accelerate's name for weights that it loads into shards
@@ -191,7 +192,10 @@ def rotate(run: Path, keep: int, best_step: int | None) -> None:
     extra = [checkpoint for checkpoint in checkpoints if (checkpoint / EXTRA).exists()]
     regular = [checkpoint for checkpoint in checkpoints if checkpoint not in extra]
     spare = [checkpoint for checkpoint in regular[:-1] if step_of(checkpoint) != best_step]
-    for checkpoint in [*spare[: max(0, len(regular) - keep)], *(each for each in extra if each != checkpoints[-1])]:
+    deleted = spare[: max(0, len(regular) - keep)]
+    if deleted:
+        (regular[regular.index(deleted[-1]) + 1] / AFTER_DELETED).touch()
+    for checkpoint in [*deleted, *(each for each in extra if each != checkpoints[-1])]:
         remove(checkpoint)
 
 

@@ -457,7 +457,8 @@ class RecipeTrainer(Seq2SeqTrainer):
             if self.args.should_save:
                 self.save_position(checkpoint)
         if self.args.should_save:
-            rotate(self.folder, self.recipe.training.keep_checkpoints, self.state.best_global_step)
+            with run_write_errors(checkpoint):
+                rotate(self.folder, self.recipe.training.keep_checkpoints, self.state.best_global_step)
         PartialState().wait_for_everyone()  # all ranks find the same checkpoints from here on
 
     def save_position(self, checkpoint: Path) -> None:
