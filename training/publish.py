@@ -8,6 +8,7 @@ model's code. So the model loads without this package. `--space` adds a Space wi
 import fnmatch
 import json
 import logging
+import os
 import re
 import tempfile
 from pathlib import Path
@@ -39,10 +40,10 @@ REPLACED = ("*.safetensors", "*.safetensors.index.json", "*.py", "training_args.
 
 
 def finished_results(run: Path) -> dict[str, Any]:
-    if (run / RESULTS).exists():
+    if os.path.exists(run / RESULTS):
         return read_results(run / RESULTS)
     fix = "give the folder of a run; for a mean of checkpoints, train with training.average_last"
-    fix = "give the training command again to finish it" if (run / RECIPE).exists() else fix
+    fix = "give the training command again to finish it" if os.path.exists(run / RECIPE) else fix
     raise UserError(f"{run}: has no {RESULTS}, so it holds no finished run; {fix}.")
 
 

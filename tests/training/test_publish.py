@@ -64,6 +64,8 @@ def test_unfinished_run_is_an_error_of_one_line(tmp_path: Path) -> None:
             publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
     with user_error(r"^.*results\.json: has no results\.json.*$"):
         publish(tmp_path / "results.json", REPOSITORY, dry_run=tmp_path / "dry")
+    with user_error(r"^x{256}: has no results\.json.*$"):  # not an error of the folder to write
+        publish(Path("x" * 256), REPOSITORY, dry_run=tmp_path / "dry")
     assert not (tmp_path / "dry").exists()
 
 
