@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--last", type=positive_argument, default=5, help="how many checkpoints (5)")
     parser.add_argument("--output_dir", type=Path, required=True, help="the folder to write")
     options = parser.parse_args(arguments)
-    with exit_on_user_error():
+    with exit_on_user_error(OSError):
         steps = average(options.run, options.last, options.output_dir)
         with flush_stdout(f"the mean is in {options.output_dir}"):
             print(json.dumps({"averaged_steps": steps, "output_dir": str(options.output_dir)}))

@@ -162,7 +162,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     options = parser.parse_args(arguments)
     with (
-        exit_on_user_error(what_now="; the same command resumes, with the files that were downloaded"),
+        exit_on_user_error(OSError, what_now="; the same command resumes, with the files that were downloaded"),
         flush_stdout(f"what it wrote is in {options.output}"),
     ):
         prepare(options.name, options.output, options.copy)

@@ -270,7 +270,7 @@ def main(arguments: list[str] | None = None) -> None:
     options, overrides = parse_arguments(arguments)
     start_log()
     datasets.disable_progress_bars()
-    with exit_together("; the same command resumes the table"):
+    with exit_together("; the same command resumes the table", OSError):
         recipe = load_recipe(options.recipe, overrides)
         table = train_rows(recipe, options.output_dir, options.rows, options.seeds or [recipe.seed])
         if PartialState().is_main_process:

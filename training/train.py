@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> None:
     threading.excepthook = report_thread
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
-    with exit_together("; the same command resumes the run from its last checkpoint", FlowError):
+    with exit_together("; the same command resumes the run from its last checkpoint", FlowError, OSError):
         recipe = load_recipe(arguments[0], arguments[1:])
         results = run(recipe)
         if PartialState().is_main_process:

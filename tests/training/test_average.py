@@ -101,6 +101,7 @@ def test_best_checkpoint_counts_unless_later_ones_were_deleted(
     ("arguments", "message"),
     [
         (["{tmp}/rum", "--last=2", "--output_dir={tmp}/mean"], "{tmp}/rum: is not the folder of a run, or does not"),
+        (["x" * 256, "--output_dir={tmp}/mean"], "xxx/checkpoints: File name too long"),
         (["{run}", "--last=0", "--output_dir={tmp}/mean"], "got '0', exp"),
         (["{run}", "--last=many"], "got 'many', exp"),
         (["{run}", "--last=9", "--output_dir={tmp}/mean"], "has 3 complete checkpoints at its end, expected 9"),

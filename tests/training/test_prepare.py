@@ -355,6 +355,7 @@ def test_run_knows_the_public_set_that_its_folder_was_prepared_from(copy: Copy, 
     assert prepared_name(str(tmp_path / "set")) == "gum"
     assert prepared_name(str(tmp_path)) is None
     assert prepared_name(None) is None
+    assert prepared_name("x" * 256) is None
     (tmp_path / "set" / PREPARED).write_text("{}")
     with user_error(
         r"prepared\.json: name is damaged; got null, expected str; prepare the data again in a new folder\."

@@ -137,6 +137,14 @@ def test_tokenizer_that_ends_no_text_is_an_error(arguments: list[str], tmp_path:
         runs.train_in(arguments, tmp_path / "run", f"--tokenizer.path={tmp_path / 'own'}")
 
 
-def test_bad_recipe_ends_the_command_with_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
-    line = error_line(run_main(train.main, ["nowhere.yaml"], capsys))
-    assert re.match(r"nowhere\.yaml: there is no such recipe; .*quickstart\.yaml", line)
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ("nowhere.yaml", r"nowhere\.yaml: there is no such recipe; .*quickstart\.yaml"),
+        ("x" * 256, "x{256}: File name too long"),  # as a folder without permission, an error of the system
+    ],
+)
+def test_bad_recipe_ends_the_command_with_one_line_and_status_2(
+    recipe: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert re.match(message, error_line(run_main(train.main, [recipe], capsys)))

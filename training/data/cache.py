@@ -83,10 +83,17 @@ def check_space(folder: Path, needed: int, what: str) -> None:
 
 
 def cached_pairs(read: Callable[[], Iterator[tuple[str, str]]], files: list[Path], *key: Any) -> Dataset | None:
-    """Return the pairs of large files, read once; None if they are small, or where nothing can be written."""
-    if not all(path.is_file() for path in files) or sum(path.stat().st_size for path in files) < CACHED_BYTES:
+    """Return the pairs of large files, read once; None if they are small, or where nothing can be written.
+
+    None also stands for files that cannot be read: `read` raises the error.
+    """
+    try:
+        if sum(path.stat().st_size for path in files) < CACHED_BYTES:
+            return None
+        digests = [digest_of_file(path) for path in files]
+    except OSError:
         return None
-    if (folder := cache_folder([digest_of_file(path) for path in files], key)) is None:
+    if (folder := cache_folder(digests, key)) is None:
         return None
     path = folder / "pairs.arrow"
     with writing(folder) as is_missing:

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import re
 import unicodedata
 import zipfile
@@ -71,7 +72,7 @@ class Source:
 
 def prepared_name(folder: str | None) -> str | None:
     """Return the name of the public data set that a folder was prepared from; None for other data."""
-    if folder is None or not (path := Path(folder, PREPARED)).is_file():
+    if folder is None or not os.path.isfile(path := Path(folder, PREPARED)):
         return None
     return str(read_json(path, "prepare the data again in a new folder.", name=str)["name"])
 

@@ -344,7 +344,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--license", default="apache-2.0", help="the Hub's name for the weights' license (apache-2.0)")
     options = parser.parse_args(arguments)
     output = options.output
-    with exit_on_user_error():
+    with exit_on_user_error(OSError):
         check_license(options.license)
         if output.exists():
             raise UserError(f"--output={output}: exists already; give a new file.")

@@ -126,8 +126,9 @@ ONE, TWO = b"one\n", b"eins\nzwei\n"
         ("x.{language}", {"x.en": ONE, "x.de": TWO}, r"x\.en: ends before line 2 of .*x\.de"),
         ("x.{language}", {"x.de": ONE, "x.en": TWO}, r"x\.de: ends before line 2 of .*x\.en"),
         ("x.txt", {}, r"x\.txt: .* \{language\} in it; set data\.train, .* --data\.train='train\.\{language\}'\.$"),
+        (f"{'x' * 256}.jsonl", {}, r"x\.jsonl: cannot be read \(File name too long\); make it readable, or name"),
     ],
-    ids=["missing", "torn", "latin-1", "empty", "short source", "short target", "no language"],
+    ids=["missing", "torn", "latin-1", "empty", "short source", "short target", "no language", "long name"],
 )
 def test_unreadable_file_is_an_error_that_names_it(
     folder: Path, name: str, files: dict[str, bytes], message: str

@@ -42,6 +42,7 @@ def test_card_is_what_the_code_makes_of_the_results(tmp_path: Path) -> None:
         ("nothing.json", [], r"nothing\.json: cannot be read \(No such file or directory\); restore it"),
         (str(RESULTS), ["--license=bogus"], r"--license: the Hub knows no 'bogus'; give one of its names"),
         (str(RESULTS), ["--output=mine.md"], r"--output=mine\.md: exists already; give a new file\."),
+        (str(RESULTS), [f"--output={'x' * 256}"], "x{256}: File name too long"),
         (str(RESULTS), ["--output=mine.md/card.md"], r"--output=mine\.md/card\.md: cannot be written: "),
     ],
 )
