@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator
 from datetime import timedelta
@@ -112,7 +113,8 @@ def init_distributed() -> None:
         limit_cached_kernels()
     os.environ["FSDP_STATE_DICT_TYPE"] = "FULL_STATE_DICT"  # `from_pretrained` loads such checkpoints
     state = PartialState(cpu=uses_cpu(), timeout=PROCESS_GROUP_TIMEOUT)
-    if (store := connect()) is not None:
+    is_watched = any(isinstance(thread, LaunchWatch) for thread in threading.enumerate())  # by an earlier run's thread
+    if not is_watched and (store := connect()) is not None:
         LaunchWatch(store).start()
     if not is_set("ACCELERATE_USE_FSDP"):
         return

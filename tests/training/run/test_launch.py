@@ -1,17 +1,20 @@
 """The processes of a launch notice one that has stopped, and agree on the step at which they stop."""
 
+import itertools
+import os
 import signal
 import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
 from torch.distributed import HashStore
 
 from tests.training.runs import TWO_PROCESSES, kill, last_checkpoint, start, wait_for_checkpoint
-from training.run import launch
+from training.run import distributed, launch
 from training.run.launch import STOP, AgreedStop, LaunchWatch
 
 
@@ -66,6 +69,21 @@ def test_watch_ends_with_the_launch() -> None:
     assert not watch.is_alive()
 
 
+def test_runs_of_one_process_have_one_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, beats = SimpleNamespace(), itertools.count()
+    store.add = lambda *_: next(beats)
+    monkeypatch.setattr(distributed, "connect", lambda: store)
+    monkeypatch.setattr(launch, "SECONDS_BETWEEN", 0.01)
+    with mock.patch.dict(os.environ):
+        for _ in range(2):
+            distributed.init_distributed()
+    watches = [thread for thread in threading.enumerate() if isinstance(thread, LaunchWatch)]
+    store.add = mock.Mock(side_effect=RuntimeError("the launch has ended"))
+    for watch in watches:
+        watch.join(10)
+    assert len(watches) == 1
+
+
 def test_processes_stop_at_the_step_that_the_first_signal_names(monkeypatch: pytest.MonkeyPatch) -> None:
     store = HashStore()
     monkeypatch.setattr(launch, "connect", lambda: store)
@@ -82,7 +100,7 @@ IMPATIENT = """
 import sys
 
 from training import train
-from training.run import launch
+from training.run import distributed, launch
 
 launch.SILENCE, launch.SECONDS_BETWEEN = 8.0, 0.5
 train.main(sys.argv[1:])
