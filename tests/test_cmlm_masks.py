@@ -3,7 +3,10 @@
 B batch, T target.
 """
 
+from typing import Any
+
 import torch
+from torch.utils.data import DataLoader
 
 from tests.nar_models import MASK, targets
 from vaswani_transformer import MaskingCollator
@@ -43,3 +46,16 @@ def test_collator_draws_no_random_number_of_the_caller() -> None:
     collator = MaskingCollator(lambda _: {"labels": torch.full((2, 3), 7)}, MASK, 1)
     collator([])
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def mask_two_targets(_: Any) -> dict[str, torch.Tensor]:
+    return {"labels": torch.full((2, 20), 7)}
+
+
+def test_collator_seeds_its_masks_again_in_every_worker_whatever_its_own_process_has_drawn() -> None:
+    collator = MaskingCollator(mask_two_targets, MASK, 1, seed=-3)
+    drawn = [collator([])["labels"] for _ in range(2)]
+    assert not torch.equal(*drawn)
+    loader = DataLoader(range(4), batch_size=2, num_workers=2, collate_fn=collator)
+    batches = [batch["labels"] for _ in range(2) for batch in loader]
+    assert len({tuple(labels.flatten().tolist()) for labels in [*batches, *drawn]}) == 6

@@ -87,7 +87,8 @@ class MaskingCollator:
 
     def mask_generator(self) -> torch.Generator:
         """Return the generator of the masks, made at the first batch of a process."""
-        if self.generator is None:
-            worker = get_worker_info()
-            self.generator = torch.Generator().manual_seed(self.seed if worker is None else worker.seed + self.seed)
+        worker = get_worker_info()
+        seed = (self.seed + (0 if worker is None else worker.seed)) % 2**64
+        if self.generator is None or self.generator.initial_seed() != seed:  # a worker's may be a copy of its parent's
+            self.generator = torch.Generator().manual_seed(seed)
         return self.generator
