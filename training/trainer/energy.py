@@ -124,11 +124,13 @@ class EnergyTrainer(RecipeTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Return the energy and the length's loss in place of the model's own."""
+        """Return the energy and the length's loss in place of the model's own; the teacher's pass is forward too."""
         _, outputs = super().compute_loss(model, inputs | {"skip_logits": False}, True, num_items_in_batch)
+        self.monitor.stopwatch.enter("forward")
         is_real, tokens = inputs["labels"].ne(-100), torch.as_tensor(num_items_in_batch)
         with self.accelerator.autocast():  # the teacher too, whose forward Accelerate does not wrap
             energy = self.energy(outputs.logits, is_real, inputs["input_ids"], inputs["attention_mask"]).sum()
+        self.monitor.stopwatch.enter("backward")
         self.monitor.add_part("energy", energy, self.learned_tokens)
         loss = energy / tokens + self.model.config.length_loss_weight * outputs.length_loss
         loss = loss * self.accelerator.num_processes  # as the Trainer does, since it averages over processes

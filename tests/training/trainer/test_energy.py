@@ -177,6 +177,20 @@ def test_loss_of_a_step_is_the_energy_and_the_weighted_loss_of_the_length(engine
     assert logged["loss"] == pytest.approx(logged["energy"] + 2 * logged["length_loss"], rel=1e-5)
 
 
+def test_teachers_pass_counts_as_forward(engine: RecipeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = next(engine.with_random_choices(iter(engine.get_train_dataloader())))
+    energy, phases = Energy.__call__, []
+
+    def watched(self: Energy, *inputs: Any) -> Any:
+        phases.append(engine.monitor.stopwatch.phases[-1])
+        return energy(self, *inputs)
+
+    monkeypatch.setattr(Energy, "__call__", watched)
+    engine.training_step(engine.model, batch, batch["labels"].ne(-100).sum())
+    assert phases == ["forward"]
+    assert engine.monitor.stopwatch.phases[-2:] == ["backward", "optimizer"]
+
+
 def test_evaluation_has_the_energy_of_a_target_token_and_no_perplexity(engine: RecipeTrainer) -> None:
     assert isinstance(engine, EnergyTrainer)
     metrics = engine.evaluate()
