@@ -101,6 +101,18 @@ def autoregressive_flops(model: VaswaniTransformerForConditionalGeneration, batc
     return training_flops(model.config, *pair_lengths(batch))
 
 
+def frozen_teacher_flops(teacher: VaswaniTransformerForConditionalGeneration, batch: dict[str, Tensor]) -> int:
+    """Return the same of ENGINE's teacher, whose gradients reach only the mixtures of embeddings that it reads."""
+    config, (source, target) = teacher.config, pair_lengths(batch)
+    words = 2 * config.vocab_size * config.d_model * int(target.sum())  # mixed, and scored
+    products = 2 * (decoder_products(config, source, target) + words) + encoder_products(config, source)
+    near = target if config.attention_window is None else target.clamp(max=2 * config.attention_window + 1)
+    scores = int((target * near).sum())  # both factors have gradients
+    memory = config.d_model * int(source.sum())  # its projections have none
+    heads = config.num_heads * (config.head_dim + config.value_head_dim)
+    return 2 * (products + config.decoder_layers * heads * (scores - memory))
+
+
 def nat_flops(model: VaswaniNatForConditionalGeneration, batch: dict[str, Tensor]) -> int:
     """Return the same of NAT; with glancing the decoder makes one more pass forward."""
     source, target = pair_lengths(batch)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from training.recipe.flops import autoregressive_flops
+from training.recipe.flops import frozen_teacher_flops
 from training.trainer.trainer import RecipeTrainer
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.latent import gumbel_noise
@@ -142,6 +142,5 @@ class EnergyTrainer(RecipeTrainer):
         return {"energy": energies}
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Return the operations of a batch; the teacher makes two of the three passes of a model that trains."""
-        teacher = self.energy.teacher
-        return super().floating_point_ops(inputs) + 2 * autoregressive_flops(teacher, inputs) // 3
+        """Return the operations of a batch, the teacher's included."""
+        return super().floating_point_ops(inputs) + frozen_teacher_flops(self.energy.teacher, inputs)

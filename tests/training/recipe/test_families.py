@@ -14,7 +14,9 @@ from tests.nar_models import FAMILY, tiny_nat
 from training.data.tokenizing import token_ids
 from training.recipe.families import FAMILIES, family_of
 from training.recipe.fields import TrainingRecipe, load_recipe, to_dict
+from training.recipe.flops import frozen_teacher_flops
 from training.trainer.draws import add_glancing_draws, add_masks, pair_draws
+from training.trainer.energy import Energy
 from training.trainer.optimizers import make_optimizer, make_schedule
 from vaswani_transformer import VaswaniTransformerTokenizer, latent
 
@@ -172,6 +174,15 @@ def test_flops_of_glancing_are_one_more_pass_of_the_decoder() -> None:
     with FlopCounterMode(display=False) as counter:
         model.glance(states, torch.randn(3, 5, 32), batch["labels"])
     assert FAMILIES["nat"].flops(model, batch) - plain == counter.get_total_flops() - positions
+
+
+@pytest.mark.parametrize("overrides", [{}, {"d_k": 16, "d_v": 5}, {"encoder_layers": 1}], ids=str)
+def test_flops_of_a_frozen_teacher_are_those_that_torch_counts(overrides: dict[str, Any]) -> None:
+    teacher, batch = eager(tiny_model(**overrides)), unpadded_batch()
+    logits, is_real = torch.randn(3, 5, 100, requires_grad=True), batch["labels"].ne(-100)
+    with FlopCounterMode(display=False) as counter:
+        Energy(teacher)(logits, is_real, batch["input_ids"], batch["attention_mask"]).sum().backward()
+    assert frozen_teacher_flops(teacher, batch) == counter.get_total_flops()
 
 
 def pairs(*rows: tuple[list[int], list[int]]) -> dict[str, Tensor]:
