@@ -50,7 +50,8 @@ class NarGenerateOutput(ModelOutput):
 
     Attributes:
         sequences: (n B, T + 1), the start token, the target, padding.
-        sequences_scores: (n B,), the mean log-probability of a target's tokens.
+        sequences_scores: (n B,), which rank the targets: the mean log-probability of a target's tokens, or with a
+            `latent_temperature` above 0 its estimate by importance weights.
         token_scores: (n B, T), the log-probability of each token after the start; 0 at padding.
         lengths: (n B,), m of each target, `</s>` counted.
         history: (R, n B, T + 1), the sequences after each iteration or layer; None unless `return_history`.
@@ -363,7 +364,7 @@ class NarGeneration(NarHead, GenerationMixin):
         return tokens.masked_scatter(is_read, torch.cat(chosen)), log_probs
 
     def best_targets(self, targets: NarTargets, lengths: Tensor, settings: NarSettings) -> Tensor | NarGenerateOutput:
-        """Return the n targets of each source with the largest mean log-probability; `lengths` is (B, l)."""
+        """Return the n targets of each source with the largest scores; `lengths` is (B, l)."""
         start, pad = self.config.target_start_token_id, self.config.pad_token_id
         if start is None or pad is None:
             problem = f"got start {start} and padding {pad}, and a sequence needs both"

@@ -25,8 +25,8 @@ class Hypothesis:
 
     text: the translation.
     tokens: its tokens, `</s>` included.
-    score: log P(Y | X) / lp(Y) in nats, by which beam search ranks; of a model that predicts all tokens at once, their
-        mean log-probability; None without `scores`.
+    score: log P(Y | X) / lp(Y) in nats, by which beam search ranks; of a model that predicts all tokens at once, its
+        `sequences_scores`; None without `scores`.
     """
 
     text: str
