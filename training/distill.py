@@ -33,6 +33,7 @@ from training.run.command import check_writable, flush_stdout, start_log
 from training.run.distributed import exit_together, init_distributed, raise_together
 from training.run.folder import diff_trees
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.parsing.constraint import tree_constraint
 from vaswani_transformer.support.command_line import positive_argument
 from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.support.files import holds_files, lock, open_lock, write_atomically, write_errors
@@ -104,8 +105,8 @@ def check_options(options: argparse.Namespace, recipe: DataRecipe) -> DataRecipe
     return recipe if options.max_length is None else dataclasses.replace(recipe, max_length=options.max_length)
 
 
-def load_teacher(options: argparse.Namespace, max_length: int) -> tuple[Translator, dict[str, Any]]:
-    """Return the teacher's translator and the settings of its search."""
+def load_teacher(options: argparse.Namespace, recipe: DataRecipe) -> tuple[Translator, dict[str, Any]]:
+    """Return the teacher's translator, a parser's with well-formed trees only, and the settings of its search."""
     model, tokenizer = load_model_and_tokenizer(LoadOptions.of(options))
     set_up_tokenizer(tokenizer, options.model, "pad")
     if isinstance(model, VaswaniTransformerForConditionalGeneration) and model.generation_config.num_beams is None:
@@ -117,10 +118,12 @@ def load_teacher(options: argparse.Namespace, max_length: int) -> tuple[Translat
             f"--beams, --length_penalty: {options.model} predicts all words at once and has no beams; leave them out."
         )
     engine = TransformersEngine(model, tokenizer.pad_token_id, **settings)
-    limit = min(max_length, engine.max_source_tokens(max_length))
+    limit = min(recipe.max_length, engine.max_source_tokens(recipe.max_length))
+    constraint = tree_constraint(model, tokenizer) if recipe.kind == "trees" else None
     saved = model.generation_config.to_diff_dict()
     saved.pop("transformers_version", None)
-    return Translator(engine, tokenizer, limit, options.batch_tokens, options.sort_lines), saved | settings
+    batches = (options.batch_tokens, options.sort_lines)
+    return Translator(engine, tokenizer, limit, *batches, constraint=constraint), saved | settings
 
 
 def make_record(options: argparse.Namespace, recipe: DataRecipe, search: dict[str, Any]) -> dict[str, Any]:
@@ -262,7 +265,7 @@ def distill(options: argparse.Namespace, recipe: DataRecipe) -> dict[str, Any]:
     state, folder = PartialState(), options.output_dir
     options.device = options.device or str(state.device)
     raise_together(lambda: check_folder(folder))
-    translator, search = raise_together(lambda: load_teacher(options, recipe.max_length))
+    translator, search = raise_together(lambda: load_teacher(options, recipe))
     if state.is_main_process:
         logger.info("Reading the sources.")
     raise_together(

@@ -187,11 +187,10 @@ def test_limits_include_their_ends(tokens: int, reason: str) -> None:
     assert command.select_pair(translation, tokens, limits) == reason
 
 
-def test_source_may_be_as_long_as_the_limit_where_the_teacher_has_positions_without_end(
-    saved: Path, recipe: Path, tmp_path: Path
-) -> None:
+def test_sources_have_the_recipes_limit_where_positions_have_no_end(saved: Path, recipe: Path, tmp_path: Path) -> None:
     options, _ = command.parse_arguments([str(saved), str(recipe), f"--output_dir={tmp_path}"])
-    assert command.load_teacher(options, 3000)[0].max_source_tokens == 3000
+    for limit in (8, 2000):
+        assert command.load_teacher(options, DataRecipe(max_length=limit))[0].max_source_tokens == limit
 
 
 @pytest.mark.parametrize(("text", "reason"), [("z " * 50, "too_long"), (" ", "empty")])

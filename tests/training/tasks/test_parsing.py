@@ -7,19 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import load_tokenizer, user_error
+from tests.helpers import load_tokenizer, save, tiny_model, user_error
 from tests.training.runs import TINY
 from tests.trees import GOLD, PREDICTED, read
+from training.data.distilled import Distillation
 from training.data.files import read_file
 from training.data.pairs import load_pairs
 from training.data.tokenizing import token_ids
 from training.data.vocabulary import make_tokenizer
+from training.distill import main as distill
 from training.recipe.fields import DataRecipe, Recipe, TokenizerRecipe, load_recipe
 from training.report.results import strip_local_paths
 from training.tasks import make_task
 from training.train import run
 from vaswani_transformer import VaswaniTransformerTokenizer
-from vaswani_transformer.parsing import linearize, read_trees, score_trees
+from vaswani_transformer.parsing import delinearize, linearize, read_trees, score_trees
 from vaswani_transformer.parsing.linear import linear_tokens
 
 GOLD_TREES = read(GOLD)
@@ -120,6 +122,18 @@ def test_share_of_repaired_outputs_is_reported(recipe: Recipe) -> None:
     task = make_task(recipe)
     assert task.statistics(["", TARGETS[1], "(S", TARGETS[3]], TARGETS[:4]) == {"repaired": 50}
     assert task.display("The dog", "(NP()DT") == "(TOP (NP (DT The) (XX dog)))"
+
+
+def test_distilled_trees_are_well_formed(recipe: Recipe, tmp_path: Path) -> None:
+    """The teacher has random weights."""
+    tokenizer, folder = make_tokenizer(recipe, load_pairs(recipe.data)), tmp_path / "distilled"
+    save(tmp_path / "teacher", tiny_model(vocab_size=len(tokenizer)), tokenizer)
+    fields = {name: value for name, value in vars(recipe.data).items() if name != "subset"}
+    (tmp_path / "own.yaml").write_text(json.dumps({"data": fields}), encoding="utf-8")
+    distill([str(tmp_path / "teacher"), str(tmp_path / "own.yaml"), f"--output_dir={folder}"])
+    pairs = list(Distillation.load(folder).pairs())
+    assert pairs
+    assert not any(delinearize(target, source.split(" ")).is_repaired for source, target in pairs)
 
 
 @pytest.mark.slow
