@@ -6,7 +6,7 @@ B batch, T target.
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.nar_models import MASK, targets
 from vaswani_transformer import MaskingCollator
@@ -56,6 +56,6 @@ def test_collator_seeds_its_masks_again_in_every_worker_whatever_its_own_process
     collator = MaskingCollator(mask_two_targets, MASK, 1, seed=-3)
     drawn = [collator([])["labels"] for _ in range(2)]
     assert not torch.equal(*drawn)
-    loader = DataLoader(range(4), batch_size=2, num_workers=2, collate_fn=collator)
+    loader = DataLoader(TensorDataset(torch.arange(4)), batch_size=2, num_workers=2, collate_fn=collator)
     batches = [batch["labels"] for _ in range(2) for batch in loader]
     assert len({tuple(labels.flatten().tolist()) for labels in [*batches, *drawn]}) == 6
