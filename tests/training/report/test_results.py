@@ -226,4 +226,5 @@ def test_kept_result_of_the_family_is_of_the_shipped_recipe_and_in_its_table(pat
     scores = {f"{kept['test'][name]:.2f}" for name in ("bleu", "chrf")}
     assert any(scores <= row for row in rows)
     assert f"{kept['commit']['hash'][:7]}" in page
-    assert recipe.expected.startswith(f"{kept['test']['bleu']:.2f} BLEU")
+    is_of_the_recipe = not path.stem.endswith("-references")  # the recipes expect a teacher's translations
+    assert recipe.expected.startswith(f"{kept['test']['bleu']:.2f} BLEU") == is_of_the_recipe
