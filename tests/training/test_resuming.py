@@ -17,7 +17,7 @@ from transformers import AutoModelForSeq2SeqLM
 from tests.helpers import load_tokenizer, run_main, user_error
 from tests.training import runs
 from training import train
-from training.run.checkpoints import checkpoint_at, has_ended
+from training.run.checkpoints import checkpoint_at, has_ended, mark_complete
 from training.run.folder import prepare_folder
 from training.trainer import trainer as trainer_module
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
@@ -170,6 +170,25 @@ def test_micro_batches_so_small_that_steps_would_change_are_an_error_on_resuming
     with user_error(r"^training\.device_tokens: 6 splits the pairs into other steps than the 25"):
         runs.prepare_run(runs.recipe_in(arguments, tmp_path / "run", "--training.device_tokens=6"))
     assert (tmp_path / "run" / "recipe.yaml").read_text() == before
+
+
+@pytest.mark.slow
+def test_number_of_processes_that_changes_the_steps_of_a_resumed_run_is_announced(
+    finished_run: runs.FinishedRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of eight processes needs a pair of every step; a run that has ended takes no step."""
+    folder = runs.rewound(finished_run.folder, 3, tmp_path / "run")
+    checkpoint = checkpoint_at(folder, 3)
+    for rank in range(8):
+        shutil.copy(checkpoint / "rng_state.pth", checkpoint / f"rng_state_{rank}.pth")
+    (checkpoint / "rng_state.pth").unlink()
+    mark_complete(checkpoint)
+    runs.prepare_run(runs.recipe_in(finished_run.arguments, folder))
+    assert "processes: 1 split the pairs into other steps than the 8 before" in caplog.text
+    caplog.clear()
+    shutil.copytree(checkpoint, checkpoint_at(folder, 9))
+    runs.prepare_run(runs.recipe_in(finished_run.arguments, folder))
+    assert "processes" not in caplog.text
 
 
 @pytest.mark.slow

@@ -100,31 +100,49 @@ def warn_of_long_texts(recipe: Recipe, encoded: DatasetDict) -> None:
             )
 
 
-def check_same_steps(before: Recipe, recipe: Recipe, pairs: Dataset) -> None:
-    """Check that a step of the resumed run has the same pairs as before; very small micro-batches can change them."""
+def check_same_steps(before: Recipe, recipe: Recipe, pairs: Dataset, processes_before: int | None = None) -> None:
+    """Check that a step of the resumed run has the same pairs as before; very small micro-batches can change them.
+
+    `processes_before` wrote its last checkpoint, None for as many as now; another number causes a warning only.
+    """
     training, processes = recipe.training, PartialState().num_processes
     other = dataclasses.replace(training, device_tokens=before.training.device_tokens)
+    launches = ((other, processes_before or processes), (training, processes))
     micro_batches = [
-        processes * accumulation(dataclasses.replace(recipe, training=either), processes)
-        for either in (other, training)
+        count * accumulation(dataclasses.replace(recipe, training=either), count) for either, count in launches
     ]
     if micro_batches[0] == micro_batches[1] or recipe.data.streaming:
         return
     sizes, budgets = [lengths(pairs, column) for column in COLUMNS], (training.source_tokens, training.target_tokens)
     before_steps, steps = (Steps.of(*sizes, budgets, number).bounds for number in micro_batches)
-    if not np.array_equal(before_steps, steps):
-        raise RunError(
-            f"training.device_tokens: {training.device_tokens} splits the pairs into other steps than the "
-            f"{other.device_tokens} that the run started with, since every micro-batch needs a pair; give more."
-        )
+    if np.array_equal(before_steps, steps):
+        return
+    if processes_before not in (None, processes):  # nobody may have as many any more
+        if PartialState().is_main_process:
+            logger.warning(
+                "processes: %d split the pairs into other steps than the %d before, since every micro-batch needs a "
+                "pair; so the run learns some pairs of this epoch twice and others not at all.",
+                *(processes, processes_before),
+            )
+        return
+    raise RunError(
+        f"training.device_tokens: {training.device_tokens} splits the pairs into other steps than the "
+        f"{other.device_tokens} that the run started with, since every micro-batch needs a pair; give more."
+    )
 
 
-def check_pairs(recipe: Recipe, config: VaswaniTransformerConfig, encoded: DatasetDict, before: Recipe) -> None:
+def check_pairs(
+    recipe: Recipe,
+    config: VaswaniTransformerConfig,
+    encoded: DatasetDict,
+    before: Recipe,
+    processes_before: int | None = None,
+) -> None:
     """Check that pairs fit a run's model, its batches and what it has trained so far, by the recipe `before`."""
     check_data_fits(recipe, config, encoded)
     check_predictable_lengths(recipe, config, encoded["train"])
     warn_of_long_texts(recipe, encoded)
-    check_same_steps(before, recipe, encoded["train"])
+    check_same_steps(before, recipe, encoded["train"], processes_before)
 
 
 def config_for_tokenizer(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> VaswaniTransformerConfig:

@@ -22,7 +22,7 @@ from training.data.vocabulary import make_tokenizer
 from training.recipe.fields import Recipe, to_dict
 from training.recipe.machine import trains_slowly_in_bf16
 from training.report.results import RESULTS, RESULTS_FIX, fingerprints
-from training.run.checkpoints import LOCK, RECIPE, STATE, run_write_errors
+from training.run.checkpoints import LOCK, RECIPE, STATE, has_ended, last_checkpoint, run_write_errors
 from training.run.checks import check_model_trains, check_pairs, config_for_tokenizer
 from training.run.distributed import RunError
 from training.run.folder import RunFolder
@@ -165,6 +165,14 @@ def initialize_run(
     return load_tokenizer(str(folder)), written
 
 
+def count_processes_before(recipe: Recipe, folder: Path) -> int | None:
+    """Return the number of processes that wrote the checkpoint from which a run trains further; None without one."""
+    checkpoint = last_checkpoint(folder)
+    if checkpoint is None or has_ended(checkpoint, recipe.training):
+        return None
+    return len(list(checkpoint.glob("rng_state*.pth")))  # one of each process
+
+
 def prepare(
     recipe: Recipe,
     folder: RunFolder,
@@ -186,7 +194,8 @@ def prepare(
         for model in models.values():
             model.check_vocabulary(tokenizer)
         check_same_energy(models, path)
-        check_pairs(recipe, config_for_tokenizer(recipe, tokenizer), encoded, folder.before)
+        processes = count_processes_before(recipe, path)
+        check_pairs(recipe, config_for_tokenizer(recipe, tokenizer), encoded, folder.before, processes)
         if check_more is not None:
             check_more(encoded, tokenizer)
     except UserError:
