@@ -100,6 +100,15 @@ def test_run_logs_its_phases_and_resumes_to_the_bit_across_their_borders(argumen
 
 
 @pytest.mark.slow
+def test_scores_by_drawn_latents_do_not_depend_on_a_kill_before_them(arguments: list[str], tmp_path: Path) -> None:
+    settings = [*arguments, *PHASES, "--training.steps=7", "--decoding.latent_temperature=5"]
+    first = train_in(settings, tmp_path / "run")["test"]
+    (tmp_path / "run" / "results.json").unlink()
+    again = train_in(settings, tmp_path / "run")["test"]
+    assert again | {"seconds": 0} == first | {"seconds": 0}
+
+
+@pytest.mark.slow
 def test_flow_without_a_density_ends_the_run_with_one_line(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

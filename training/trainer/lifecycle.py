@@ -184,6 +184,7 @@ def test_scores(trainer: RecipeTrainer, prepared: Prepared) -> dict[str, Any]:
     """Return the task's metrics on the test set by the recipe's search, with a few example sentences."""
     start, task, pairs = time.perf_counter(), trainer.task, prepared.pairs["test"]
     trainer.search = trainer.recipe.generation_config(trainer.model.config, trainer.processing_class)
+    set_seed(trainer.recipe.seed)  # of FlowSeq's latents, also where a run was killed before its scores
     output = trainer.predict(cast(Any, prepared.encoded["test"]))
     texts, sources, references = [str(text) for text in output.predictions], pairs["source"][:], pairs["target"][:]
     scores, shown = task.test(texts, references), trainer.recipe.score.examples
