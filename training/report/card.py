@@ -213,7 +213,7 @@ def describe_losses(recipe: Recipe) -> str:
 
 def describe_weights(recipe: Recipe) -> str:
     if (last := recipe.training.average_last) is not None:
-        return f"the mean of the last {last} checkpoints"
+        return f"the mean of the last checkpoints, at most {last}"  # a short run writes fewer
     return f"the checkpoint with the best validation {selection_metric(recipe).title}"
 
 

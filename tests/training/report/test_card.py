@@ -33,6 +33,12 @@ def test_card_is_what_the_code_makes_of_the_results(tmp_path: Path) -> None:
     assert metadata_errors(CARD.read_text(encoding="utf-8")) == []
 
 
+def test_card_of_a_mean_claims_no_checkpoints_that_a_short_run_did_not_write() -> None:
+    """A run takes the mean of those that there are."""
+    training = TrainingRecipe(steps=9, evaluation_steps=3, keep_checkpoints=6, average_last=5)
+    assert card_module.describe_weights(Recipe(training=training)) == "the mean of the last checkpoints, at most 5"
+
+
 @pytest.mark.parametrize(
     ("results", "more", "message"),
     [
