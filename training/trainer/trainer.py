@@ -81,10 +81,10 @@ def by_layer(name: str, value: Tensor, config: VaswaniTransformerConfig) -> list
 class RecipeTrainer(Seq2SeqTrainer):
     """A trainer that follows a recipe.
 
-    `loss` in the log is the mean over the target tokens of all processes and all steps since the last entry. The log
-    also has, over all processes, `target_tokens_per_second`, `padding_share` (of the positions of source and target),
-    `teraflops_per_second` of the model's matrix products, `mfu`, their share of the data sheet's peak if that is known,
-    and the parts of the loss that a kind of model names.
+    `loss` in the log is the mean over the target tokens of all processes and all steps since the last entry, or since
+    the checkpoint of a resumption after it. The log also has, over all processes, `target_tokens_per_second`,
+    `padding_share` (of the positions of source and target), `teraflops_per_second` of the model's matrix products,
+    `mfu`, their share of the data sheet's peak if that is known, and the parts of the loss that a kind of model names.
 
     Args:
         model: the model; its decoding is set from the recipe.
