@@ -17,8 +17,8 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
     the number of steps, are the same in every epoch. An epoch contains each pair once.
 
     Each step is split evenly into micro-batches over `num_processes` ranks and `accumulation` passes, so that a step is
-    the same on any number of them; a micro-batch may exceed its share of the budgets by one pair. Each rank's sampler
-    yields that rank's micro-batches.
+    the same on any number of them, as long as each micro-batch has a pair; a micro-batch may exceed its share of the
+    budgets by one pair. Each rank's sampler yields that rank's micro-batches.
 
     Args:
         source_lengths, target_lengths: the tokens of each pair, end tokens counted; arrays of int32 are not copied.
