@@ -1,15 +1,15 @@
 """The sentence pairs that a recipe names, split by split, from files, the Hub or the shipped task."""
 
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import datasets
-from datasets.exceptions import DatasetsError
 
 from training.data.cache import cached_pairs
 from training.data.distilled import Distillation, check_sources, open_distilled
@@ -116,9 +116,8 @@ def load_from_hub(recipe: DataRecipe) -> datasets.DatasetDict:
         if getattr(recipe, split) is not None:
             loaded[split] = open_hub_split(recipe, split)
             if is_streamed(recipe, split):
-                loaded[split] = datasets.Dataset.from_list(
-                    list(loaded[split].take(PREVIEW_PAIRS)), loaded[split].features
-                )
+                rows = read_hub(recipe, loaded[split].take(PREVIEW_PAIRS))
+                loaded[split] = datasets.Dataset.from_list(list(rows), loaded[split].features)
     pairs = to_source_target(loaded, recipe)
     complete = pairs.filter(
         lambda pair: bool(pair["source"] and pair["target"]), desc="Dropping pairs with an empty side"
@@ -135,15 +134,36 @@ def load_from_hub(recipe: DataRecipe) -> datasets.DatasetDict:
 
 
 def open_hub_split(recipe: DataRecipe, split: str) -> Any:
-    """Open a split of a data set of the Hub; streamed training pairs as a stream."""
-    name, path = getattr(recipe, split), recipe.path or ""
+    """Open a split of a data set of the Hub; streamed training pairs as a stream, whose rows `read_hub` reads."""
+    fix = (
+        "set data.path, data.subset and the splits, for example --data.validation='train[:1%]', or --data.test=null "
+        "for none"
+    )
+    with hub_errors(recipe, split, fix):
+        name, is_stream = getattr(recipe, split), is_streamed(recipe, split)
+        return datasets.load_dataset(recipe.path or "", recipe.subset, split=name, streaming=is_stream)
+
+
+def read_hub(recipe: DataRecipe, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a stream, whose files are read and downloaded meanwhile."""
+    remaining = iter(rows)
+    while True:
+        with hub_errors(recipe, "train", "correct it, or if the network failed give the same command again"):
+            row = next(remaining, None)
+        if row is None:
+            return
+        yield row
+
+
+@contextlib.contextmanager
+def hub_errors(recipe: DataRecipe, split: str, fix: str) -> Generator[None]:
+    """Turn an error of a data set of the Hub, its files or the network into a UserError, which ends in `fix`."""
     try:
-        return datasets.load_dataset(path, recipe.subset, split=name, streaming=is_streamed(recipe, split))
-    except (DatasetsError, OSError, ValueError, RuntimeError) as error:
+        yield
+    except Exception as error:  # the libraries for files and the network have classes of their own
+        name = getattr(recipe, split)
         raise UserError(
-            f"data.{split}: the split {name!r} of {recipe.path} cannot be loaded "
-            f"({one_line(error)}); set data.path, data.subset and the splits, for example "
-            "--data.validation='train[:1%]', or --data.test=null for none."
+            f"data.{split}: the split {name!r} of {recipe.path} cannot be loaded ({one_line(error)}); {fix}."
         ) from error
 
 
@@ -152,7 +172,7 @@ def read_rows(recipe: DataRecipe, rows: Iterable[dict[str, Any]]) -> Iterator[tu
     name = f"{recipe.path}, split {recipe.train}"
 
     def located() -> Iterator[LocatedPair]:
-        for number, row in enumerate(rows, start=1):
+        for number, row in enumerate(read_hub(recipe, rows), start=1):
             pair = row["translation"] or {}
             source, target = ((pair.get(code) or "").strip() for code in (recipe.source, recipe.target))
             yield f"{name}, pair {number}", source, target

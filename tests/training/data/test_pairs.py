@@ -8,7 +8,7 @@ import itertools
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +266,14 @@ def test_bad_data_set_of_the_hub_is_an_error(hub: DataRecipe, fields: dict[str, 
 def test_bad_pair_of_a_streamed_data_set_is_an_error_that_names_it(hub: DataRecipe) -> None:
     with user_error(r"set, split train, pair \d+: the side 'de' is empty"):
         list(PairStream(hub, seed=0))
+
+
+@pytest.mark.parametrize("read", [load_pairs, lambda data: list(PairStream(data, seed=0))], ids=["first", "all"])
+def test_stream_of_the_hub_that_breaks_off_is_an_error(hub: DataRecipe, read: Callable[[DataRecipe], object]) -> None:
+    """An unreadable file raises an error of Arrow, a lost connection one of the network's libraries."""
+    (Path(str(hub.path)) / "train-3.jsonl").write_text('{"id": "x", "translation"')
+    with user_error(r"^data\.train: the split 'train' of .* cannot be loaded \(.*\); correct it, or if the network"):
+        read(dataclasses.replace(hub, empty="drop"))
 
 
 def test_stream_checks_its_first_pairs_and_names_a_bad_line_on_reaching_it(
