@@ -17,11 +17,12 @@ from transformers import AutoModelForSeq2SeqLM
 from tests.helpers import load_tokenizer, run_main, user_error
 from tests.training import runs
 from training import train
-from training.run.checkpoints import checkpoint_at, has_ended, mark_complete
+from training.run.checkpoints import checkpoint_at, complete_checkpoints, has_ended, mark_complete, step_of
 from training.run.folder import prepare_folder
 from training.trainer import trainer as trainer_module
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.batching.prefetch import prefetch
+from vaswani_transformer.support.interrupts import Terminated
 
 
 @pytest.mark.slow
@@ -229,6 +230,25 @@ def test_interrupted_run_saves_the_step_says_so_in_one_line_and_resumes(
     settings = runs.last_of_each(*settings, f"--training.steps={step + 3}")
     _, again = runs.start(settings, folder, launcher=launcher).communicate(timeout=300)
     assert f"Resuming from step {step} of {step + 3}." in again
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "saved"), [("training_step", [3]), ("translate", [])])
+def test_signal_before_an_evaluation_saves_its_step_and_one_in_it_ends_the_run_at_once(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, saved: list[int]
+) -> None:
+    """Step 3 is followed by an evaluation."""
+    plain = getattr(trainer_module.RecipeTrainer, method)
+
+    def interrupted(self: Any, *given: Any, **named: Any) -> Any:
+        if method == "translate" or self.state.global_step == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return plain(self, *given, **named)
+
+    monkeypatch.setattr(trainer_module.RecipeTrainer, method, interrupted)
+    with pytest.raises(Terminated):
+        runs.train_in([*arguments, "--training.steps=9"], tmp_path / "run")
+    assert [step_of(checkpoint) for checkpoint in complete_checkpoints(tmp_path / "run")] == saved
 
 
 @pytest.mark.parametrize("phase", ["run.preparation.load_pairs", "run.preparation.tokenize", "train.write_results"])

@@ -77,8 +77,12 @@ class AgreedStop:
         else:
             self.store.compare_set(STOP, "", str(step + 2))
 
-    def is_due(self, step: int) -> bool:
-        """Return whether all processes stop at the end of this step."""
+    def is_requested(self) -> bool:
+        """Return whether a process has asked for a stop, which may be due later."""
         if self.store is not None and self.step is None and self.store.check([STOP]):
             self.step = int(self.store.get(STOP))
-        return self.step is not None and step >= self.step
+        return self.step is not None
+
+    def is_due(self, step: int) -> bool:
+        """Return whether all processes stop at the end of this step."""
+        return self.is_requested() and step >= (self.step or 0)

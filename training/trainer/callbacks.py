@@ -60,8 +60,8 @@ class RecipeFlowCallback(TrainerCallback):
 class StopSignalCallback(TrainerCallback):
     """Write a checkpoint at the end of the step after SIGINT or SIGTERM, and then end the process.
 
-    In an evaluation, whose scores a checkpoint needs, the process ends at once, and so it does at a second signal.
-    The last checkpoint stays then. A process that ignores a signal still does.
+    After one in an evaluation, whose scores a checkpoint needs, the process ends at once, and so it does at a second
+    signal. The last checkpoint stays then. A process that ignores a signal still does.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class StopSignalCallback(TrainerCallback):
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if self.signal is not None:
+        if self.signal is not None and self.agreed is not None and not self.agreed.is_requested():
             self.end()
 
 

@@ -89,7 +89,9 @@ def test_processes_stop_at_the_step_that_the_first_signal_names(monkeypatch: pyt
     monkeypatch.setattr(launch, "connect", lambda: store)
     first, second = AgreedStop(), AgreedStop()
     assert not first.is_due(7)
+    assert not second.is_requested()
     first.request(7)
+    assert second.is_requested()
     second.request(8)  # too late: the first one counts
     assert [stop.is_due(8) for stop in (first, second)] == [False, False]
     assert [stop.is_due(9) for stop in (first, second)] == [True, True]
