@@ -84,6 +84,9 @@ def test_data_set_in_the_schema_of_the_hub_is_read() -> None:
     }
     with user_error(r"own/set, split train: .*sides (en, de|de, en), expected en and fr"):
         to_source_target(datasets.DatasetDict({"train": split}), DataRecipe(kind="hub", path="own/set", target="fr"))
+    numbers = datasets.Dataset.from_list([{"translation": {"en": "one", "de": 1}}])
+    with user_error(r"^own/set, split train: the side 'de' has values of type int64, expected texts"):
+        to_source_target(datasets.DatasetDict({"train": numbers}), data)
 
 
 @pytest.mark.parametrize(
