@@ -11,13 +11,10 @@ class DialogueTask(TextTask):
     roles = ("prompt", "reply", "reference")
     metrics = (BLEU_1, BLEU_2)
     best_metric = BLEU_2
+    title = "Dialogue"
 
     def __init__(self, tokenize: str) -> None:
         self.tokenize = tokenize
-
-    @property
-    def title(self) -> str:
-        return "Dialogue"
 
     @property
     def card_words(self) -> dict[str, str]:

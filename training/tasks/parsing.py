@@ -32,15 +32,8 @@ class ParsingTask(Task):
     shares_vocabulary = False
 
     def __init__(self, language: str) -> None:
-        self.language = language
-
-    @property
-    def title(self) -> str:
-        return f"Constituency parsing {self.language}"
-
-    @property
-    def languages(self) -> list[str]:
-        return [self.language]
+        self.language, self.languages = language, (language,)
+        self.title = f"Constituency parsing {language}"
 
     @property
     def card_words(self) -> dict[str, str]:

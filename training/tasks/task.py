@@ -38,6 +38,8 @@ class Task(ABC):
         command: the command that does it.
         roles: what readers call a source, what the model makes of it, and a reference.
         shares_vocabulary: whether the vocabulary is learned from targets too.
+        title: the task and its data in a few words.
+        languages: the codes of the languages that the texts are in, as far as the recipe names them.
     """
 
     hub_name: ClassVar[str]
@@ -48,11 +50,8 @@ class Task(ABC):
     command: ClassVar[str] = "vaswani-translate"
     roles: ClassVar[tuple[str, str, str]] = ("source", "translation", "reference")
     shares_vocabulary: ClassVar[bool] = True
-
-    @property
-    @abstractmethod
-    def title(self) -> str:
-        """The task and its data in a few words."""
+    title: str
+    languages: tuple[str, ...] = ()
 
     def single_tokens(self, targets: Iterable[str]) -> set[str]:
         """Return the texts in the targets that must each be one token of the vocabulary."""
@@ -65,11 +64,6 @@ class Task(ABC):
     def display(self, source: str, text: str) -> str:
         """Return a hypothesis or a reference of a source as readers see it."""
         return text
-
-    @property
-    def languages(self) -> list[str]:
-        """The codes of the languages that the texts are in, as far as the recipe names them."""
-        return []
 
     @property
     @abstractmethod

@@ -45,14 +45,7 @@ class TranslationTask(TextTask):
 
     def __init__(self, source: str, target: str, tokenize: str) -> None:
         self.source, self.target, self.tokenize = source, target, tokenize
-
-    @property
-    def title(self) -> str:
-        return f"Translation {self.source}-{self.target}"
-
-    @property
-    def languages(self) -> list[str]:
-        return [self.source, self.target]
+        self.title, self.languages = f"Translation {source}-{target}", (source, target)
 
     @property
     def card_words(self) -> dict[str, str]:
