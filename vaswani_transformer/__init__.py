@@ -125,28 +125,18 @@ __all__ = [
     "translate",
 ]
 
-# Each is imported when one of its names is first used, so that importing the package stays fast.
-LAZY_NAMES = {
-    "CTranslate2Engine": "translation.ctranslate2_engine",
-    "ImportResult": "convert",
-    "from_fairseq": "convert",
-    "from_fsmt": "convert",
-    "from_marian": "convert",
-    "to_ctranslate2": "convert",
-    "to_onnx": "convert",
-    "AttentionMaps": "figures",
-    "attention_maps": "figures",
-    "attention_page": "figures",
-    "draw_attention": "figures",
-    "draw_heat_maps": "figures",
-    "draw_label_smoothing": "figures",
-    "draw_layer_complexity": "figures",
-    "draw_learning_rate": "figures",
-    "draw_loss": "figures",
-    "draw_masks": "figures",
-    "draw_positional_encoding": "figures",
-    "draw_tree": "parsing.figure",
+# Each module is imported when one of its names is first used, so that importing the package stays fast.
+LAZY_MODULES = {
+    "convert": ("ImportResult", "from_fairseq", "from_fsmt", "from_marian", "to_ctranslate2", "to_onnx"),
+    "figures": (
+        *("AttentionMaps", "attention_maps", "attention_page", "draw_attention", "draw_heat_maps"),
+        *("draw_label_smoothing", "draw_layer_complexity", "draw_learning_rate", "draw_loss", "draw_masks"),
+        "draw_positional_encoding",
+    ),
+    "parsing.figure": ("draw_tree",),
+    "translation.ctranslate2_engine": ("CTranslate2Engine",),
 }
+LAZY_NAMES = {name: module for module, names in LAZY_MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
