@@ -14,34 +14,30 @@ from training.tasks import Metric
 logger = logging.getLogger(__name__)
 
 
-class MetricFormat:
-    """The metrics of a log entry that a user sees during a run, as text."""
-
-    def __init__(self, best_metric: Metric) -> None:
-        self.formats = (  # key in the log, name for the reader, format
-            ("loss", "loss", ".3f"),
-            ("target_tokens_per_second", "tokens/s", ",.0f"),
-            ("mfu", "MFU", ".1%"),
-            (f"eval_{best_metric.key}", best_metric.title, ".2f"),
-            ("eval_perplexity", "perplexity", ".4g"),
-        )
-
-    def __call__(self, logs: dict[str, Any]) -> dict[str, str]:
-        return {name: format(logs[key], spec) for key, name, spec in self.formats if key in logs}
+def format_metrics(logs: dict[str, Any], best_metric: Metric) -> dict[str, str]:
+    """Return the metrics of a log entry that a user sees during a run, as text."""
+    formats = (  # key in the log, name for the reader, format
+        ("loss", "loss", ".3f"),
+        ("target_tokens_per_second", "tokens/s", ",.0f"),
+        ("mfu", "MFU", ".1%"),
+        (f"eval_{best_metric.key}", best_metric.title, ".2f"),
+        ("eval_perplexity", "perplexity", ".4g"),
+    )
+    return {name: format(logs[key], spec) for key, name, spec in formats if key in logs}
 
 
 class ProgressBarCallback(ProgressCallback):
     """The Trainer's progress bar, followed by the latest metrics instead of a line for every log entry."""
 
-    def __init__(self, format_metrics: MetricFormat) -> None:
+    def __init__(self, best_metric: Metric) -> None:
         super().__init__()
-        self.format_metrics = format_metrics
+        self.best_metric = best_metric
         self.latest: dict[str, str] = {}
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
     ) -> None:
-        self.latest |= self.format_metrics(logs)
+        self.latest |= format_metrics(logs, self.best_metric)
         if self.training_bar is not None:  # only in the main process, during training
             self.training_bar.set_postfix(self.latest)
 
@@ -57,8 +53,8 @@ def format_time_left(seconds: float) -> str:
 class LogLineCallback(TrainerCallback):
     """The same metrics and the time that is left as lines of the log, for output that goes to a file."""
 
-    def __init__(self, format_metrics: MetricFormat, monitor: TrainingMonitor, minutes: float | None) -> None:
-        self.format_metrics, self.monitor = format_metrics, monitor
+    def __init__(self, best_metric: Metric, monitor: TrainingMonitor, minutes: float | None) -> None:
+        self.best_metric, self.monitor = best_metric, monitor
         self.time_limit = math.inf if minutes is None else 60 * minutes
         self.started = (0.0, 0)  # moment and step at which this process began to train
 
@@ -70,7 +66,7 @@ class LogLineCallback(TrainerCallback):
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
     ) -> None:
-        if state.is_world_process_zero and (metrics := self.format_metrics(logs)):
+        if state.is_world_process_zero and (metrics := format_metrics(logs, self.best_metric)):
             text = ", ".join(f"{name} {value}" for name, value in metrics.items())
             (moment, step), remaining = self.started, state.max_steps - state.global_step
             if remaining and "loss" in logs:
@@ -82,5 +78,4 @@ class LogLineCallback(TrainerCallback):
 
 def progress_callback(best_metric: Metric, monitor: TrainingMonitor, minutes: float | None) -> TrainerCallback:
     """Return the callback that shows a run's progress where standard error goes; the run may have a time limit."""
-    metrics = MetricFormat(best_metric)
-    return ProgressBarCallback(metrics) if sys.stderr.isatty() else LogLineCallback(metrics, monitor, minutes)
+    return ProgressBarCallback(best_metric) if sys.stderr.isatty() else LogLineCallback(best_metric, monitor, minutes)
