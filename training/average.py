@@ -59,18 +59,14 @@ def mean_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
     return {name: (total / len(checkpoints)).to(dtypes[name]) for name, total in sums.items()}
 
 
-def check_intact(checkpoints: list[Path]) -> None:
-    for checkpoint in checkpoints:
-        if (name := changed_file(checkpoint)) is not None:
-            raise UserError(f"{checkpoint / name}: is not as training wrote it; {FIX}")
-
-
 def last_checkpoints(run: Path, last: int) -> list[Path]:
     """Return the last checkpoints of a run, at most `last`; the best counts only where none after it was deleted."""
     written = [path for path in all_checkpoints(run) if not (is_unfinished(path) or (path / EXTRA).exists())]
     starts = [number for number, path in enumerate(written) if (path / AFTER_DELETED).exists()]
     checkpoints = written[max(starts, default=0) :][-last:]
-    check_intact(checkpoints)
+    for checkpoint in checkpoints:
+        if (name := changed_file(checkpoint)) is not None:
+            raise UserError(f"{checkpoint / name}: is not as training wrote it; {FIX}")
     return checkpoints
 
 
