@@ -142,6 +142,7 @@ class TokenBudgetBatches(IterableDataset[dict[str, Ragged]]):
         self.source, self.encode, self.store = source, encode, store
         self.budgets = (source_tokens, target_tokens)
         self.num_processes, self.rank, self.accumulation = num_processes, rank, accumulation
+        self.micro_batches = num_processes * accumulation  # of an optimizer step, over all ranks
         self.seed, self.buffer_size = seed, buffer_size
         self.limits = tuple(budget if max_length is None else min(budget, max_length) for budget in self.budgets)
         self.too_long = too_long
@@ -150,11 +151,6 @@ class TokenBudgetBatches(IterableDataset[dict[str, Ragged]]):
         self._iterations = 0
         self._stops: set[Event] = set()
         self._check_source()
-
-    @property
-    def micro_batches(self) -> int:
-        """Return the micro-batches of an optimizer step, over all ranks."""
-        return self.num_processes * self.accumulation
 
     @property
     def epoch(self) -> int:
