@@ -109,11 +109,6 @@ def add_masks(batch: dict[str, Any], draws: Tensor, mask_token_id: int, pad_toke
     return pin_like(batch, mask_targets(batch, is_masked, mask_token_id, pad_token_id))
 
 
-def add_glancing_draws(batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
-    """Return a batch with the numbers of `draws` (B, 1 + T) that decide what GLAT shows."""
-    return pin_like(batch, {**batch, "glancing_draws": draws[:, 1:]})
-
-
 def add_random_choices(
     batch: dict[str, Any], recipe: Recipe, tokenizer: PreTrainedTokenizerBase, step: int
 ) -> dict[str, Any]:
@@ -130,5 +125,5 @@ def add_random_choices(
         return batch
     draws = pair_draws(batch, recipe.seed, step)
     if not recipe.family.needs_mask:
-        return add_glancing_draws(batch, draws)
+        return pin_like(batch, {**batch, "glancing_draws": draws[:, 1:]})
     return add_masks(batch, draws, tokenizer.mask_token_id, tokenizer.pad_token_id)

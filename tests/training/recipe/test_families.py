@@ -15,7 +15,7 @@ from training.data.tokenizing import token_ids
 from training.recipe.families import FAMILIES, family_of
 from training.recipe.fields import TrainingRecipe, load_recipe, to_dict
 from training.recipe.flops import frozen_teacher_flops
-from training.trainer.draws import add_glancing_draws, add_masks, pair_draws
+from training.trainer.draws import add_masks, pair_draws
 from training.trainer.energy import Energy
 from training.trainer.optimizers import make_optimizer, make_schedule
 from vaswani_transformer import VaswaniTransformerTokenizer, latent
@@ -266,7 +266,7 @@ def test_draws_of_a_batch_reach_glancing() -> None:
     model = tiny_nat(dropout=0.0).train()
     model.glancing_ratio = 0.5
     batch = pairs(([5, 6, 2], [7, 8, 9, 2]), ([5, 2], [7, 2]))
-    draws = [add_glancing_draws(batch, pair_draws(batch, 1, step)) for step in (0, 0, 1)]
+    draws = [{**batch, "glancing_draws": pair_draws(batch, 1, step)[:, 1:]} for step in (0, 0, 1)]
     losses = [model(**one).token_loss.item() for one in draws]
     assert losses[0] == losses[1] != losses[2]
 
