@@ -101,12 +101,7 @@ class DivergenceGuard(TrainerCallback):
         self.micro_batches, self.next_step = [], self.next_step + 1
 
     def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: Any = None,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> None:
         """Read the flags where the host waits for the device anyway, and check weights before their use."""
         run = run_folder(args)
