@@ -147,11 +147,7 @@ def check_pairs(
 
 def config_for_tokenizer(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> VaswaniTransformerConfig:
     """Return the recipe's model configuration with its tokenizer's vocabulary size and special tokens."""
-    ids = {
-        "bos_token_id": tokenizer.bos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-    }
+    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "pad_token_id", "eos_token_id")}
     if recipe.family.needs_mask:
         if tokenizer.mask_token_id is None:
             raise UserError(
