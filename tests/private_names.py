@@ -72,7 +72,6 @@ PRIVATE_NAMES: dict[Any, dict[str, str]] = {
         "_load_best_model": "training/trainer/lifecycle training/trainer/trainer",
         "_prepare_input": "training/trainer/trainer",
         "_prepare_inputs": "training/trainer/trainer",
-        "_save": "training/trainer/trainer",
         "_save_checkpoint": "training/trainer/trainer",
     },
     TrainingArguments: {"_n_gpu": "training/trainer/lifecycle"},

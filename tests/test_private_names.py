@@ -95,9 +95,9 @@ def test_changed_and_missing_names_are_printed(capsys: pytest.CaptureFixture[str
     present = describe_all()
     name = "GenerationMixin._sample"
     earlier = present | {name: present[name].replace("def _sample(", "def _sample(seed, ")}
-    print_changes(earlier, present | {"Trainer._save": ""})
+    print_changes(earlier, present | {"Trainer._save_checkpoint": ""})
     printed = capsys.readouterr().out
-    assert re.findall(r"^\S+: \w+$", printed, re.MULTILINE) == [f"{name}: changed", "Trainer._save: missing"]
+    assert re.findall(r"^\S+: \w+$", printed, re.MULTILINE) == [f"{name}: changed", "Trainer._save_checkpoint: missing"]
     assert "-def _sample(seed, " in printed
 
 

@@ -154,14 +154,9 @@ def shard(model: ProjectedModel, plugin: FullyShardedDataParallelPlugin) -> None
     fully_shard(model, offload_policy=offload)
 
 
-def drop_tied_duplicates(weights: dict[str, Tensor], model: ProjectedModel) -> dict[str, Tensor]:
-    """Return full weights with a tied matrix once; weights gathered from shards have it under each of its names."""
-    return {name: weight for name, weight in weights.items() if name not in model.all_tied_weights_keys}
-
-
 def check_weights(model: ProjectedModel, weights: dict[str, Tensor], name: str, fix: str) -> None:
-    """Check that full weights are exactly those of a model, of its shapes and finite."""
-    expected = drop_tied_duplicates(model.state_dict(), model)
+    """Check that full weights are exactly those of a model, a tied matrix once, of its shapes and finite."""
+    expected = {key: weight for key, weight in model.state_dict().items() if key not in model.all_tied_weights_keys}
     misshapen = [
         f"{key} {tuple(weights[key].shape)}, expected {tuple(weight.shape)}"
         for key, weight in expected.items()

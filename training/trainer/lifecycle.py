@@ -168,7 +168,7 @@ def train_from_last_checkpoint(trainer: RecipeTrainer) -> None:
 
 def save_trained(trainer: RecipeTrainer) -> None:
     """Save the trained model, the time and the Trainer's state, which says that training has ended."""
-    folder, weights = trainer.folder, trainer.full_weights()
+    folder, weights = trainer.folder, trainer.accelerator.get_state_dict(trainer.model)  # every process must call
     if trainer.is_world_process_zero():
         with run_write_errors(folder):
             with staged_files(folder) as staging:

@@ -53,7 +53,7 @@ from training.run.checkpoints import (
     run_write_errors,
     writing,
 )
-from training.run.distributed import RunError, drop_tied_duplicates, load_weights, shard
+from training.run.distributed import RunError, load_weights, shard
 from training.tasks import make_task, selection_metric
 from training.trainer.callbacks import StopSignalCallback, StreamCallback, recipe_callbacks
 from training.trainer.divergence import DivergenceGuard, is_finite
@@ -133,7 +133,7 @@ class RecipeTrainer(Seq2SeqTrainer):
         self.search = recipe.generation_config(model.config, tokenizer, in_training=True)
         self.constraint = self.task.constraint(model, tokenizer)
         self.code = commit()
-        # Checkpoints have a tied matrix once; the Trainer needs these names to load them.
+        # A tied matrix is saved once, also of shards, which gather it under each name; the Trainer loads by the names.
         model._keys_to_ignore_on_save = set(model.all_tied_weights_keys) or None
         self.flow_start = None
         if isinstance(model, VaswaniFlowSeqForConditionalGeneration):
@@ -471,10 +471,6 @@ class RecipeTrainer(Seq2SeqTrainer):
         if self.stopping.is_extra:
             (checkpoint / EXTRA).touch()
 
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Save the model with a tied matrix once."""
-        super()._save(output_dir, None if state_dict is None else drop_tied_duplicates(state_dict, self.model))
-
     # The end
 
     def _load_best_model(self) -> None:
@@ -487,10 +483,6 @@ class RecipeTrainer(Seq2SeqTrainer):
             check_best(self.folder, step)
             best = checkpoint_at(self.folder, step)
             load_weights(self.model, checked_weights(self.model, best, best_fix(self.folder, step)))
-
-    def full_weights(self) -> dict[str, Tensor]:
-        """Return the weights, gathered from all shards, with a tied matrix once; every process must call."""
-        return drop_tied_duplicates(self.accelerator.get_state_dict(self.model), self.model)
 
     def results(self) -> dict[str, Any]:
         """Return what `results.json` says of training so far; every process must call."""
@@ -528,7 +520,7 @@ class RecipeTrainer(Seq2SeqTrainer):
         check_license(license := kwargs.get("license") or "apache-2.0")
         if not is_finite(list(self.model.parameters())):
             raise RunError(f"{self.recipe.name}: its weights are not finite; publish an earlier checkpoint.")
-        results, weights = self.results() | self.last_validation(), self.full_weights()
+        results, weights = self.results() | self.last_validation(), self.accelerator.get_state_dict(self.model)
         if not self.is_world_process_zero():
             return None
         if self.hub_model_id is None:

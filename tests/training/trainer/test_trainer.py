@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 from tests.training import runs
 from training.monitor.monitor import trained_seconds
 from training.run.checkpoints import read_state
-from training.run.distributed import drop_tied_duplicates
 from training.trainer.draws import add_random_choices
 
 CMLM = ["--model.kind=cmlm", "--model.dropout=0.0"]
@@ -83,7 +82,7 @@ def test_checkpoint_has_the_time_so_far_and_a_state_that_names_no_folder(
     assert (checkpoint / "interrupted").exists() == is_extra
 
 
-def test_pushed_weights_are_those_gathered_from_all_processes(
+def test_weights_gathered_from_all_processes_are_saved_and_pushed_with_a_tied_matrix_once(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sharded model has only the weights of its process."""
@@ -93,11 +92,14 @@ def test_pushed_weights_are_those_gathered_from_all_processes(
     def read(api: object, folder: Path, *settings: object) -> None:
         pushed.update(load_file(folder / "model.safetensors"))
 
-    monkeypatch.setattr(trainer.accelerator, "get_state_dict", lambda model: gathered)
+    monkeypatch.setattr(trainer.accelerator, "get_state_dict", lambda model: dict(gathered))
     monkeypatch.setattr("training.trainer.trainer.upload", read)
     trainer.hub_model_id = "somebody/own"
     trainer.push_to_hub()
-    assert runs.equal(pushed, drop_tied_duplicates(gathered, trainer.model))
+    trainer._save(str(tmp_path), dict(gathered))
+    tied = trainer.model.all_tied_weights_keys
+    assert runs.equal(pushed, {name: weight for name, weight in gathered.items() if name not in tied})
+    assert runs.equal(pushed, load_file(tmp_path / "model.safetensors"))
 
 
 def test_resumed_trainer_pushes_before_its_first_evaluation(
