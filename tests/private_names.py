@@ -50,7 +50,7 @@ PRIVATE_NAMES: dict[Any, dict[str, str]] = {
     PreTrainedModel: {
         "_auto_class": "pretrained",
         "_can_compile_fullgraph": "pretrained",
-        "_can_record_outputs": "decoder encoder nar_decoder pretrained",
+        "_can_record_outputs": "decoder encoder pretrained",
         "_fsdp_plan": "decoder encoder pretrained",
         "_init_weights": "flowseq pretrained",
         "_input_embed_layer": "body pretrained",

@@ -11,9 +11,9 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+from transformers.utils.output_capturing import capture_outputs
 
-from .attention import BlockwiseMask, CausalSelfAttention, CrossAttention, padding_mask
+from .attention import BlockwiseMask, CrossAttention, SelfAttention, padding_mask
 from .config import VaswaniTransformerConfig
 from .embeddings import InputEmbedding, ScaledEmbedding, count_positions, text_positions
 from .layers import VaswaniTransformerDecoderLayer
@@ -63,8 +63,8 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
     _fsdp_plan = {"layers.*": "free_full_weight"}
     _can_record_outputs = {
         "hidden_states": VaswaniTransformerDecoderLayer,
-        "attentions": OutputRecorder(CausalSelfAttention, index=1),
-        "cross_attentions": OutputRecorder(CrossAttention, index=1),
+        "attentions": SelfAttention,
+        "cross_attentions": CrossAttention,
     }
 
     def __init__(self, config: VaswaniTransformerConfig) -> None:

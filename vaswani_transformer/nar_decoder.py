@@ -9,9 +9,8 @@ from typing import Any
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 from transformers.cache_utils import Cache
-from transformers.utils.output_capturing import OutputRecorder
 
-from .attention import CrossAttention, SelfAttention, padding_mask
+from .attention import SelfAttention, padding_mask
 from .decoder import VaswaniTransformerDecoder
 from .embeddings import text_positions
 from .layers import VaswaniTransformerDecoderLayer
@@ -34,11 +33,6 @@ class NarDecoder(VaswaniTransformerDecoder):
 
     layer_class = NarDecoderLayer
     _no_split_modules = ["NarDecoderLayer"]
-    _can_record_outputs = {
-        "hidden_states": NarDecoderLayer,
-        "attentions": OutputRecorder(SelfAttention, index=1),
-        "cross_attentions": OutputRecorder(CrossAttention, index=1),
-    }
 
     def self_attention_mask(
         self, inputs_embeds: Tensor, attention_mask: Tensor | None, cache: Cache | None
