@@ -9,8 +9,8 @@ import shutil
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from training.monitor.monitor import MONITOR_FILE
@@ -43,8 +43,7 @@ def mean_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
     dtypes: dict[str, torch.dtype] = {}
     for checkpoint in checkpoints:
         try:
-            with safe_open(checkpoint / WEIGHTS, framework="pt") as file:
-                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            weights = load_file(checkpoint / WEIGHTS)
         except (OSError, SafetensorError) as error:
             raise UserError(f"{checkpoint / WEIGHTS}: cannot be read ({error}); average other checkpoints.") from error
         if sums and {name: weight.shape for name, weight in weights.items()} != {n: s.shape for n, s in sums.items()}:
