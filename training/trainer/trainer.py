@@ -107,7 +107,6 @@ class RecipeTrainer(Seq2SeqTrainer):
     train_dataset: Dataset | TokenBudgetBatches
     eval_dataset: Dataset
     evaluated: Dataset
-    signature: str
 
     def __init__(
         self,
@@ -118,8 +117,7 @@ class RecipeTrainer(Seq2SeqTrainer):
         train_dataset: Dataset | TokenBudgetBatches,
         validation: Dataset,
     ) -> None:
-        self.recipe, self.family, self.task = recipe, recipe.family, make_task(recipe)
-        self.selection = selection_metric(recipe)
+        self.recipe, self.family, self.task, self.folder = recipe, recipe.family, make_task(recipe), run_folder(args)
         self.stream = StreamCallback(train_dataset) if isinstance(train_dataset, TokenBudgetBatches) else None
         self.loaded = None
         super().__init__(
@@ -161,10 +159,6 @@ class RecipeTrainer(Seq2SeqTrainer):
                 self.add_callback(callback)
 
     # Before the steps
-
-    @property
-    def folder(self) -> Path:
-        return run_folder(self.args)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train; a resumed stream continues at the checkpoint's position."""
@@ -496,7 +490,7 @@ class RecipeTrainer(Seq2SeqTrainer):
             "parameters": self.model.num_parameters(),
             "steps": self.state.global_step,
             "flops": self.state.total_flos,
-            f"best_validation_{self.selection.key}": self.state.best_metric,
+            f"best_validation_{selection_metric(self.recipe).key}": self.state.best_metric,
             "curve": [entry for entry in self.state.log_history if "loss" in entry or "eval_loss" in entry],
         }
 
