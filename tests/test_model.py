@@ -273,6 +273,10 @@ def test_tuple_is_returned_on_request() -> None:
     outputs = model(**batch, use_cache=False, return_dict=False)
     assert isinstance(outputs, tuple)
     assert torch.equal(outputs[0], model(**batch).logits)
+    by_config = tiny_model(return_dict=False)
+    assert torch.equal(by_config(**batch)[0], outputs[0])
+    source = batch["input_ids"]
+    assert torch.equal(by_config.generate(source, max_new_tokens=3), model.generate(source, max_new_tokens=3))
 
 
 def test_hidden_states_and_attentions_have_their_shapes() -> None:

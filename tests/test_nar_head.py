@@ -251,6 +251,8 @@ def test_encoder_outputs_replace_the_source() -> None:
         assert torch.equal(model(encoder_outputs=encoded, attention_mask=mask, labels=labels).loss, expected.loss)
         as_tuple = model(encoder_outputs=encoded.to_tuple(), attention_mask=mask, labels=labels, return_dict=False)
         assert torch.equal(as_tuple[0], expected.loss)
+        by_config = make(return_dict=False)
+        assert torch.equal(by_config(input_ids=tokens, attention_mask=mask, labels=labels)[0], expected.loss)
         assert torch.equal(
             model.generate(encoder_outputs=encoded, attention_mask=mask), model.generate(tokens, attention_mask=mask)
         )

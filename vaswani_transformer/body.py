@@ -121,6 +121,7 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
                 attention_mask=attention_mask,
                 position_ids=position_ids,
                 inputs_embeds=inputs_embeds,
+                return_dict=True,
                 **kwargs,
             )
         encoder_outputs = as_encoder_output(encoder_outputs)
@@ -133,6 +134,7 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
             past_key_values=past_key_values,
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
+            return_dict=True,
             **kwargs,
         )
         return Seq2SeqModelOutput(

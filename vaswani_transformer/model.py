@@ -100,6 +100,7 @@ class VaswaniTransformerForConditionalGeneration(ProjectedModel, PaperBeamSearch
             decoder_inputs_embeds=decoder_inputs_embeds,
             decoder_position_ids=decoder_position_ids,
             use_cache=use_cache,
+            return_dict=True,
             **kwargs,
         )
         loss, logits = self.loss_and_logits(

@@ -267,7 +267,7 @@ class NarHead(ProjectedModel):
         if encoder_outputs is not None:
             return as_encoder_output(encoder_outputs)
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
-        return self.run_encoder(**inputs, **settings)
+        return self.run_encoder(**inputs, return_dict=True, **settings)
 
     def run_encoder(self, **inputs: Any) -> BaseModelOutput:
         return self.model.encoder(**inputs)
@@ -322,6 +322,7 @@ class NarHead(ProjectedModel):
             encoder_attention_mask=source.attention_mask,
             past_key_values=cache,
             use_cache=False,
+            return_dict=True,
             **inputs,
         )
 
