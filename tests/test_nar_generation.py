@@ -314,6 +314,7 @@ def test_every_setting_of_a_search_from_left_to_right_must_have_its_default() ->
         ("cmlm", {"suppress_tokens": 5}, "suppress_tokens: got 5"),
         ("cmlm", {"max_new_tokens": 0}, "max_new_tokens"),
         ("cmlm", {"pad_token_id": 5}, "pad_token_id: got 5"),
+        ("nat", {"eos_token_id": torch.tensor([END, 5])}, "eos_token_id: got tensor"),
         ("cmlm", {"output_attentions": True}, "output_attentions: generate.. returns scores only; got True"),
         ("nat", {"input_ids": torch.zeros(2, 5)}, "input_ids: got them also as the first argument"),
         ("cmlm", {"number_of_beams": 5}, "number_of_beams: generate.. has no such argument"),
@@ -342,6 +343,7 @@ def test_argument_out_of_its_range_or_of_another_family_is_an_error_of_one_line(
         {"output_scores": True, "output_attentions": False, "use_cache": True},
         {"no_repeat_ngram_size": 0, "repetition_penalty": 1, "length_penalty": 1.0, "min_length": 0},
         {"num_beams": None, "max_time": None, "temperature": 1.0},
+        {"decoder_start_token_id": 0, "eos_token_id": [END]},  # the same tokens as those of the configuration
     ],
     ids=str,
 )

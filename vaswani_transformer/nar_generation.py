@@ -241,8 +241,9 @@ class NarGeneration(NarHead, GenerationMixin):
             if given.get(name):
                 fail(name, "generate() returns scores only; got True", "Leave it out, or call the model itself.")
         for name in TOKEN_IDS:
-            value, expected = given.get(name), getattr(self.config, name)
-            if value is not None and value != expected:
+            field = "target_start_token_id" if name == "decoder_start_token_id" else name
+            value, expected = given.get(name), getattr(self.config, field)
+            if value is not None and as_token_ids(value) != as_token_ids(expected):
                 fail(name, f"got {value!r}, the model's configuration has {expected!r}", "Set it there.")
         relative = values.get("max_source_relative_length")
         if relative is not None:
