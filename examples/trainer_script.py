@@ -34,6 +34,7 @@ class TokenBudgetTrainer(Seq2SeqTrainer):
             source_tokens=self.tokens_per_step,
             target_tokens=self.tokens_per_step,
             seed=self.args.seed,
+            epoch=lambda: int(self.state.epoch or 0),  # the Trainer calls no set_epoch of a batch sampler
         )
         return DataLoader(pairs, batch_sampler=sampler, collate_fn=self.data_collator)
 

@@ -2,9 +2,11 @@
 
 import ast
 import json
+import runpy
 from pathlib import Path
 
 import pytest
+from transformers import Seq2SeqTrainingArguments
 
 from tests.forks import run_forked
 from tests.helpers import ROOT, model_of_pairs
@@ -27,6 +29,18 @@ def test_trainer_script_learns_its_task(tmp_path: Path) -> None:
     output = run_example("trainer_script.py", tmp_path, "--output_dir=model")
     assert int(output[-1].split()[0]) >= 80  # all of them with two seeds; rounding decides about the last few
     assert (tmp_path / "model" / "model.safetensors").exists()
+
+
+def test_trainer_script_shuffles_in_every_epoch(tmp_path: Path) -> None:
+    model, _ = model_of_pairs()
+    pairs = [{"input_ids": [5] * (1 + index % 20), "labels": [5] * 4} for index in range(200)]
+    trainer_class = runpy.run_path(str(ROOT / "examples" / "trainer_script.py"))["TokenBudgetTrainer"]
+    arguments = Seq2SeqTrainingArguments(str(tmp_path), report_to="none", use_cpu=True)
+    trainer = trainer_class(model, arguments, train_dataset=pairs)
+    batches = trainer.get_train_dataloader().batch_sampler
+    first, again = list(batches), list(batches)
+    trainer.state.epoch = 1.0
+    assert first == again != list(batches)
 
 
 @pytest.mark.slow
