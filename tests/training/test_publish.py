@@ -157,6 +157,13 @@ def test_space_has_its_header_and_pins_what_is_installed(tmp_path: Path) -> None
     assert "+" not in pins["torch"]
 
 
+@pytest.mark.parametrize("name", ["2024", "null", "1.5"])
+def test_title_of_a_space_is_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(space_module, "version", lambda package: "6.1.0")
+    space_module.write_space(tmp_path, f"somebody/{name}")
+    assert RepoCard.load(tmp_path / "README.md").data.to_dict()["title"] == name
+
+
 def test_space_without_gradio_is_an_error_of_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(package: str) -> str:
         raise PackageNotFoundError(package)
