@@ -276,6 +276,8 @@ def test_no_source_unpickles_or_runs_what_it_reads() -> None:
     for path in (path for folder in ("vaswani_transformer", "training") for path in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = {alias.name for alias in node.names} if isinstance(node, ast.Import | ast.ImportFrom) else set()
+            if isinstance(node, ast.ImportFrom):
+                names.add(node.module or "")
             if isinstance(node, ast.Call):
                 keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
                 name = ast.unparse(node.func)
