@@ -24,7 +24,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from training.report.card import make_card
 from training.report.licenses import check_license
-from training.report.results import RESULTS, read_results, results_errors, to_json_values
+from training.report.results import RESULTS, read_results, recipe_of, results_errors, to_json_values
 from training.report.space import write_space
 from training.run.checkpoints import RECIPE
 from training.run.command import check_empty, flush_stdout
@@ -61,7 +61,7 @@ def load_run(run: Path) -> tuple[ProjectedModel, PreTrainedTokenizerBase]:
 
 def check_search(run: Path, model: ProjectedModel, results: dict[str, Any]) -> None:
     """Check that a run's folder has the search by which its results were scored, as the card says."""
-    search = results["recipe"]["decoding"]
+    search = recipe_of(results).search
     for name, expected in search.items():
         is_unused = name.startswith("length_penalty") and search.get("num_beams") == 1
         if not is_unused and (saved := getattr(model.generation_config, name, None)) != expected:

@@ -82,6 +82,14 @@ def write_search(run: Path, text: str) -> None:
     (run / "generation_config.json").write_text(text)
 
 
+def drop_search_of_results(run: Path) -> None:
+    """Leave the search to the defaults, as the card does, and save another one."""
+    results = results_of()
+    del results["recipe"]["decoding"]
+    (run / "results.json").write_text(json.dumps(results))
+    write_search(run, '{"num_beams": 1}')
+
+
 def replace_by_marian(run: Path) -> None:
     tiny_marian(vocab_size=len(model_of_pairs()[1])).save_pretrained(run)
 
@@ -93,6 +101,7 @@ def replace_by_marian(run: Path) -> None:
         (lambda run: (run / "generation_config.json").unlink(), r"run: has no generation_config\.json, .*; restore"),
         (lambda run: write_search(run, "{}"), r"run: num_beams in its generation_config\.json .* None, expected 4\."),
         (lambda run: write_search(run, '{"num_beams": 1}'), r"results\.json; got 1, expected 4\. Restore the file\.$"),
+        (drop_search_of_results, r"results\.json; got 1, expected 4\. Restore the file\.$"),
         (replace_by_marian, r": is a model of another package; got MarianMTModel, expected one that a recip"),
     ],
 )
