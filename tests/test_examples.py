@@ -9,7 +9,7 @@ import pytest
 from transformers import Seq2SeqTrainingArguments
 
 from tests.forks import run_forked
-from tests.helpers import ROOT, model_of_pairs
+from tests.helpers import ROOT, model_of_pairs, tiny_model
 
 
 def run_example(name: str, folder: Path, *arguments: str) -> list[str]:
@@ -32,11 +32,10 @@ def test_trainer_script_learns_its_task(tmp_path: Path) -> None:
 
 
 def test_trainer_script_shuffles_in_every_epoch(tmp_path: Path) -> None:
-    model, _ = model_of_pairs()
     pairs = [{"input_ids": [5] * (1 + index % 20), "labels": [5] * 4} for index in range(200)]
     trainer_class = runpy.run_path(str(ROOT / "examples" / "trainer_script.py"))["TokenBudgetTrainer"]
     arguments = Seq2SeqTrainingArguments(str(tmp_path), report_to="none", use_cpu=True)
-    trainer = trainer_class(model, arguments, train_dataset=pairs)
+    trainer = trainer_class(tiny_model(), arguments, train_dataset=pairs)
     batches = trainer.get_train_dataloader().batch_sampler
     first, again = list(batches), list(batches)
     trainer.state.epoch = 1.0
