@@ -1,8 +1,10 @@
 """The engine takes the saved search and the call's settings, and names those that CTranslate2 lacks."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from tests.builders import uneven_model
 from vaswani_transformer.convert.ctranslate2_exporter import to_ctranslate2
@@ -37,6 +39,19 @@ def test_tokens_that_the_saved_config_suppresses_are_never_written(tmp_path: Pat
     for beams in (1, 3):
         (((tokens, _),),) = CTranslate2Engine(folder, num_beams=beams, max_new_tokens=4, threads=1)([[5, 6, END]])
         assert tokens == [7, 7, 7, 7]
+
+
+@pytest.mark.parametrize("saved", [{"eos_token_id": [END, 5]}, {"decoder_start_token_id": 9}, {"bos_token_id": 9}])
+def test_targets_begin_and_end_with_the_tokens_of_the_saved_config(saved: dict[str, Any], tmp_path: Path) -> None:
+    model = uneven_model(vocab_size=12)
+    search: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 30, "early_stopping": "never"}
+    source = [[8, 10, 11, END]]
+    plain = model.generate(torch.tensor(source), **search)[0, 1:].tolist()
+    model.generation_config.update(**saved)
+    expected = model.generate(torch.tensor(source), **search)[0, 1:].tolist()
+    folder = to_ctranslate2(model, None, tmp_path / "converted")
+    (((tokens, _),),) = CTranslate2Engine(folder, num_beams=3, max_new_tokens=30, patience=99, threads=1)(source)
+    assert tokens == expected != plain
 
 
 def test_saved_settings_that_the_engine_lacks_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

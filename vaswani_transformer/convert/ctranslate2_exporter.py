@@ -44,6 +44,13 @@ ACTIVATIONS = {
 }
 
 
+def start_token_id(model: VaswaniTransformerForConditionalGeneration) -> int | None:
+    """Return the token with which `generate()` begins a target."""
+    saved = model.generation_config
+    given = (saved.decoder_start_token_id, saved.bos_token_id, model.config.target_start_token_id)
+    return next((token for token in given if token is not None), None)
+
+
 def check_convertible(model: nn.Module, quantization: str | None, positions: int) -> None:
     if not isinstance(model, VaswaniTransformerForConditionalGeneration):
         raise UserError(
@@ -64,7 +71,7 @@ def check_convertible(model: nn.Module, quantization: str | None, positions: int
         raise UserError(
             f"CTranslate2 has no activation function {config.activation_function!r}; it has {', '.join(ACTIVATIONS)}."
         )
-    for name, value in (("eos_token_id", config.eos_token_id), ("bos_token_id", config.target_start_token_id)):
+    for name, value in (("eos_token_id", config.eos_token_id), ("bos_token_id", start_token_id(model))):
         if not isinstance(value, int):
             raise UserError(f"CTranslate2 takes one token as {name}; got {value}. Set one in the configuration.")
     for name, module in model.named_modules():
@@ -183,16 +190,19 @@ def specification(model: VaswaniTransformerForConditionalGeneration, positions: 
     return spec
 
 
-def set_vocabulary(spec: Any, config: VaswaniTransformerConfig, tokenizer: PreTrainedTokenizerBase | None) -> None:
+def set_vocabulary(
+    spec: Any, model: VaswaniTransformerForConditionalGeneration, tokenizer: PreTrainedTokenizerBase | None
+) -> None:
     """Set the strings of the tokens, and which of them start and end a text.
 
     Sources come with their `</s>` from the tokenizer, so none is added. CTranslate2 reads an unknown string as
     `unk_token`, which must be in the vocabulary: without an `<unk>` it is the padding token.
     """
+    config = model.config
     strings = vocabulary(config, tokenizer)
     spec.register_source_vocabulary(strings)
     spec.register_target_vocabulary(strings)
-    end, start = config.token_id("eos_token_id"), config.token_id("target_start_token_id")
+    end, start = config.token_id("eos_token_id"), cast(int, start_token_id(model))  # `check_convertible` has seen it
     unknown = None if tokenizer is None else tokenizer.unk_token_id
     unknown = unknown if unknown is not None else config.pad_token_id
     spec.config.bos_token = strings[start if config.bos_token_id is None else config.bos_token_id]
@@ -236,7 +246,7 @@ def to_ctranslate2(
     import_ctranslate2()
     with atomic_folder(output_dir, force) as folder, torch.no_grad():
         spec = specification(model, positions)
-        set_vocabulary(spec, model.config, tokenizer)
+        set_vocabulary(spec, model, tokenizer)
         spec.config.layer_norm_epsilon = float(model.config.layer_norm_eps)
         spec.config.add_attribute(POSITIONS_KEY, spec.decoder.position_encodings.encodings.shape[0])
         spec.validate()

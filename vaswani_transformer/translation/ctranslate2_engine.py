@@ -14,6 +14,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from ..config import as_token_ids
 from ..search import LENGTH_PENALTY_TYPES, length_penalty
 from ..support.checked_loading import FIX_OF_FILE, GENERATION_CONFIG, load_errors, load_tokenizer
 from ..support.errors import UserError, one_line
@@ -128,6 +129,7 @@ class CTranslate2Engine:
         has_limit = max_source_relative_length is not None or max_new_tokens is not None
         self.relative = max_source_relative_length if has_limit else DEFAULT_RELATIVE_LENGTH
         self.max_new_tokens = max_new_tokens
+        self.ends = as_token_ids(saved.eos_token_id) or None  # None: the converted model's
         self.suppressed = [[self.tokens[index] for index in sequence] for sequence in saved.bad_words_ids or []]
         self.check_settings()
         if unsupported := sorted(saved.to_diff_dict().keys() & set(UNSUPPORTED_SETTINGS)):
@@ -187,6 +189,7 @@ class CTranslate2Engine:
             max_decoding_length=self.limit(max(map(len, sources), default=1)),
             min_decoding_length=0,
             suppress_sequences=self.suppressed,
+            end_token=self.ends,
             max_batch_size=self.batch_tokens,
             batch_type="tokens",
             return_scores=True,
