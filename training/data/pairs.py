@@ -95,8 +95,9 @@ def to_source_target(splits: datasets.DatasetDict, recipe: DataRecipe) -> datase
                 f"sides {', '.join(languages) or 'none'}, expected {recipe.source} and {recipe.target}; set "
                 "data.source and data.target."
             )
-        for side in (recipe.source, recipe.target) if isinstance(feature, dict) else ():
-            if (dtype := getattr(feature[side], "dtype", "no text")) not in ("string", "large_string", "null"):
+        types = feature if isinstance(feature, dict) else {}  # the other schema has texts only
+        for side in sorted(types.keys() & {recipe.source, recipe.target}):
+            if (dtype := getattr(types[side], "dtype", "other than text")) not in ("string", "large_string", "null"):
                 raise UserError(
                     f"{recipe.path}, split {name}: the side {side!r} has values of type {dtype}, expected texts; set "
                     "data.source and data.target."
