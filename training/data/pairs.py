@@ -153,13 +153,8 @@ def open_hub_split(recipe: DataRecipe, split: str) -> Any:
 
 def read_hub(recipe: DataRecipe, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a stream, whose files are read and downloaded meanwhile."""
-    remaining = iter(rows)
-    while True:
-        with hub_errors(recipe, "train", "correct it, or if the network failed give the same command again"):
-            row = next(remaining, None)
-        if row is None:
-            return
-        yield row
+    with hub_errors(recipe, "train", "correct it, or if the network failed give the same command again"):
+        yield from rows
 
 
 @contextlib.contextmanager
@@ -167,7 +162,7 @@ def hub_errors(recipe: DataRecipe, split: str, fix: str) -> Generator[None]:
     """Turn an error of a data set of the Hub, its files or the network into a UserError, which ends in `fix`."""
     try:
         yield
-    except Exception as error:  # the libraries for files and the network have classes of their own
+    except Exception as error:  # each library for files or the network has its classes
         name = getattr(recipe, split)
         raise UserError(
             f"data.{split}: the split {name!r} of {recipe.path} cannot be loaded ({one_line(error)}); {fix}."
