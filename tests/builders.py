@@ -120,10 +120,7 @@ def plain_search(model: VaswaniTransformerForConditionalGeneration) -> Any:
 
 
 def random_attention_maps(
-    heads: int = 8,
-    layers: int = 2,
-    source: list[str] = LONG_SENTENCE,
-    target: tuple[str, ...] = ("el", "gato", "</s>"),
+    heads: int = 8, layers: int = 2, source: list[str] = LONG_SENTENCE, target: tuple[str, ...] = ("el", "gato", "</s>")
 ) -> AttentionMaps:
     """Return random weights of a sentence with long words, a repeated word and signs of a formula."""
     generator = np.random.default_rng(0)

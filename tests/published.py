@@ -15,12 +15,7 @@ EVERY_FAMILY = {
     "restricted.py",
     "tokenizer.py",
 }
-EVERY_NAR_FAMILY = EVERY_FAMILY | {
-    "lengths.py",
-    "nar_decoder.py",
-    "nar_generation.py",
-    "nar_head.py",
-}
+EVERY_NAR_FAMILY = EVERY_FAMILY | {"lengths.py", "nar_decoder.py", "nar_generation.py", "nar_head.py"}
 PUBLISHED_FILES = {
     "transformer": EVERY_FAMILY | {"generation.py", "generation_settings.py", "model.py", "search.py"},
     "nat": EVERY_NAR_FAMILY | {"nat.py", "nat_decoder.py"},

@@ -144,10 +144,7 @@ def test_exported_model_decodes_greedily(page_outputs: PageOutputs, quickstart: 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "shape"),
-    [
-        ("nat = VaswaniNat", "torch.Size([4, 2, "),
-        ("VaswaniIterativeVaeConfig(", "torch.Size([3, 2, "),
-    ],
+    [("nat = VaswaniNat", "torch.Size([4, 2, "), ("VaswaniIterativeVaeConfig(", "torch.Size([3, 2, ")],
 )
 def test_history_has_a_row_for_each_pass(text: str, shape: str, page_outputs: PageOutputs) -> None:
     assert shape in output_with(page_outputs, text)

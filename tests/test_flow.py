@@ -17,11 +17,7 @@ from tests import dialects
 from tests.dialects import SIZES, encode, train_flowseq
 from tests.helpers import FLOAT32, TINY, padded_batch, random_tokens
 from tests.nar_models import targets, tiny_flowseq
-from vaswani_transformer import (
-    VaswaniFlowSeqConfig,
-    VaswaniFlowSeqForConditionalGeneration,
-    prepare_for_inference,
-)
+from vaswani_transformer import VaswaniFlowSeqConfig, VaswaniFlowSeqForConditionalGeneration, prepare_for_inference
 from vaswani_transformer.flow import ActNorm, Coupling, Flow, FlowError, FlowInputs, HeadLinear
 from vaswani_transformer.lengths import canvas
 

@@ -81,11 +81,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], None], str, str]] = {
     "average": (average.main, "{model} --output_dir={out}", "is not the folder of a run"),
     "encoder_from": (train.main, "{recipe} --output_dir={out} --training.encoder_from={model}", LOADS),
     "start_from": (train.main, "{recipe} --output_dir={out} --training.start_from={model}", LOADS),
-    "energy_from": (
-        train.main,
-        "{recipe} --output_dir={out} --model.kind=cmlm --training.energy_from={model}",
-        LOADS,
-    ),
+    "energy_from": (train.main, "{recipe} --output_dir={out} --model.kind=cmlm --training.energy_from={model}", LOADS),
     "tokenizer": (train.main, "{recipe} --output_dir={out} --tokenizer.path={model}", LOADS),
 }
 """The main function of every command that loads a model, its arguments, and a part of its error."""
@@ -93,11 +89,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], None], str, str]] = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_command_runs_a_models_code_or_asks_for_it(
-    hostile: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    command: str,
+    hostile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     main, arguments, message = COMMANDS[command]
     (tmp_path / "text").write_text("one tree\n")

@@ -100,11 +100,7 @@ def test_decoder_layer_equals_torch(data: st.DataObject) -> None:
         encoder_attention_mask=additive_mask(hidden_source)[:, None, None],
     )
     expected = theirs(
-        states,
-        memory,
-        tgt_mask=later,
-        tgt_key_padding_mask=hidden_target,
-        memory_key_padding_mask=hidden_source,
+        states, memory, tgt_mask=later, tgt_key_padding_mask=hidden_target, memory_key_padding_mask=hidden_source
     )
     torch.testing.assert_close(output[~hidden_target], expected[~hidden_target], **FLOAT32)
 

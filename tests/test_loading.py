@@ -13,15 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
 import vaswani_transformer
-from tests.helpers import (
-    TINY,
-    assert_matrix_shared,
-    load_tokenizer,
-    random_batch,
-    save,
-    tiny_config,
-    tiny_model,
-)
+from tests.helpers import TINY, assert_matrix_shared, load_tokenizer, random_batch, save, tiny_config, tiny_model
 from vaswani_transformer import (
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,

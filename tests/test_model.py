@@ -172,10 +172,7 @@ def test_position_ids_are_accepted(position_type: str) -> None:
     source, target = torch.arange(5)[None], torch.arange(4).expand(2, 4)
     given_positions = model(**batch, position_ids=source, decoder_position_ids=target).logits
     torch.testing.assert_close(given_positions, expected, **FLOAT32)
-    for moved in (
-        model(**batch, position_ids=2 * source),
-        model(**batch, decoder_position_ids=2 * target),
-    ):
+    for moved in (model(**batch, position_ids=2 * source), model(**batch, decoder_position_ids=2 * target)):
         assert (moved.logits - expected).abs().max() > 1e-3
 
 

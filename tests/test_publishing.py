@@ -12,15 +12,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForSeq2SeqLM, pipeline
 
-from tests.helpers import (
-    ROOT,
-    load_tokenizer,
-    model_of_pairs,
-    paper_model_of_pairs,
-    run_python,
-    save,
-    tiny_model,
-)
+from tests.helpers import ROOT, load_tokenizer, model_of_pairs, paper_model_of_pairs, run_python, save, tiny_model
 from tests.hub_server import client_environment, serving
 from tests.hub_state import Hub
 from tests.nar_models import FAMILY, family_of_pairs

@@ -7,13 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import (
-    EosTokenCriteria,
-    GenerationConfig,
-    MaxLengthCriteria,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import EosTokenCriteria, GenerationConfig, MaxLengthCriteria, StoppingCriteria, StoppingCriteriaList
 
 from tests.ending_models import END, WAYS, call_arguments, ending_model, sources
 from vaswani_transformer import search as search_module

@@ -14,10 +14,7 @@ from tests.training import runs
 from tests.training.changed_run import train_with_gradient
 from training.publish import publish
 from training.trainer.draws import add_masks, pair_draws
-from vaswani_transformer import (
-    VaswaniCmlmForConditionalGeneration,
-    VaswaniNatForConditionalGeneration,
-)
+from vaswani_transformer import VaswaniCmlmForConditionalGeneration, VaswaniNatForConditionalGeneration
 
 FolderOf = Callable[[list[str]], Path]  # of the run of a kind
 GLAT = ["--model.kind=nat", "--training.glancing=[0.9, 0.5]", "--decoding.length_beam_size=3"]

@@ -13,12 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.helpers import user_error
 from training.recipe.families import FAMILIES
 from training.recipe.fields import DataRecipe, Recipe, TrainingRecipe
-from training.run.checks import (
-    check_predictable_lengths,
-    check_same_steps,
-    config_for_tokenizer,
-    warn_of_long_texts,
-)
+from training.run.checks import check_predictable_lengths, check_same_steps, config_for_tokenizer, warn_of_long_texts
 
 
 def pairs_of(*lengths: tuple[int, int]) -> Dataset:
