@@ -27,7 +27,6 @@ LABELS = ["(A", "(B", ")A", ")B", "()t", "()u", "(C", ")D"]  # C is never closed
 TOKENIZER = VaswaniTransformerTokenizer.train_from_iterator(["a b c"], vocab_size=262)
 TOKENIZER.add_tokens(LABELS)
 IDS = {text: TOKENIZER.get_vocab()[text] for text in [*LABELS, "</s>", "<s>", "<pad>"]}
-USED = [*LABELS, "</s>", "<pad>"]
 TOKENS = cast(TreeTokens, TreeTokens.of(TOKENIZER, len(TOKENIZER)))
 
 
