@@ -10,7 +10,6 @@ from torch import Tensor
 from tests.helpers import PAIRS, TINY, random_tokens
 from vaswani_transformer import (
     VaswaniCmlmForConditionalGeneration,
-    VaswaniFlowSeqConfig,
     VaswaniFlowSeqForConditionalGeneration,
     VaswaniIterativeVaeForConditionalGeneration,
     VaswaniNatForConditionalGeneration,
@@ -28,26 +27,19 @@ END, MASK = 2, 3
 
 
 def tiny(model_class: Any, **fields: Any) -> Any:
-    """Return a tiny model with random weights, in evaluation mode, the same at each call."""
+    """Return a tiny model with random weights and a started flow, in evaluation mode, the same at each call."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        return model_class(model_class.config_class(**{**TINY, **fields})).eval()
+        model = model_class(model_class.config_class(**{**TINY, **fields})).eval()
+        if model_class is VaswaniFlowSeqForConditionalGeneration:
+            model.start_flow(random_tokens(3, 6), targets(6, 4, 1))
+        return model
 
 
 tiny_nat = partial(tiny, VaswaniNatForConditionalGeneration)
 tiny_cmlm = partial(tiny, VaswaniCmlmForConditionalGeneration, mask_token_id=MASK, max_target_length=20)
 tiny_iterative_vae = partial(tiny, VaswaniIterativeVaeForConditionalGeneration)
-
-
-def tiny_flowseq(**overrides: Any) -> Any:
-    """Return a tiny FlowSeq with random weights and a started flow, in evaluation mode, the same at each call."""
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        settings: dict[str, Any] = {**TINY, "flow_steps": 1, **overrides}
-        model = VaswaniFlowSeqForConditionalGeneration(VaswaniFlowSeqConfig(**settings))
-        model.eval().start_flow(random_tokens(3, 6), targets(6, 4, 1))
-        return model
-
+tiny_flowseq = partial(tiny, VaswaniFlowSeqForConditionalGeneration, flow_steps=1)
 
 FAMILY: dict[str, Callable[..., Any]] = {
     "nat": tiny_nat,
