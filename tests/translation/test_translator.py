@@ -154,8 +154,7 @@ def test_scores_are_those_that_beam_search_ranks_by(
     every = list(translate(*model_and_tokenizer, TEXTS[:6], scores=True, num_return_sequences=4, **settings))
     for text, translation in zip(TEXTS[:6], every, strict=True):
         batch = tokenizer([text], return_tensors="pt")
-        asked = {"return_dict_in_generate": True, "output_scores": True, "num_return_sequences": 4}
-        expected = model.generate(**batch, **asked, **settings).sequences_scores
+        expected = model.generate(**batch, num_return_sequences=4, **WITH_SCORES, **settings).sequences_scores
         scores = torch.tensor([hypothesis.score for hypothesis in translation.hypotheses])
         torch.testing.assert_close(scores, expected, **FLOAT32)
 
@@ -265,7 +264,7 @@ def test_model_of_another_architecture_translates_too() -> None:
         generate_single((model, tokenizer), text, **settings)[0] for text in TEXTS
     ]
     batch = tokenizer(["cat"], return_tensors="pt")
-    expected = model.generate(**batch, **settings, return_dict_in_generate=True, output_scores=True).sequences_scores
+    expected = model.generate(**batch, **settings, **WITH_SCORES).sequences_scores
     assert translations[7].hypotheses[0].score == pytest.approx(expected.item(), rel=1e-4)
     assert TransformersEngine(model, 1).max_source_tokens() == 40
 
