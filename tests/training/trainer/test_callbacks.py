@@ -33,18 +33,10 @@ def test_steps_that_log_and_save_are_those_of_the_recipe(arguments: list[str]) -
 @pytest.mark.parametrize(
     ("kind", "fields", "expected"),
     [
-        ("nat", ["--training.glancing=[0.9, 0.5]"], {"glancing_ratio": [0.9, 0.8, 0.7, 0.5]}),
-        (
-            "nat",
-            ["--training.glancing=[0.9, 0.5]", "--training.glancing_steps=4"],
-            {"glancing_ratio": [0.9, 0.7, 0.5, 0.5]},
-        ),
-        (
-            "iterative_vae",
-            ["--training.kl_warmup_steps=4", "--training.kl_scale=0.5"],
-            {"kl_scale": [0, 0.25, 0.5, 0.5]},
-        ),
-        ("flowseq", ["--training.kl_warmup_steps=4", "--training.decoder_steps=2"], {"kl_scale": [0, 0.25, 0.75, 1]}),
+        ("nat", ["glancing=[0.9, 0.5]"], {"glancing_ratio": [0.9, 0.8, 0.7, 0.5]}),
+        ("nat", ["glancing=[0.9, 0.5]", "glancing_steps=4"], {"glancing_ratio": [0.9, 0.7, 0.5, 0.5]}),
+        ("iterative_vae", ["kl_warmup_steps=4", "kl_scale=0.5"], {"kl_scale": [0, 0.25, 0.5, 0.5]}),
+        ("flowseq", ["kl_warmup_steps=4", "decoder_steps=2"], {"kl_scale": [0, 0.25, 0.75, 1]}),
         ("autoregressive", [], {}),
     ],
 )
@@ -53,7 +45,8 @@ def test_rates_of_a_model_follow_its_recipe(
 ) -> None:
     """The rates are those of steps 0, 2, 4 and 8 of eight."""
     model = SimpleNamespace()
-    callbacks = callbacks_of(arguments, model, f"--model.kind={kind}", "--training.steps=8", *fields)
+    settings = [f"--training.{field}" for field in ("steps=8", *fields)]
+    callbacks = callbacks_of(arguments, model, f"--model.kind={kind}", *settings)
     rates: dict[str, list[float]] = {name: [] for name in expected}
     for step in (0, 2, 4, 8):
         for callback in callbacks:
