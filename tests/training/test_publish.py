@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import ModelCard, RepoCard
+from huggingface_hub import ModelCard, RepoCard, constants
 from safetensors.torch import load_file, save_file
 
 from tests.builders import tiny_marian
@@ -183,14 +183,16 @@ def test_space_without_gradio_is_an_error_of_one_line(tmp_path: Path, monkeypatc
         publish(run, REPOSITORY, dry_run=tmp_path / "dry", space=True)
 
 
-@pytest.mark.slow
-def test_without_a_token_one_line_says_so_before_any_work(tmp_path: Path) -> None:
+def test_without_a_token_one_line_says_so_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The client is offline, so any request would fail; there is no model, which the command would load next."""
     (tmp_path / "results.json").write_text(json.dumps(results_of()))
-    code = f"from training.publish import main; main({[str(tmp_path), REPOSITORY]})"
-    line = "There is no token of the Hugging Face Hub; log in with `hf auth login`, or set HF_TOKEN."
-    with pytest.raises(AssertionError, match=f"^{re.escape(line)}\n"):
-        run_python(code, HF_HOME=str(tmp_path / "home"), HF_TOKEN="", HUGGING_FACE_HUB_TOKEN="")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.setenv(name, "")
+    line = "There is no token of the Hugging Face Hub; log in with `hf auth login`, or set HF_TOKEN.\n"
+    assert error_line(run_main(main, [tmp_path, REPOSITORY], capsys)) == line
 
 
 @pytest.mark.slow
