@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -27,6 +28,7 @@ from tests.helpers import ROOT, load_tokenizer, run_python
 from tests.hub_server import client_environment, serving
 from tests.hub_state import Hub
 from training.recipe.fields import load_recipe
+from training.toy_task.splits import make_splits
 from training.train import run
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
@@ -65,11 +67,15 @@ def run_block(block: str, folder: Path, environment: dict[str, str]) -> str:
 
 @pytest.fixture(scope="session")
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a quickstart run of two steps, whose translations are bad and limited to a few tokens."""
+    """Return the folder of a quickstart run of two steps, whose translations are bad and limited to a few tokens.
+
+    The run has the first sentences of each split only.
+    """
     folder = tmp_path_factory.mktemp("quickstart") / "runs" / "quickstart"
     steps = ["--training.steps=2", "--training.evaluation_steps=2", "--decoding.max_source_relative_length=2"]
     recipe = ROOT / "training" / "recipes" / "quickstart.yaml"
-    run(load_recipe(recipe, [*steps, f"--output_dir={folder}"]))
+    with mock.patch("training.data.pairs.make_splits", return_value=make_splits(5000, 50, 50)):
+        run(load_recipe(recipe, [*steps, f"--output_dir={folder}"]))
     return folder
 
 
