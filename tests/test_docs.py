@@ -138,7 +138,13 @@ def test_another_way_of_running_the_model_gives_its_translations(
     text: str, page_outputs: PageOutputs, quickstart: Path
 ) -> None:
     texts = ["the dogs sleep.", "the old woman sees a house."]
-    assert ast.literal_eval(output_with(page_outputs, text)) == translations(quickstart, texts)
+    assert ast.literal_eval(output_with(page_outputs, text).splitlines()[-1]) == translations(quickstart, texts)
+
+
+@pytest.mark.slow
+def test_device_map_leaves_all_layers_on_the_disk(page_outputs: PageOutputs) -> None:
+    places = ast.literal_eval(output_with(page_outputs, "offload_folder").splitlines()[0])
+    assert {place for name, place in places.items() if "layers" in name} == {"disk"}
 
 
 @pytest.mark.slow
