@@ -113,7 +113,7 @@ def make_jobs(folder: Path) -> list[Job]:
         for file, content in saved_model(family).items():
             (folder / name / file).write_bytes(content)
     (text := folder / "text").write_text("".join(f"{source}\n" for source in 12 * list(PAIRS)))
-    lines = [f"--input={text}", "--window=6", "--batch_tokens=40", "--beams=2", "--max_length=30"]
+    lines = [f"--input={text}", "--window=6", "--batch_tokens=40", "--beams=2"]
     package, (model, parser) = "vaswani_transformer", (str(folder / name) for name in ("model", "parser"))
     distilling = [model, recipe, "--window=8", "--beams=2", "--max_length_difference=200"]
     return [
