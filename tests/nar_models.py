@@ -27,7 +27,7 @@ END, MASK = 2, 3
 
 
 def tiny(model_class: Any, **fields: Any) -> Any:
-    """Return a tiny model with random weights, and a started flow if it has one, the same at each call."""
+    """Return a tiny random model in evaluation mode, with its flow started if it has one, the same at each call."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
         model = model_class(model_class.config_class(**{**TINY, **fields})).eval()
