@@ -9,6 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.backends import cuda
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tests.flash_kernels import FlashKernels
@@ -23,7 +25,13 @@ from tests.helpers import (
     tiny_config,
     tiny_model,
 )
-from vaswani_transformer.attention import CrossAttention, SelfAttention, padding_mask, scaled_dot_product_attention
+from vaswani_transformer.attention import (
+    CrossAttention,
+    SelfAttention,
+    padding_mask,
+    scaled_dot_product_attention,
+    without_cudnn,
+)
 
 IMPLEMENTATIONS = ["eager", "sdpa"]
 MODELS = {name: tiny_model(attn_implementation=name).requires_grad_(False) for name in IMPLEMENTATIONS}
@@ -285,6 +293,27 @@ def test_mask_on_an_accelerator_is_made_without_a_look_at_its_numbers() -> None:
     on_cpu, on_accelerator = (cast(Tensor, each) for each in masks)
     assert on_accelerator.dtype == on_cpu.dtype == torch.bool
     assert on_accelerator.shape == on_cpu.expand(2, 1, 3, 4).shape
+
+
+def test_cudnn_makes_no_plans_for_sdpa_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, seen = torch.device("cuda"), []
+
+    def attend(*args: Any, **kwargs: Any) -> Any:
+        seen.append(cuda.cudnn_sdp_enabled())
+        return sdpa(*args, **kwargs)
+
+    sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", attend)
+    inputs = {"input_ids": random_tokens(2, 3), "decoder_input_ids": random_tokens(2, 3)}
+    MODELS["sdpa"](**inputs)
+    monkeypatch.setattr("vaswani_transformer.attention.without_cudnn", lambda device: without_cudnn(gpu))
+    MODELS["sdpa"](**inputs)
+    assert seen == [True] * 6 + [False] * 6
+    with pytest.raises(KeyError), without_cudnn(gpu):
+        raise KeyError
+    assert cuda.cudnn_sdp_enabled()
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION), without_cudnn(gpu):
+        assert cuda.cudnn_sdp_enabled()
 
 
 def test_attention_of_two_queries_and_two_keys_computed_by_hand() -> None:

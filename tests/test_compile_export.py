@@ -12,6 +12,7 @@ from transformers import CompileConfig
 
 from tests.helpers import FLOAT32, assert_equal_at_tokens, masked_batch, random_tokens, source_batch, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.attention import without_cudnn
 from vaswani_transformer.batching.schedule import paper_adam, paper_schedule
 from vaswani_transformer.dropout import Dropout
 
@@ -76,6 +77,17 @@ def test_training_step_compiles_as_one_graph(tied: bool, num_items_in_batch: int
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     for mine, other in zip(step(model, compiled, batch), step(eager, eager, batch), strict=True):
         torch.testing.assert_close(mine, other, **FLOAT32)
+
+
+def test_training_step_compiles_as_one_graph_without_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path of a GPU, which on a CPU changes nothing."""
+    gpu, batch = torch.device("cuda"), labeled([5, 3, 4], [6, 2, 5])
+    monkeypatch.setattr("vaswani_transformer.attention.without_cudnn", lambda device: without_cudnn(gpu))
+    eager, model = (tiny_model(dropout=0.0, attn_implementation="sdpa", **ONE_LAYER).train() for _ in range(2))
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for mine, other in zip(step(model, compiled, batch), step(eager, eager, batch), strict=True):
+        torch.testing.assert_close(mine, other, **FLOAT32)
+    assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_inductor_compiles_the_model() -> None:

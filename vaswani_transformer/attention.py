@@ -5,11 +5,14 @@ d_v a head's values.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.backends import cuda
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask
 from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask
@@ -49,6 +52,32 @@ def scaled_dot_product_attention(
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
     attended = weights @ value  # (B, H, Q, d_v)
     return attended.transpose(1, 2).contiguous(), weights  # (B, Q, H, d_v)
+
+
+@contextmanager
+def disabled_cudnn() -> Generator[None]:
+    others = (cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.math_sdp_enabled)
+    is_one_of_several = cuda.cudnn_sdp_enabled() and any(is_enabled() for is_enabled in others)
+    if is_one_of_several:
+        cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        if is_one_of_several:
+            cuda.enable_cudnn_sdp(True)
+
+
+def without_cudnn(device: torch.device) -> AbstractContextManager:
+    """Return a context in which "sdpa" uses cuDNN only if it may use nothing else.
+
+    Torch 2.11 prefers cuDNN on Hopper and Blackwell GPUs. But cuDNN makes a plan for each new shape, which takes a
+    tenth of a second or more, and batches by tokens and decoding bring new shapes all the time.
+    """
+    if device.type != "cuda":
+        return nullcontext()
+    if torch.compiler.is_compiling():  # torch.compile knows this context, but cannot read torch's settings
+        return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+    return disabled_cudnn()
 
 
 def padding_mask(
@@ -127,9 +156,10 @@ class MultiHeadAttention(nn.Module):
                 nn.functional.pad(heads, (0, width - heads.shape[-1])) for heads in (query, key, value)
             )
         dropout = self.dropout if self.training else 0.0
-        attended, weights = attention(
-            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
-        )
+        with without_cudnn(query.device) if implementation == "sdpa" else nullcontext():
+            attended, weights = attention(
+                self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
+            )
         has_weights = weights is not None and weights.dim() == 4  # flex attention returns logarithms of sums (B, H, Q)
         return attended[..., : self.value_head_dim], weights if has_weights else None  # (B, Q, H, d_v)
 
