@@ -338,9 +338,10 @@ def run_parts(parts: list[Part], catalog: str, device: str, report: Report, minu
                 worker = Worker(catalog, device, report.folder / LOG, min(START_LIMIT, end - time.monotonic()))
             start, left = time.monotonic(), max(end - time.monotonic(), LEAST_TIME)
             limit = part.limit * (CPU_PATIENCE if device == "cpu" else 1)
-            result.status, result.reason = FAILED, f"its process did not start; {report.folder / LOG} says why"
             if worker.is_ready:
                 result.status, result.reason = worker.run(part, min(limit, left), send)
+            else:
+                result.status, result.reason = FAILED, f"its process did not start; {report.folder / LOG} says why"
             result.seconds = round(time.monotonic() - start, 2)
             is_cut_at_start = not worker.is_ready and time.monotonic() >= end
             if is_cut_at_start or (result.status == TOO_SLOW and left < limit):

@@ -1,6 +1,7 @@
 """Parts that raise, hang, crash or lack a package keep their rows and change no other part."""
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,8 @@ class FakeWorker:
             time.sleep(start_limit)
 
     def run(self, part: Part, limit: float, send: Any) -> tuple[str, str | None]:
+        if part.name == "crashing":
+            sys.exit(143)  # as SIGTERM ends the command
         if part.name == "hanging":
             send({"ms": 1.5})
             return TOO_SLOW, f"not done after {limit:.0f} s"
@@ -167,6 +170,12 @@ def test_rows_of_a_part_that_the_minutes_cut_off_are_kept_and_the_part_runs_agai
     assert (report.results["hanging"].status, report.results["hanging"].rows) == (NOT_RUN, [{"ms": 1.5}])
     assert not run_parts([SAMPLES["hanging"]], "", "cpu", report, minutes=1)
     assert (report.results["hanging"].status, report.results["hanging"].rows) == (TOO_SLOW, [{"ms": 1.5}])
+
+
+def test_part_that_a_signal_interrupts_runs_again(fake_worker: type[FakeWorker], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        run_parts([SAMPLES["crashing"]], "", "cpu", Report(tmp_path, ABOUT, COMMAND), minutes=1)
+    assert not Report(tmp_path, ABOUT, COMMAND).is_settled(SAMPLES["crashing"])
 
 
 def test_folder_that_takes_no_results_is_an_error_of_one_line(tmp_path: Path) -> None:
