@@ -104,10 +104,13 @@ def resident_mib(pid: int | str = "self") -> dict[str, float]:
 
 
 class StepClock(TrainerCallback):
-    """Measures the seconds of all steps but the first `warm_up` ones; `settle` waits for a device."""
+    """Measures the seconds of the steps after the first `warm_up` ones, to step `last` or to the end.
 
-    def __init__(self, warm_up: int, settle: Callable[[], None] = lambda: None) -> None:
-        self.warm_up, self.settle = warm_up, settle
+    `settle` waits for a device.
+    """
+
+    def __init__(self, warm_up: int, settle: Callable[[], None] = lambda: None, last: int | None = None) -> None:
+        self.warm_up, self.settle, self.last = warm_up, settle, last
         self.start = self.seconds = 0.0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -116,7 +119,7 @@ class StepClock(TrainerCallback):
             self.start = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == state.max_steps:
+        if state.global_step == (self.last or state.max_steps):
             self.settle()
             self.seconds = time.perf_counter() - self.start
 

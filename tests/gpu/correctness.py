@@ -259,7 +259,7 @@ def attention_parts() -> Iterator[Part]:
                 compiles = attention == "flex_attention"
                 run = functools.partial(model_part, attention=attention, dtype=dtype)
                 name, needs = f"correct: {attention}, {SHORT[dtype]}", NEEDS.get(attention, nothing)
-                yield Part(name, TABLE, run, 90, needs, compiles)
+                yield Part(name, TABLE, run, 180 if compiles else 90, needs, compiles)
 
 
 def parts() -> list[Part]:
