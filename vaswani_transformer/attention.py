@@ -68,10 +68,10 @@ def disabled_cudnn() -> Generator[None]:
 
 
 def without_cudnn(device: torch.device) -> AbstractContextManager:
-    """Return a context in which "sdpa" uses cuDNN only if it may use nothing else.
+    """Return a context in which "sdpa" uses no cuDNN; uncompiled it does if torch may use nothing else.
 
-    Torch 2.11 prefers cuDNN on Hopper and Blackwell GPUs. But cuDNN makes a plan for each new shape, which takes a
-    tenth of a second or more, and batches by tokens and decoding bring new shapes all the time.
+    Torch 2.11 prefers cuDNN on Hopper and Blackwell GPUs. But cuDNN makes a plan for each new shape, which takes longer
+    than a training step, and batches by tokens and decoding bring new shapes all the time.
     """
     if device.type != "cuda":
         return nullcontext()
