@@ -4,6 +4,7 @@ It needs none of the extras. B batch, S source.
 """
 
 import argparse
+import ctypes
 import json
 import random
 import re
@@ -36,6 +37,17 @@ def make_parser(module: str, description: str | None, rounds: int | None = None,
     if threads is not None:
         parser.add_argument("--threads", type=positive_argument, default=threads, help=f"of a CPU ({threads})")
     return parser
+
+
+def add_tiny(parser: argparse.ArgumentParser, **sizes: Any) -> None:
+    """Add `--tiny`, which gives options the sizes of a run of seconds; options after it replace them."""
+
+    class Tiny(argparse.Action):
+        def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+            vars(namespace).update(sizes)
+
+    text = "tiny sizes, for a test that the command runs"
+    parser.add_argument("--tiny", action=Tiny, nargs=0, default=argparse.SUPPRESS, help=text)
 
 
 def report(results: Any, output: Path | None = None) -> None:
@@ -101,6 +113,18 @@ def resident_mib(pid: int | str = "self") -> dict[str, float]:
         return {}
     sizes = {name: re.search(rf"Vm{field}:\s+(\d+) kB", status) for name, field in (("now", "RSS"), ("peak", "HWM"))}
     return {f"{name}_MiB": round(int(size[1]) / 1024, 1) for name, size in sizes.items() if size is not None}
+
+
+def peak_mib(call: Callable[[], object]) -> float | None:
+    """Return the peak of a call above this process's memory before it; None where the system does not report it."""
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # otherwise the call could use memory that is freed but kept
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is forgotten
+    except OSError:
+        return None
+    before = resident_mib()["now_MiB"]
+    call()
+    return max(0.0, resident_mib()["peak_MiB"] - before)
 
 
 class StepClock(TrainerCallback):

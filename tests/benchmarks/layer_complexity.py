@@ -17,7 +17,6 @@ need more than `--memory` GiB is skipped, and the table marks it.
 """
 
 import argparse
-import ctypes
 import functools
 import itertools
 import json
@@ -32,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.measuring import clock, in_turns, make_parser, resident_mib, seconds_of
+from tests.measuring import add_tiny, clock, in_turns, make_parser, peak_mib, seconds_of
 from training.report.results import commit, versions
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.attention import SelfAttention
@@ -118,21 +117,14 @@ def seconds(call: Callable[[], object], device: torch.device) -> float:
     return taken / count
 
 
-def peak_mib(call: Callable[[], object], device: torch.device) -> float | None:
-    """Return the peak of one call above the memory before it, or None if the system does not report it."""
-    if device.type != "cpu":
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        call()
-        return (torch.cuda.max_memory_allocated(device) - before) / 2**20
-    try:
-        ctypes.CDLL("libc.so.6").malloc_trim(0)  # otherwise the call could use memory that is freed but kept
-        Path("/proc/self/clear_refs").write_text("5")  # the peak is forgotten
-    except OSError:
-        return None
-    before = resident_mib()["now_MiB"]
+def peak_on(device: torch.device, call: Callable[[], object]) -> float | None:
+    """Return the MiB of the peak of one call above the memory before it, or None if the system does not report it."""
+    if device.type == "cpu":
+        return peak_mib(call)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
     call()
-    return max(0.0, resident_mib()["peak_MiB"] - before)
+    return (torch.cuda.max_memory_allocated(device) - before) / 2**20
 
 
 @torch.no_grad()
@@ -152,7 +144,7 @@ def measure(n: int, d: int, options: argparse.Namespace) -> list[dict[str, Any]]
     for name in list(calls):
         try:
             calls[name]()
-            rows[name]["peak_mib"] = peak_mib(calls[name], device)
+            rows[name]["peak_mib"] = peak_on(device, calls[name])
         except (MemoryError, RuntimeError) as error:
             if "memory" not in str(error).lower():
                 raise
@@ -224,6 +216,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--memory", type=float, default=4.0, help="GiB that a layer may take (4)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
     parser.add_argument("--output", type=Path, default=Path("table1"), help="a new folder (table1)")
+    add_tiny(parser, lengths=[8, 16], widths=[16], rounds=1)
     options = parser.parse_args(arguments)
     if odd := [d for d in options.widths if d % 2 or (d > HEAD_DIM and d % (d // HEAD_DIM))]:
         parser.error(f"--widths: no whole heads; got {odd}, expected even numbers below 64 or multiples of 64.")
