@@ -6,6 +6,8 @@ import re
 import shlex
 import sys
 import tomllib
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,8 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 
 from tests.helpers import ROOT
 from training.recipe.fields import load_recipe
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 class ParsedError(Exception):
@@ -114,7 +118,7 @@ def parse_python(arguments: list[str]) -> None:
         assert (ROOT / arguments[0]).is_file()
 
 
-PROGRAMS = {
+PROGRAMS: dict[str, Callable[[list[str]], None]] = {
     "accelerate": lambda arguments: parse_launch(arguments[1:]),
     "pip": parse_pip,
     "python": parse_python,
@@ -123,9 +127,17 @@ PROGRAMS = {
     "vaswani-demo": lambda arguments: parse_with_argparse("vaswani_transformer.demo.command", arguments),
     "vaswani-parse": lambda arguments: parse_with_argparse("vaswani_transformer.parsing.command", arguments),
     "vaswani-translate": lambda arguments: parse_with_argparse("vaswani_transformer.translation.command", arguments),
-} | dict.fromkeys(("hf", "jupyter", "mkdocs", "pre-commit", "ruff", "sacrebleu", "tensorboard", "ty"), leave_unparsed)
+}
+OTHERS = "coverage curl docker gh hf jupyter mkdocs nox pre-commit ruff sacrebleu sed tensorboard ty"
+PROGRAMS |= dict.fromkeys(OTHERS.split(), leave_unparsed)
+SHELL_PROGRAMS = (".", "export", "cd", "cp", "echo", "mkdir")
 
-SHELL_PROGRAMS = (".", "export", "cd", "cp", "curl", "docker", "echo", "mkdir", "sed")
+
+def blocks_of(page: Path, language: str) -> list[str]:
+    """Return the fenced blocks of one language, without the indent of a list."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(rf"^( *)```{language}\n(.*?)^ *```$", text, flags=re.DOTALL | re.MULTILINE)
+    return [re.sub(rf"^{indent}", "", block, flags=re.MULTILINE) for indent, block in blocks]
 
 
 def commands_of(block: str) -> list[list[str]]:

@@ -22,7 +22,7 @@ from transformers import GenerationConfig
 
 from docs.tools.paper import PAGES as PAGES_OF_THE_PAPER
 from docs.tools.repository import line_of
-from tests.command_parsers import PROGRAMS, commands_of
+from tests.command_parsers import PAGES, PROGRAMS, blocks_of, commands_of
 from tests.forks import run_forked
 from tests.helpers import ROOT, load_tokenizer, run_python
 from tests.hub_server import client_environment, serving
@@ -32,7 +32,6 @@ from training.toy_task.splits import make_splits
 from training.train import run
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Each page of the paper in code runs as one program, in test_paper_page.py; other pages' blocks run by themselves.
 RUN_PAGES = [page for page in PAGES if page not in PAGES_OF_THE_PAPER]
 JSON = {"Content-Type": "application/json"}
@@ -40,13 +39,6 @@ JSON = {"Content-Type": "application/json"}
 
 def page_name(page: Path) -> str:
     return str(page.relative_to(ROOT))
-
-
-def blocks_of(page: Path, language: str) -> list[str]:
-    """Return the fenced blocks of one language, without the indent of a list."""
-    text = page.read_text(encoding="utf-8")
-    blocks = re.findall(rf"^( *)```{language}\n(.*?)^ *```$", text, flags=re.DOTALL | re.MULTILINE)
-    return [re.sub(rf"^{indent}", "", block, flags=re.MULTILINE) for indent, block in blocks]
 
 
 def page_with(text: str) -> tuple[Path, str]:
@@ -242,6 +234,19 @@ def test_wrong_command_is_not_accepted(command: str) -> None:
     program, *arguments = shlex.split(command)
     with pytest.raises(SystemExit, match="2"):
         PROGRAMS[program](arguments)
+
+
+def test_pairs_of_a_reader_are_split_into_three_sets(tmp_path: Path) -> None:
+    (block,) = [block for block in blocks_of(ROOT / "docs" / "data-and-recipes.md", "bash") if "sed -n" in block]
+    lines = [f"{number}\n" for number in range(2003)]
+    (tmp_path / "own").mkdir()
+    for language in ("en", "it"):
+        (tmp_path / f"pairs.{language}").write_text("".join(lines), encoding="utf-8")
+    for words in (words for words in commands_of(block) if words[0] == "sed"):
+        subprocess.run(words, cwd=tmp_path, check=True)
+    for split, rows in {"test": lines[:1000], "validation": lines[1000:2000], "train": lines[2000:]}.items():
+        for language in ("en", "it"):
+            assert (tmp_path / "own" / f"{split}.{language}").read_text(encoding="utf-8") == "".join(rows)
 
 
 def heading_anchors(page: Path) -> set[str]:

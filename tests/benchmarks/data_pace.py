@@ -25,7 +25,7 @@ from transformers import AutoTokenizer, DataCollatorForSeq2Seq, PreTrainedTokeni
 from tests.benchmarks.host_pace import FAMILIES, measure_host_step
 from tests.benchmarks.stream_pace import measure_streams
 from tests.benchmarks.text_pace import measure_texts
-from tests.measuring import in_turns, make_parser, medians, report, seconds_of, traced_megabytes
+from tests.measuring import add_tiny, in_turns, make_parser, medians, report, seconds_of, traced_megabytes
 from training.data.tokenizing import token_ids
 from vaswani_transformer import PairCollator, PairTokens, TokenBudgetBatchSampler, VaswaniTransformerTokenizer
 
@@ -131,6 +131,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--tokenizer", help="a folder or Hub name, to tokenize --texts")
     parser.add_argument("--texts", type=Path, help="a file with a text a line, whose first ones are tokenized")
     parser.add_argument("--output", type=Path, help="the JSON file to write")
+    add_tiny(parser, pairs=5000, batch_pairs=5000, rounds=1, families=["cmlm"], step_tokens=2000)
     options = parser.parse_args(arguments)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # rates are those of one core
     torch.set_num_threads(1)

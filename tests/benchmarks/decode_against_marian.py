@@ -127,6 +127,7 @@ def decoding_parser(module: str, description: str | None, rounds: int) -> Any:
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--lengths", choices=("equal", "mixed"), default="equal")
+    measuring.add_tiny(parser, shape="tiny", batches=[2], rounds=1)
     return parser
 
 

@@ -26,7 +26,7 @@ from transformers.utils import logging
 
 from tests.benchmarks.family_arms import BATCH, Arm, encode, load_arms, padded
 from tests.benchmarks.family_details import history, parts_table, refinement_table
-from tests.measuring import clock, make_parser, median_ratio, rotated
+from tests.measuring import add_tiny, clock, make_parser, median_ratio, rotated
 from training.data.pairs import load_pairs
 from training.recipe.fields import DataRecipe
 from training.report.results import commit, cpu_name, versions
@@ -195,6 +195,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--refinement", action="store_true", help="also the scores after each iteration or layer")
     parser.add_argument("--parts", action="store_true", help="also where the time goes, for non-autoregressive models")
     parser.add_argument("--output", metavar="NAME", help="writes NAME.md and NAME.json")
+    add_tiny(parser, sentences=4, warmup=2, threads=[1])
     return parser.parse_args(arguments)
 
 

@@ -11,26 +11,29 @@ import torch
 
 from tests.dialects import (
     HELD_OUT,
+    STEPS,
     answers_by_layer,
     draw_sources,
     share_of_answers,
     share_of_words,
     train_iterative_vae,
 )
-from tests.measuring import make_parser
+from tests.measuring import add_tiny, make_parser
 
 
 def main() -> None:
     parser = make_parser("tests.benchmarks.dialects_by_layer", __doc__)
+    parser.add_argument("--steps", type=int, default=STEPS, help="of training")
     parser.add_argument("--kl_scale", type=float, nargs="+", default=[1.0], help="kappa in the second half of training")
     parser.add_argument("--seed", type=int, nargs="+", default=[1], help="of the weights, the dropout and the noise")
+    add_tiny(parser, steps=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
     sources = draw_sources(random.Random(2), HELD_OUT)
     for kl_scale in options.kl_scale:
         for seed in options.seed:
             torch.manual_seed(seed)
-            model = train_iterative_vae(kl_scale)
+            model = train_iterative_vae(kl_scale, options.steps)
             plain = answers_by_layer(model, sources)
             shares = {
                 "kl_scale": kl_scale,

@@ -21,18 +21,20 @@ from tests.dialects import (
     share_of_words,
     train_flowseq,
 )
-from tests.measuring import make_parser
+from tests.measuring import add_tiny, make_parser
 
 
 def main() -> None:
     parser = make_parser("tests.benchmarks.dialects_of_flowseq", __doc__)
     parser.add_argument("--steps", type=int, default=STEPS, help="of training")
     parser.add_argument("--seed", type=int, default=1, help="of the weights and the latents")
+    parser.add_argument("--held_out", type=int, default=HELD_OUT, help="sentences to translate")
+    add_tiny(parser, steps=3, held_out=8)
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     model: Any = train_flowseq(options.steps)
-    sources = draw_sources(random.Random(2), HELD_OUT)
+    sources = draw_sources(random.Random(2), options.held_out)
     searches: dict[str, dict[str, Any]] = {"temperature 0": {}}
     for temperature in (0.5, 1.0):
         settings = {"latent_temperature": temperature, "num_latent_samples": 4}

@@ -13,7 +13,7 @@ import torch
 from transformers.utils import logging
 
 from tests.benchmarks.train_against_marian import SHAPES, make_model
-from tests.measuring import make_parser, report
+from tests.measuring import add_tiny, make_parser, report
 from vaswani_transformer.convert import to_ctranslate2
 
 
@@ -40,6 +40,7 @@ def sizes_of(shape: str) -> dict[str, float]:
 def main(arguments: list[str] | None = None) -> None:
     parser = make_parser("tests.benchmarks.engine_sizes", __doc__)
     parser.add_argument("--shapes", choices=SHAPES, nargs="+", default=["base", "small"])
+    add_tiny(parser, shapes=["tiny"])
     options = parser.parse_args(arguments)
     logging.set_verbosity_error()
     report({shape: sizes_of(shape) for shape in options.shapes})

@@ -21,7 +21,7 @@ import numpy as np
 import yaml
 
 from tests.benchmarks.host_pace import TINY
-from tests.measuring import make_parser, report, seconds_of
+from tests.measuring import add_tiny, make_parser, report, seconds_of
 from vaswani_transformer import VaswaniTransformerTokenizer
 
 PHRASES, PARTS, BATCH = 20_000, 3, 10_000
@@ -66,6 +66,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     parser = make_parser("tests.benchmarks.first_step", __doc__)
     parser.add_argument("--pairs", type=int, default=4_500_000, help="pairs of the training set (4500000)")
     parser.add_argument("--output", type=Path, help="the JSON file to write")
+    add_tiny(parser, pairs=200)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as name:
         folder, seconds = Path(name), {}

@@ -29,13 +29,12 @@ import yaml
 
 from tests.benchmarks.text_pace import write_inputs
 from tests.helpers import PAIRS, ROOT, model_of_pairs, save
-from tests.measuring import make_parser, report, resident_mib
+from tests.measuring import add_tiny, make_parser, report, resident_mib
 from tests.training.runs import SPLITS, TINY, TWO_PROCESSES, last_of_each, make_arguments, start
 from training.report.results import commit, cpu_name
 
 BOUND = 1.0  # MiB in a thousand steps
 SECONDS = 0.25  # between two measurements
-STEPS = 5000  # of a job
 LINES = 200  # of a window that is translated, and of a part
 ENGINE, TEACHER = "engine", "multi30k-teacher"  # recipes: the first one's name ends so, and needs the second's model
 TOKENS = 100_000  # that a shipped recipe learns from
@@ -183,7 +182,10 @@ def measure(job: Job, output: Path) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> int:
     """Measure the jobs, print the figures as JSON, and return 1 if a slope is above the bound."""
     parser = make_parser("tests.benchmarks.memory", __doc__)
+    parser.add_argument("--steps", type=int, default=5000, help="of a job (5000)")
+    parser.add_argument("--jobs", nargs="+", help="the names of some (all)")
     parser.add_argument("--recipes", action="store_true", help="measure the peaks of the shipped recipes instead")
+    add_tiny(parser, steps=20, jobs=["training, files, one process", "translation"])
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -192,11 +194,11 @@ def main(arguments: list[str] | None = None) -> int:
         if options.recipes:
             jobs = recipe_jobs(folder / "recipes")
         else:
-            jobs = training_jobs(folder / "runs", STEPS) | text_jobs(folder / "texts", STEPS)
+            jobs = training_jobs(folder / "runs", options.steps) | text_jobs(folder / "texts", options.steps)
         figures = {}
-        for name, job in jobs.items():
-            figures[name] = measure(job, folder / name)
-            if options.recipes:
+        for name in options.jobs or jobs:
+            figures[name] = measure(jobs[name], folder / name)
+            if options.recipes or options.steps < 1000:
                 del figures[name]["MiB_per_1000_steps"]  # so few steps say nothing of it
             print(name, figures[name], file=sys.stderr, flush=True)
     report({"commit": commit(), "cpu": cpu_name(), "jobs": figures})

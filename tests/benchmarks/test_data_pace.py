@@ -14,9 +14,8 @@ from tests.helpers import PAIRS, model_of_pairs
 def test_benchmark_writes_every_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model_of_pairs()[1].save_pretrained(tmp_path / "tokenizer")
     (tmp_path / "texts.txt").write_text("\n".join(20 * list(PAIRS)), encoding="utf-8")
-    sizes = ["--pairs=5000", "--batch-pairs=5000", "--rounds=1", "--families", "cmlm", "--step-tokens=2000"]
-    sizes += [f"--output={tmp_path / 'pace.json'}"]
-    results = main([*sizes, f"--tokenizer={tmp_path / 'tokenizer'}", f"--texts={tmp_path / 'texts.txt'}"])
+    given = [f"--tokenizer={tmp_path / 'tokenizer'}", f"--texts={tmp_path / 'texts.txt'}"]
+    results = main(["--tiny", *given, f"--output={tmp_path / 'pace.json'}"])
     assert json.loads((tmp_path / "pace.json").read_text()) == results
     assert results["order"]["steps"] > 1
     printed = capsys.readouterr().out
@@ -27,7 +26,7 @@ def test_benchmark_writes_every_rate(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 @pytest.mark.slow
 def test_jobs_report_their_memory_on_the_way(tmp_path: Path) -> None:
-    results = text_pace.main(["--lines=5000", f"--output={tmp_path / 'texts.json'}"])
+    results = text_pace.main(["--tiny", f"--output={tmp_path / 'texts.json'}"])
     assert json.loads((tmp_path / "texts.json").read_text()) == results
     for name in ("translate", "distill"):
         assert [report["lines"] for report in results[name]] == [0, 500, 1000, 2500, 5000]

@@ -20,7 +20,7 @@ def run_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     verbosity = logging.get_verbosity()
 
     def run_command(*options: str) -> dict[str, Any]:
-        main(["--shape=tiny", "--beams=1", "--batches=2", "--rounds=1", *options])
+        main(["--tiny", "--beams=1", *options])
         return json.loads(capsys.readouterr().out)
 
     yield run_command

@@ -36,15 +36,13 @@ def run(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
 
     def run(names: list[str], *options: str) -> tuple[str, str, str | int | None]:
         models = [f"--model={name.upper()}={folder / name}" for name in names]
-        warmup = [] if any(option.startswith("--warmup=") for option in options) else ["--warmup=2"]
-        arguments = [*models, f"--data={folder / 'test.jsonl'}", *warmup, "--sentences=4", *options]
-        return run_main(main, arguments, capsys)
+        return run_main(main, ["--tiny", *models, f"--data={folder / 'test.jsonl'}", *options], capsys)
 
     return run
 
 
 def test_table_has_a_row_for_each_search(run: Run, tmp_path: Path) -> None:
-    settings = ["--threads=1", "--iterations", "1", "3", "--history=2", f"--output={tmp_path / 'found'}"]
+    settings = ["--iterations", "1", "3", "--history=2", f"--output={tmp_path / 'found'}"]
     output, errors, status = run(["ar", "nat", "cmlm"], *settings, "--distilled", "NAT")
     assert (errors, status) == ("", 0)
     results = json.loads((tmp_path / "found.json").read_text())
@@ -66,7 +64,7 @@ def test_table_has_a_row_for_each_search(run: Run, tmp_path: Path) -> None:
 
 
 def test_quality_is_that_of_the_models_own_translations(run: Run, folder: Path, tmp_path: Path) -> None:
-    run(["cmlm"], "--threads=1", "--iterations=3", "--lengths=2", f"--output={tmp_path / 'found'}")
+    run(["cmlm"], "--iterations=3", "--lengths=2", f"--output={tmp_path / 'found'}")
     (arm,) = json.loads((tmp_path / "found.json").read_text())["arms"]
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder / "cmlm"), load_tokenizer(folder / "cmlm")
     texts: Any = [
@@ -81,14 +79,14 @@ def test_quality_is_that_of_the_models_own_translations(run: Run, folder: Path, 
 
 
 def test_sentences_are_shown_after_each_iteration(run: Run) -> None:
-    output, _, _ = run(["ar", "cmlm"], "--threads=1", "--iterations", "1", "4", "--lengths=1", "--history=3")
+    output, _, _ = run(["ar", "cmlm"], "--iterations", "1", "4", "--lengths=1", "--history=3")
     shown = output.split("## 3 sentences after each iteration")[1]
     assert shown.count("Source: ") == shown.count("| AR, beam 4 | m |") == 3
     assert [shown.count(f"| CMLM, l = 1 | {step} |") for step in range(1, 6)] == [3, 3, 3, 3, 0]
 
 
 def test_scores_after_the_last_iteration_are_those_of_the_table(run: Run, tmp_path: Path) -> None:
-    settings = ["--threads=1", "--iterations=3", "--lengths=1", "--refinement", f"--output={tmp_path / 'found'}"]
+    settings = ["--iterations=3", "--lengths=1", "--refinement", f"--output={tmp_path / 'found'}"]
     output, _, _ = run(["nat", "cmlm"], *settings)
     rows = [row.split(" | ") for row in output.split("## After each iteration")[1].splitlines() if "l = 1" in row]
     assert [row[:2] for row in rows] == [["| NAT, l = 1", "1"], *(["| CMLM, l = 1", step] for step in "123")]
@@ -100,7 +98,7 @@ def test_scores_after_the_last_iteration_are_those_of_the_table(run: Run, tmp_pa
 
 
 def test_shares_of_the_parts_make_up_the_whole_time(run: Run) -> None:
-    output, _, _ = run(["ar", "nat"], "--threads=1", "--lengths=1", "--parts")
+    output, _, _ = run(["ar", "nat"], "--lengths=1", "--parts")
     _, _, heading, _, row, *_ = output.split("## Share of each part")[1].split("\n")
     assert [cell.strip() for cell in heading.split("|")][2] == "encoder"
     shares = [int(cell.strip(" %")) for cell in row.split("|")[2:-1] if cell.strip()]
@@ -128,4 +126,4 @@ def test_shares_of_the_parts_make_up_the_whole_time(run: Run) -> None:
 def test_models_that_cannot_be_compared_end_the_command_with_one_line(
     run: Run, names: list[str], options: list[str], message: str
 ) -> None:
-    assert message in error_line(run(names, "--threads=1", *options))
+    assert message in error_line(run(names, *options))

@@ -11,7 +11,7 @@ from tests.benchmarks.engine_sizes import main
 def test_narrower_weights_take_less_room(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("ctranslate2", reason="the ctranslate2 extra is not installed")
     verbosity = logging.get_verbosity()
-    main(["--shapes=tiny"])
+    main(["--tiny"])
     logging.set_verbosity(verbosity)
     (sizes,) = json.loads(capsys.readouterr().out).values()
     assert sizes["safetensors bfloat16"] < sizes["safetensors float32"]

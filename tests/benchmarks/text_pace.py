@@ -17,7 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from tests.measuring import make_parser, report, resident_mib, seconds_of, traced_megabytes
+from tests.measuring import add_tiny, make_parser, report, resident_mib, seconds_of, traced_megabytes
 from training.data.distilled import Distillation, digest_sources
 from training.data.pairs import sources_in_order
 from training.distill import Progress, write_parts
@@ -147,6 +147,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = make_parser("tests.benchmarks.text_pace", __doc__)
     parser.add_argument("--lines", type=int, default=10_000_000, help="of each job (10,000,000)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="the reports, as JSON")
+    add_tiny(parser, lines=5000)
     options = parser.parse_args(arguments)
     results: dict[str, Any] = {"commit": commit(), "cpu": cpu_name()}
     marks = [round(options.lines * mark) for mark in MARKS]

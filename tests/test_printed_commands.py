@@ -1,0 +1,135 @@
+"""Every command that a page prints is run by a test in its smallest form, or one table says why not."""
+
+import re
+import shlex
+
+import pytest
+
+from docs.tools.repository import line_of
+from tests.command_parsers import PAGES, PROGRAMS, blocks_of, commands_of
+from tests.helpers import ROOT
+
+OTHERS = "another project's program"
+NETWORK = "needs the network"
+CHECK = "checks this repository; .ci/run and the workflows run it"
+TINY = "tests/benchmarks/test_tiny.py::test_benchmark_runs_in_its_tiny_form"
+
+# Each program or module, with the test that runs it, or the reason why none does.
+COMMANDS = {
+    "accelerate launch": (
+        "tests/training/monitor/test_monitor.py::"
+        "test_log_file_gets_a_line_per_entry_from_the_main_process_and_no_bar"
+    ),
+    "coverage": "hours: all tests, each line of them watched",
+    "curl": "tests/test_docs.py::test_service_answers_a_request_with_the_translation_of_its_sentences",
+    "docker": "needs Docker and the network",
+    "docs.tools.demo_picture": "needs Chromium, whose picture differs from machine to machine",
+    "docs.tools.paper": "tests/test_paper_page.py::test_page_prints_what_it_shows_and_draws_its_pictures",
+    "examples/adapters.py": "tests/test_examples.py::test_adapter_learns_and_merges",
+    "examples/own_data.py": "tests/test_examples.py::test_own_data_becomes_a_run_that_translates",
+    "examples/trainer_script.py": "tests/test_examples.py::test_trainer_script_learns_its_task",
+    "gh": "needs a release on GitHub",
+    "hf": NETWORK,
+    "joeynmt": OTHERS,
+    "jupyter": OTHERS,
+    "mkdocs": "tests/test_docs.py::test_site_builds_without_a_warning",
+    "nox": NETWORK,
+    "pip": "tests/test_packaging.py::test_wheel_holds_the_package_and_works_where_it_is_installed",
+    "playwright": NETWORK,
+    "pre-commit": NETWORK,
+    "pytest": CHECK,
+    "ruff": CHECK,
+    "sacrebleu": OTHERS,
+    "sed": "tests/test_docs.py::test_pairs_of_a_reader_are_split_into_three_sets",
+    "tensorboard": OTHERS,
+    "tests.benchmarks.data_pace": "tests/benchmarks/test_data_pace.py::test_benchmark_writes_every_rate",
+    "tests.benchmarks.decode_against_marian": (
+        "tests/benchmarks/test_decode_against_marian.py::test_every_run_measures_marian_and_the_ratios_to_it"
+    ),
+    "tests.benchmarks.decode_before_after": TINY,
+    "tests.benchmarks.decode_family": (
+        "tests/benchmarks/test_decode_family.py::test_table_has_a_row_for_each_search"
+    ),
+    "tests.benchmarks.dialects_by_layer": TINY,
+    "tests.benchmarks.dialects_of_flowseq": TINY,
+    "tests.benchmarks.engine_sizes": "tests/benchmarks/test_engine_sizes.py::test_narrower_weights_take_less_room",
+    "tests.benchmarks.first_step": TINY,
+    "tests.benchmarks.layer_complexity": (
+        "tests/test_layer_complexity.py::test_command_writes_table_and_figure_of_every_layer"
+    ),
+    "tests.benchmarks.memory": TINY,
+    "tests.benchmarks.text_pace": "tests/benchmarks/test_data_pace.py::test_jobs_report_their_memory_on_the_way",
+    "tests.benchmarks.train_against_marian": TINY,
+    "tests.campaign disks": (
+        "tests/campaign/test_campaign.py::test_failed_writes_full_disks_and_torn_files_lose_nothing"
+    ),
+    "tests.campaign inputs": "tests/campaign/test_campaign.py::test_hostile_input_ends_no_reader",
+    "tests.campaign kills": "tests/campaign/test_campaign.py::test_five_kills_change_no_bit",
+    "tests.golden": "tests/golden/test_golden.py::test_command_writes_a_checkpoint_that_this_version_lacks",
+    "tests.gpu": "tests/gpu/test_command.py::test_every_part_runs_on_a_cpu",
+    "tests/published_release.py": (
+        "tests/training/test_publish.py::test_run_is_published_in_one_commit_whose_example_runs_elsewhere"
+    ),
+    "training.average": "tests/training/test_average.py::test_command_prints_the_averaged_steps",
+    "training.distill": "tests/training/test_distill.py::test_distillation_replaces_training_targets_only",
+    "training.prepare": "tests/training/test_prepare.py::test_multi30k_has_the_published_split_in_three_languages",
+    "training.publish": (
+        "tests/training/test_publish.py::test_run_is_published_in_one_commit_whose_example_runs_elsewhere"
+    ),
+    "training.report.card": "tests/training/report/test_card.py::test_card_is_what_the_code_makes_of_the_results",
+    "training.score": "tests/training/test_score.py::test_scores_are_printed_and_written_each_with_its_signature",
+    "training.table3": "tests/training/test_table3.py::test_table_resumes_run_by_run",
+    "training.train": "tests/training/test_train.py::test_quickstart_passes_99_bleu_and_ends_with_its_line",
+    "ty": CHECK,
+    "uvicorn": "tests/test_docs.py::test_service_answers_a_request_with_the_translation_of_its_sentences",
+    "vaswani-convert ctranslate2": (
+        "tests/convert/test_command.py::test_command_converts_a_folder_and_never_overwrites_one_without_force"
+    ),
+    "vaswani-convert fairseq": "tests/convert/test_fairseq.py::test_command_imports_a_fairseq_checkpoint",
+    "vaswani-convert fsmt": (
+        "tests/convert/test_transformers_models.py::test_tokenizer_of_a_fsmt_model_is_imported_too"
+    ),
+    "vaswani-convert marian": (
+        "tests/convert/test_transformers_models.py::test_command_imports_a_marian_model_with_its_tokenizer"
+    ),
+    "vaswani-demo": "tests/demo/test_command.py::test_page_is_served_without_a_network_until_ctrl_c",
+    "vaswani-parse": "tests/parsing/test_command.py::test_every_line_has_its_tree_and_an_empty_line_stays_empty",
+    "vaswani-translate": (
+        "tests/translation/test_command.py::test_every_line_has_its_translation_and_an_empty_line_stays_empty"
+    ),
+    "vaswani_transformer.figures": "tests/figures/test_page.py::test_command_writes_a_page_and_prints_its_path",
+    "venv": ".ci/run and nox make one",
+}  # fmt: skip
+
+
+def names_of(words: list[str]) -> list[str]:
+    """Return the program, file or module that a command calls, with its subcommand; a launcher's module is another."""
+    program, *rest = words
+    if program == "accelerate":
+        return ["accelerate launch", *(names_of(["python", *rest[rest.index("-m") :]]) if "-m" in rest else [])]
+    if program == "python":
+        program, *rest = rest[rest[0] == "-m" :]
+    has_subcommands = program in ("tests.campaign", "vaswani-convert")
+    return [" ".join([program, *rest[:1]] if has_subcommands else [program])]
+
+
+def printed_commands() -> set[str]:
+    """Return the names of the commands in shell blocks, in spans of code, and in the scripts of `examples/`."""
+    commands = []
+    for page in [*PAGES, ROOT / "model_card.md", ROOT / "examples" / "README.md"]:
+        commands += [words for block in blocks_of(page, "bash") for words in commands_of(block)]
+        prose = re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        spans = [span.split() for _, span in re.findall(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", prose, re.DOTALL)]
+        commands += [span for span in spans if len(span) > 1 and span[0] in PROGRAMS]  # a single word is a name
+    for script in (ROOT / "examples").glob("*.py"):
+        commands += map(shlex.split, re.findall(r"^python .*$", script.read_text(encoding="utf-8"), re.MULTILINE))
+    return {name for words in commands for name in names_of(words)}
+
+
+def test_every_printed_command_is_run_by_a_test_or_has_a_reason_why_not() -> None:
+    assert sorted(printed_commands()) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("command", [name for name, test in COMMANDS.items() if "::" in test])
+def test_test_of_a_command_exists(command: str) -> None:
+    assert line_of(*COMMANDS[command].split("::"))
