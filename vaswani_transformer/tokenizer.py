@@ -8,18 +8,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>"}  # 0, 1, 2
 MAX_ALPHABET = 1000
-# How decoded word pieces join; an apostrophe is far more often within a word than a quotation mark.
-JOINS = {"¿ ": "¿", "¡ ": "¡", "( ": "(", "[ ": "[", "{ ": "{", " )": ")", " ]": "]", " }": "}", " ' ": "'"}
+WORD_START = "\u2581"  # "\u2581" before each word of word pieces
+LITERAL = WORD_START + "\u2582"  # the same character of a text
 LOADING_KEYS = ("auto_map", "is_local", "local_files_only")
 """Settings that say where a tokenizer was loaded from; they are not saved."""
 
 ALL_WORDS_KEY = "holds_all_words"
-"""In tokenizer_config.json: True where every word of the texts that a vocabulary was learned from is an entry of it."""
+"""In tokenizer_config.json: True where every word of the texts that vocabulary and model learned from is an entry."""
 UNKNOWN_TOKEN = {"unk_token": "<unk>"}  # 3, where the vocabulary cannot spell every text
 CONTROL_TOKENS = ("bos_token", "pad_token", "eos_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
@@ -42,43 +42,54 @@ def train_byte_pair_encoding(texts: Iterable[str], vocab_size: int) -> Tokenizer
     return tokenizer
 
 
-def word_piece_tokenizer(vocabulary: dict[str, int], lowercases: bool = False) -> Tokenizer:
-    tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token=UNKNOWN_TOKEN["unk_token"]))
-    if lowercases:
-        tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    joins = (decoders.Replace(apart, joined) for apart, joined in JOINS.items())
-    tokenizer.decoder = decoders.Sequence([decoders.WordPiece(), decoders.Fuse(), *joins])
-    return tokenizer
-
-
 def train_word_piece(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Learn word pieces within words and punctuation (English-French in the paper); unknown characters give `<unk>`.
+    """Learn word pieces that mark where a word begins (English-French in the paper); unknown characters give `<unk>`.
 
-    If no text has a capital letter, capitals are read as small letters, because they would all be unknown.
+    A word is letters and digits, and the same token everywhere: one blank between two words is left out, and all other
+    blanks are characters. Every text of known characters comes back whole. If no text has a capital letter, capitals
+    are read as small letters, because they would all be unknown.
 
-    The trainer gets the alphabet, the most frequent characters, sorted, both as word starts and as continuations:
-    otherwise it numbers them in an order that changes from one training to the next.
+    The trainer gets the alphabet, the most frequent characters: otherwise it chooses among equally frequent ones in an
+    order that changes from one training to the next.
     """
     texts = list(texts)  # they are read twice
     names = SPECIAL_TOKENS | UNKNOWN_TOKEN
-    counts = Counter(character for text in texts for character in text if not character.isspace())
-    alphabet = sorted(sorted(counts, key=lambda character: (-counts[character], character))[:MAX_ALPHABET])
-    if vocab_size < (min_size := 2 * len(alphabet) + len(names)):
+    counts = Counter(character for text in texts for character in text)
+    frequent = sorted(counts, key=lambda character: (-counts[character], character))[:MAX_ALPHABET]
+    alphabet = sorted({*frequent, *LITERAL})
+    if vocab_size < (min_size := len(alphabet) + len(names)):
         raise ValueError(
-            f"vocab_size ({vocab_size}) cannot hold the {len(alphabet)} characters of the texts, as word starts "
-            f"and as continuations, and {len(names)} special tokens; give at least {min_size}."
+            f"vocab_size ({vocab_size}) cannot hold the {len(alphabet)} characters of the texts and of marks, and "
+            f"{len(names)} special tokens; give at least {min_size}."
         )
-    trainer = trainers.WordPieceTrainer(
+    tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN_TOKEN["unk_token"], fuse_unk=True))
+    marks = [
+        normalizers.Replace(WORD_START, LITERAL),
+        normalizers.Replace(Regex(r"(?<!\w)(?=\w)"), WORD_START),
+        normalizers.Replace(Regex(rf"(?<=\w) (?={WORD_START}\w)"), ""),
+    ]
+    characters = "".join(counts)
+    lowercase = normalizers.Lowercase()
+    has_capitals = lowercase.normalize_str(characters) != characters
+    tokenizer.normalizer = normalizers.Sequence(marks if has_capitals else [lowercase, *marks])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(rf"{WORD_START}\w+"), "isolated")
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Fuse(),
+            decoders.Replace(Regex(rf"(?<=\w){WORD_START}+(?=\w)"), " "),
+            decoders.Replace(Regex(rf"{WORD_START}(?!{LITERAL[1]})"), ""),
+            decoders.Replace(LITERAL, WORD_START),
+        ]
+    )
+    trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
-        special_tokens=[*names.values(), *(f"##{character}" for character in alphabet)],
+        special_tokens=[*names.values()],
         show_progress=False,
     )
-    trained = word_piece_tokenizer({})
-    trained.train_from_iterator(texts, trainer)
-    return word_piece_tokenizer(trained.get_vocab(), all(letter == letter.lower() for letter in counts))
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
 
 
 ALGORITHMS = {"bpe": train_byte_pair_encoding, "wordpiece": train_word_piece}
@@ -116,7 +127,8 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
         Args:
             texts: the texts to learn from, or lists of them.
             vocab_size: number of entries; few texts may give fewer.
-            algorithm: "bpe", byte-level and lossless, or "wordpiece".
+            algorithm: "bpe", of bytes, which encodes any text without loss, or "wordpiece", of the characters of `texts`,
+                which encodes theirs without loss.
 
         Raises:
             TypeError: `texts` is a single text, whose characters would be the texts, or holds something else.
@@ -192,7 +204,7 @@ def unknown_words(tokenizer: Any, encoded: Any, texts: Sequence[str]) -> list[li
     """Return the words of each text that the vocabulary lacks.
 
     These are words with an `<unk>` and, of a vocabulary that holds every word of the texts it was learned from, also
-    those that are not one entry. Other vocabularies spell words from pieces, and bytes spell any word.
+    those, with a letter or digit, that are not one entry. Other vocabularies spell words from pieces, and bytes spell any word.
 
     Args:
         tokenizer: the tokenizer; of one that is written in Python, words are what white space separates.
@@ -206,14 +218,18 @@ def unknown_words(tokenizer: Any, encoded: Any, texts: Sequence[str]) -> list[li
         return [[word for word in line if unknown_id in tokenizer(word)["input_ids"]] for line in words]
     results = []
     for text, encoding in zip(texts, encoded.encodings, strict=True):
-        spans: dict[int, list[tuple[int, int]]] = {}  # of the pieces of each word, by its number
-        unknown = set()
+        pieces: dict[int, list[int]] = {}  # the positions of each word's pieces, by its number
         if holds_all_words or unknown_id in encoding.ids:
-            for token_id, word, span in zip(encoding.ids, encoding.word_ids, encoding.offsets, strict=True):
+            for position, word in enumerate(encoding.word_ids):
                 if word is not None:
-                    spans.setdefault(word, []).append(span)
-                    unknown |= {word} if token_id == unknown_id or (holds_all_words and len(spans[word]) > 1) else set()
-        results.append([text[spans[word][0][0] : spans[word][-1][1]].strip() for word in sorted(unknown)])
+                    pieces.setdefault(word, []).append(position)
+        lacked = []
+        for positions in pieces.values():
+            word = text[encoding.offsets[positions[0]][0] : encoding.offsets[positions[-1]][1]].strip()
+            is_split = holds_all_words and len(positions) > 1 and any(map(str.isalnum, word))
+            if is_split or unknown_id in [encoding.ids[position] for position in positions]:
+                lacked.append(word)
+        results.append(lacked)
     return results
 
 

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from tests.training import runs
 from training import train
 from training.run.checkpoints import checkpoint_at
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
+from vaswani_transformer.tokenizer import unknown_words
 
 
 @pytest.mark.slow
@@ -118,10 +120,12 @@ def test_run_with_other_settings_leaves_a_model_that_decodes(
 
 
 def test_given_tokenizer_is_used_if_it_has_the_special_tokens(arguments: list[str], tmp_path: Path) -> None:
-    tokenizer, given = VaswaniTransformerTokenizer.train_from_iterator(runs.LANGUAGE, 290), tmp_path / "own"
+    tokenizer, given = VaswaniTransformerTokenizer.train_from_iterator(runs.LANGUAGE, 2900), tmp_path / "own"
     tokenizer.save_pretrained(given)
     runs.prepare_run(runs.recipe_in(arguments, tmp_path / "run", f"--tokenizer.path={given}"))
-    assert load_tokenizer(tmp_path / "run").get_vocab() == tokenizer.get_vocab()
+    trained: Any = load_tokenizer(tmp_path / "run")
+    assert trained.get_vocab() == tokenizer.get_vocab()
+    assert unknown_words(trained, trained(["unheard"]), ["unheard"]) == [[]]  # the run learns from other texts
     tokenizer.pad_token = None
     tokenizer.save_pretrained(given)
     for path, message in ((given, r".* has no pad token"), ("/nowhere/x", "there is no folder /nowhere/x")):

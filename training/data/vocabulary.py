@@ -15,6 +15,7 @@ from training.tasks import make_task
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.support.checked_loading import load_tokenizer
 from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.tokenizer import ALL_WORDS_KEY
 
 SIDES = ("source", "target")
 STREAM_SAMPLE = 1_000_000  # pairs of a stream from which a vocabulary is trained
@@ -81,6 +82,7 @@ def load_complete_tokenizer(path: str, recipe: Recipe, tokens: set[str]) -> PreT
             f"tokenizer.path: {path} lacks {len(missing)} labels of the trees, such as {missing[0]!r}; add them as "
             "tokens, or train a tokenizer."
         )
+    tokenizer.init_kwargs.pop(ALL_WORDS_KEY, None)  # this model learns from other texts, which may have more words
     return tokenizer
 
 

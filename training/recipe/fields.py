@@ -229,11 +229,14 @@ class DecodingRecipe:
 class ScoreRecipe:
     """The scoring of translations, and the examples that are printed.
 
-    tokenize: sacreBLEU's tokenizer; "none" for files that are tokenized.
+    tokenize: sacreBLEU's tokenizer; "none" for files that are tokenized. "auto" is "13a", for a Chinese target "zh", and
+        for one in Japanese, Thai, Lao, Khmer, Burmese or Tibetan, which have no spaces between words, "char".
     examples: test sentences that are printed with their translations.
     """
 
-    tokenize: Literal["13a", "none", "intl", "char", "zh", "ja-mecab", "ko-mecab"] = setting("13a", needs=TEXTS)
+    tokenize: Literal["auto", "13a", "none", "intl", "char", "zh", "ja-mecab", "ko-mecab"] = setting(
+        "auto", needs=TEXTS
+    )
     examples: int = setting(5, at_least=0)
 
 

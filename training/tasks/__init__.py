@@ -4,7 +4,7 @@ from training.recipe.fields import Recipe
 from training.tasks.dialogue import DialogueTask
 from training.tasks.parsing import ParsingTask
 from training.tasks.task import Metric, Task
-from training.tasks.translation import TranslationTask
+from training.tasks.translation import TranslationTask, choose_tokenizer
 
 ENERGY = Metric("energy", "energy", greater_is_better=False)
 
@@ -12,9 +12,10 @@ ENERGY = Metric("energy", "energy", greater_is_better=False)
 def make_task(recipe: Recipe) -> Task:
     if recipe.data.kind == "trees":
         return ParsingTask(recipe.data.source)
+    tokenize = choose_tokenizer(recipe.score.tokenize, recipe.data.target)
     if recipe.task == "dialogue":
-        return DialogueTask(recipe.score.tokenize)
-    return TranslationTask(recipe.data.source, recipe.data.target, recipe.score.tokenize)
+        return DialogueTask(tokenize)
+    return TranslationTask(recipe.data.source, recipe.data.target, tokenize)
 
 
 def selection_metric(recipe: Recipe) -> Metric:

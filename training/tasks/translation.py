@@ -1,5 +1,6 @@
 """Translation, scored by BLEU and chrF, and what all tasks share whose outputs are texts."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -7,10 +8,19 @@ from training.tasks.metrics import bleu, chrf, tokenized_bleu
 from training.tasks.task import Metric, Task
 from training.tasks.text_statistics import text_statistics
 
+# For languages without spaces between words, which "13a" does not split.
+UNSPACED = {"zh": "zh", "zho": "zh", "cmn": "zh", "yue": "zh"} | dict.fromkeys(
+    ("ja", "jpn", "th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bo", "bod"), "char"
+)
 SPLIT_AT_SPACES = ("13a", "intl", "none")  # sacreBLEU tokenizers for languages that Moses tokenizes too
 BLEU, CHRF = Metric("bleu", "BLEU"), Metric("chrf", "chrF", "chrf_signature")
 BLEU_1, BLEU_2 = (Metric(f"bleu_{order}", f"BLEU-{order}", f"bleu_{order}_signature") for order in (1, 2))
 ORDERS = {BLEU: 4, BLEU_1: 1, BLEU_2: 2}
+
+
+def choose_tokenizer(tokenize: str, language: str) -> str:
+    """Return sacreBLEU's tokenizer, "auto" being the one for a language code such as "ja" or "zh-CN"."""
+    return UNSPACED.get(re.split("[-_]", language.lower())[0], "13a") if tokenize == "auto" else tokenize
 
 
 class TextTask(Task):

@@ -35,9 +35,6 @@ def token_texts(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) ->
         decoded = cast(str, tokenizer.decode(list(token_ids[:end]), clean_up_tokenization_spaces=False))
         complete = decoded.rstrip(UNDECODED)
         kept = common_prefix_length(before, complete)
-        if revised := before[kept:]:  # " '" of word pieces, which the next one joins to both words
-            texts[-1] = texts[-1].removesuffix(revised) + revised.strip()
-            kept += len(revised.strip())
         text = complete[kept:]
         if unfinished and text:
             count = len(unfinished) + 1
