@@ -86,7 +86,7 @@ separated = st.lists(st.sampled_from([*" \n\t.,'-_", *MARKS, "ab", "c1", "é", "
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(learned=st.lists(any_text | separated, min_size=1, max_size=3), data=st.data())
 def test_word_pieces_return_every_text_of_their_characters(learned: list[str], data: st.DataObject) -> None:
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(learned, 600, algorithm="wordpiece")

@@ -127,8 +127,7 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
         Args:
             texts: the texts to learn from, or lists of them.
             vocab_size: number of entries; few texts may give fewer.
-            algorithm: "bpe", of bytes, which encodes any text without loss, or "wordpiece", of the characters of `texts`,
-                which encodes theirs without loss.
+            algorithm: "bpe", lossless for any text, or "wordpiece", lossless for the characters of `texts`.
 
         Raises:
             TypeError: `texts` is a single text, whose characters would be the texts, or holds something else.
@@ -204,7 +203,8 @@ def unknown_words(tokenizer: Any, encoded: Any, texts: Sequence[str]) -> list[li
     """Return the words of each text that the vocabulary lacks.
 
     These are words with an `<unk>` and, of a vocabulary that holds every word of the texts it was learned from, also
-    those, with a letter or digit, that are not one entry. Other vocabularies spell words from pieces, and bytes spell any word.
+    those with a letter or digit that are not one entry. Other vocabularies spell words from pieces, and bytes spell any
+    word.
 
     Args:
         tokenizer: the tokenizer; of one that is written in Python, words are what white space separates.

@@ -229,8 +229,8 @@ class DecodingRecipe:
 class ScoreRecipe:
     """The scoring of translations, and the examples that are printed.
 
-    tokenize: sacreBLEU's tokenizer; "none" for files that are tokenized. "auto" is "13a", for a Chinese target "zh", and
-        for one in Japanese, Thai, Lao, Khmer, Burmese or Tibetan, which have no spaces between words, "char".
+    tokenize: sacreBLEU's tokenizer; "none" for files that are tokenized. "auto" is "13a", but where no spaces separate
+        words "zh" (Chinese) or "char" (Japanese, Thai, Lao, Khmer, Burmese, Tibetan).
     examples: test sentences that are printed with their translations.
     """
 
