@@ -98,7 +98,7 @@ PRIVATE_NAMES: dict[Any, dict[str, str]] = {
     Metric: {"_compute": "training/tasks/metrics", "_info": "training/tasks/metrics"},
     argparse: {"_AppendAction": "support/command_line"},
     argparse.ArgumentParser: {"_option_string_actions": "support/command_line"},
-    os: {"_exit": "support/interrupts training/run/launch"},
+    os: {"_exit": "training/run/launch"},
 }
 
 

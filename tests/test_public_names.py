@@ -38,6 +38,24 @@ draw_learning_rate()
 assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules  # it opens no window
 """
 
+IMPORT_EVERYTHING = """
+import importlib, logging, os, pkgutil, signal, sys, warnings
+import ctranslate2, gradio, matplotlib, onnxruntime, torch  # what they change does not count
+from transformers import GenerationMixin, PreTrainedModel, pipeline
+
+def process():
+    handlers = [signal.getsignal(number) for number in sorted(signal.valid_signals())]
+    log = logging.root.level, logging.root.handlers[:]
+    return handlers, log, warnings.filters[:], dict(os.environ), sys.path[:], sys.excepthook
+
+sys.argv = ["vaswani-notes"]  # a user's script
+before = process()
+import vaswani_transformer
+for module in pkgutil.walk_packages(vaswani_transformer.__path__, "vaswani_transformer."):
+    importlib.import_module(module.name)
+assert process() == before
+"""
+
 
 @pytest.mark.parametrize("name", sorted(set(vaswani_transformer.__all__) - {"translate"}))
 def test_public_name_is_importable_and_documented(name: str) -> None:
@@ -49,6 +67,11 @@ def test_import_registers_the_package_and_does_nothing_else(tmp_path: Path) -> N
     """Optional packages are imported only at their first use."""
     assert run_python(FRESH_IMPORT, HF_HOME=str(tmp_path), HF_HUB_OFFLINE="0") == ""
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.slow
+def test_import_of_every_module_changes_nothing_in_the_process() -> None:
+    assert run_python(IMPORT_EVERYTHING) == ""
 
 
 def test_unknown_name_is_an_attribute_error() -> None:

@@ -2,9 +2,7 @@
 
 import sys
 from importlib.util import find_spec
-
-# Before other imports, so that Ctrl-C in them is one line
-from vaswani_transformer.support.interrupts import running_command
+from itertools import pairwise
 
 NEEDED = ("datasets", "evaluate", "sacrebleu", "yaml")  # of the extra `train`, by every command
 
@@ -17,4 +15,4 @@ def check_packages(command: str) -> None:
         sys.exit(2)
 
 
-check_packages(running_command())
+check_packages(next((word for option, word in pairwise(sys.orig_argv) if option == "-m"), ""))

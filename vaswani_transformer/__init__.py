@@ -6,7 +6,6 @@ Importing the package registers its models with the Auto classes.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .support import interrupts  # noqa: F401  # isort: skip - first, so that Ctrl-C in a later import is one line
 from .batching import PairCollator, PairTokens, TokenBudgetBatches, TokenBudgetBatchSampler
 from .batching.schedule import learning_rate, paper_adam, paper_schedule
 from .cmlm import VaswaniCmlmConfig, VaswaniCmlmForConditionalGeneration, VaswaniCmlmModel

@@ -1,17 +1,12 @@
 """User-facing errors are one line, and commands end with status 2 after it."""
 
 import importlib
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 import training
-from tests.helpers import ROOT
 from vaswani_transformer.support.errors import OutputError, UserError, exit_on_user_error, one_line
 
 
@@ -34,22 +29,6 @@ from vaswani_transformer.support.errors import OutputError, UserError, exit_on_u
 )
 def test_message_is_one_line(error: Exception, options: dict[str, bool], line: str) -> None:
     assert one_line(error, **options) == line
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["training.train", "vaswani_transformer.translation"])
-def test_interruption_while_a_command_imports_is_one_line(command: str, tmp_path: Path) -> None:
-    """Every command imports its package first, and then tqdm, here one that sends SIGINT."""
-    (tmp_path / "tqdm.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
-    ended = subprocess.run(
-        [sys.executable, "-m", command, "--help"],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        capture_output=True,
-        text=True,
-    )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "Interrupted.\n")
 
 
 @pytest.mark.parametrize("error", [UserError, OutputError, KeyError])

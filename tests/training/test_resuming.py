@@ -22,7 +22,7 @@ from training.run.folder import prepare_folder
 from training.trainer import trainer as trainer_module
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.batching.prefetch import prefetch
-from vaswani_transformer.support.interrupts import Terminated
+from vaswani_transformer.support.errors import Terminated
 
 
 @pytest.mark.slow

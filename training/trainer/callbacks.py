@@ -22,8 +22,8 @@ from training.run.checkpoints import STREAM_FILE, fix_of
 from training.run.launch import AgreedStop
 from training.tasks import selection_metric
 from vaswani_transformer.batching import TokenBudgetBatches
+from vaswani_transformer.support.errors import Terminated
 from vaswani_transformer.support.files import read_json
-from vaswani_transformer.support.interrupts import Terminated
 
 
 def broadcast_from_main(seconds: float) -> float:

@@ -12,7 +12,8 @@ import os
 import sys
 from collections.abc import Generator
 
-from .interrupts import INTERRUPTED, TERMINATED, Terminated, raise_interrupts
+INTERRUPTED, TERMINATED = 130, 143
+"""The exit statuses that shells give SIGINT and SIGTERM."""
 
 
 class UserError(ValueError):
@@ -21,6 +22,10 @@ class UserError(ValueError):
 
 class OutputError(UserError):
     """The system cannot write a file or folder."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as a scheduler sends it, where a command ends itself after it."""
 
 
 def printable(text: str) -> str:
@@ -51,7 +56,6 @@ def exit_on_user_error(*more_errors: type[Exception], what_now: str = "") -> Gen
     `more_errors` end a command like a UserError, and `what_now` ends the line after Ctrl-C, which the first process of
     a launch prints.
     """
-    raise_interrupts()
     try:
         yield
     except (UserError, *more_errors) as error:
