@@ -7,6 +7,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import torch
+from accelerate import PartialState
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, set_seed
 
@@ -36,23 +38,30 @@ def main() -> None:
 
     tokenizer = VaswaniTransformerTokenizer.from_pretrained(options.model)
     model = VaswaniTransformerForConditionalGeneration.from_pretrained(options.model)
-    print("plain:  ", translations(model, tokenizer))
+    is_on_cpu = not torch.accelerator.is_available()
+    PartialState(cpu=is_on_cpu).print("plain:  ", translations(model, tokenizer))
     lora = LoraConfig(
         task_type="SEQ_2_SEQ_LM", r=16, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2"]
     )
     adapted = get_peft_model(model, lora)
-    adapted.print_trainable_parameters()
 
     encoded: Any = [dict(tokenizer(source, text_target=target)) for source, target in PAIRS]
     trainer = Seq2SeqTrainer(
         adapted,
         Seq2SeqTrainingArguments(
-            str(options.output_dir), max_steps=options.steps, learning_rate=5e-3, report_to="none", save_strategy="no"
+            str(options.output_dir),
+            max_steps=options.steps,
+            learning_rate=5e-3,
+            report_to="none",
+            save_strategy="no",
+            use_cpu=is_on_cpu,
         ),
         train_dataset=encoded,
         data_collator=DataCollatorForSeq2Seq(tokenizer, model),
     )
     trainer.train()
+    if not trainer.is_world_process_zero():  # of several processes one saves the adapter
+        return
     adapted.eval().save_pretrained(options.output_dir / "adapter")
 
     plain = VaswaniTransformerForConditionalGeneration.from_pretrained(options.model)

@@ -5,13 +5,14 @@ python examples/own_data.py [--steps 500] [--folder runs/own-data]
 
 import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import yaml
+from accelerate import PartialState
 from transformers import AutoModelForSeq2SeqLM
 
+from training import train
+from training.recipe.machine import uses_cpu
 from vaswani_transformer import VaswaniTransformerTokenizer, translate
 
 COLORS = {"red": "rot", "blue": "blau", "green": "gruen", "white": "weiss"}
@@ -21,7 +22,6 @@ PAIRS = [
     for noun, german_noun in NOUNS.items()
     for color, german_color in COLORS.items()
 ]
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def write_data(folder: Path) -> None:
@@ -59,16 +59,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500, help="optimizer steps (500)")
     parser.add_argument("--folder", type=Path, default=Path("runs/own-data"), help="a new folder for data and run")
     options = parser.parse_args()
-    folder = options.folder.resolve()
-    if folder.exists():
-        parser.error(f"--folder={options.folder}: exists already; name a new folder.")
+    folder, launch = options.folder.resolve(), PartialState(cpu=uses_cpu())
+    if launch.is_main_process:  # of several processes one writes
+        if folder.exists():
+            parser.error(f"--folder={options.folder}: exists already; name a new folder.")
+        folder.mkdir(parents=True)
+        write_data(folder)
+        write_recipe(folder / "recipe.yaml", folder, options.steps)
+    launch.wait_for_everyone()
 
-    folder.mkdir(parents=True)
-    write_data(folder)
-    write_recipe(folder / "recipe.yaml", folder, options.steps)
-
-    command = [sys.executable, "-m", "training.train", str(folder / "recipe.yaml"), f"--output_dir={folder / 'run'}"]
-    subprocess.run(command, cwd=ROOT, check=True)
+    train.main([str(folder / "recipe.yaml"), f"--output_dir={folder / 'run'}"])  # what `python -m training.train` calls
+    if not launch.is_main_process:
+        return
 
     tokenizer = VaswaniTransformerTokenizer.from_pretrained(folder / "run")
     model = AutoModelForSeq2SeqLM.from_pretrained(folder / "run")

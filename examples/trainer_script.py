@@ -6,6 +6,7 @@ python examples/trainer_script.py [--steps 500] [--output_dir runs/trainer-scrip
 import argparse
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, set_seed
 
@@ -62,6 +63,7 @@ def main() -> None:
         model,
         Seq2SeqTrainingArguments(
             options.output_dir,
+            use_cpu=not torch.accelerator.is_available(),  # without it the processes of a launch on CPUs train apart
             max_steps=options.steps,
             logging_steps=50,
             save_strategy="no",
@@ -73,6 +75,8 @@ def main() -> None:
         optimizers=(optimizer, paper_schedule(optimizer, config.d_model, warmup_steps=100)),
     )
     trainer.train()
+    if not trainer.is_world_process_zero():  # of several processes one saves the model
+        return
     model.eval().use_paper_decoding()
     model.save_pretrained(options.output_dir)
     tokenizer.save_pretrained(options.output_dir)

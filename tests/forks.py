@@ -110,9 +110,9 @@ class ForkedCommand:
             member.join()
 
 
-def run_forked(program: str, *arguments: str, folder: Path) -> str:
-    """Run a module or a file in a folder, and return its output."""
-    command = ForkedCommand(program, arguments, folder=folder)
+def run_forked(program: str, *arguments: str, folder: Path, launch: Sequence[str] = ()) -> str:
+    """Run a module or a file in a folder, with the arguments of `accelerate launch` twice, and return its output."""
+    command = ForkedCommand(program, arguments, folder=folder, launch=launch)
     output, errors = command.communicate(timeout=800)
     assert command.returncode == 0, output[-2000:] + errors
     return output

@@ -2,6 +2,7 @@
 
 import math
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.batching.samplers import LENGTHS, sampler
-from vaswani_transformer.batching import TokenBudgetBatches, TokenBudgetBatchSampler
+from vaswani_transformer.batching import TokenBudgetBatches, TokenBudgetBatchSampler, steps
 
 
 @given(LENGTHS, st.integers(1, 3), st.integers(1, 2))
@@ -29,6 +30,16 @@ def test_ranks_together_get_every_pair_exactly_once_in_as_many_batches_each_and_
             seen += [index for batch in batches for index in batch]
         assert sorted(seen) == list(range(len(pairs)))
     assert len(counts) == 1
+
+
+def test_rank_is_by_default_the_one_that_accelerate_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "PartialState", lambda **_: SimpleNamespace(num_processes=2, process_index=1))
+    pairs = [(3, 4)] * 50
+    lengths = [3] * 50, [4] * 50
+    by_default, given = TokenBudgetBatchSampler(*lengths, 60, 60), sampler(pairs, 1, num_processes=2)
+    assert list(by_default) == list(given) != list(sampler(pairs, 0, num_processes=1))
+    stream = TokenBudgetBatches([])
+    assert (stream.num_processes, stream.rank) == (2, 1)
 
 
 @given(LENGTHS)

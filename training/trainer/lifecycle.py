@@ -93,8 +93,6 @@ def stream_batches(
         pairs,
         recipe.training.source_tokens,
         recipe.training.target_tokens,
-        num_processes=args.world_size,
-        rank=args.process_index,
         accumulation=args.gradient_accumulation_steps,
         seed=recipe.seed,
         buffer_size=recipe.data.buffer,

@@ -207,8 +207,6 @@ class RecipeTrainer(Seq2SeqTrainer):
             pairs.target_lengths,
             self.recipe.training.source_tokens,
             self.recipe.training.target_tokens,
-            num_processes=self.args.world_size,
-            rank=self.args.process_index,
             accumulation=self.args.gradient_accumulation_steps,
             seed=self.recipe.seed,
         )

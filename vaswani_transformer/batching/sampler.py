@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from .steps import Lengths, Steps, check_ranks, rank_micro_batches, shuffle_of
+from .steps import Lengths, Steps, rank_micro_batches, share_of_step, shuffle_of
 
 
 class TokenBudgetBatchSampler(Sampler[list[int]]):
@@ -23,7 +23,9 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
     Args:
         source_lengths, target_lengths: the tokens of each pair, end tokens counted; arrays of int32 are not copied.
         source_tokens, target_tokens: the budgets of an optimizer step, over all its micro-batches.
-        num_processes, rank: the number of ranks that share a step, and the rank of this process.
+        num_processes, rank: the number of ranks that share a step, and the rank of this process; None: those of the
+            launch, from Accelerate's `PartialState`. Do not give the loader to `accelerator.prepare`, which would
+            distribute the batches a second time.
         accumulation: the micro-batches of a step that each rank runs one after another.
         seed: the seed of the shuffling.
         epoch: called at the start of an iteration, returns its epoch; None: the epoch given to `set_epoch`.
@@ -39,24 +41,24 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         target_lengths: Sequence[int] | Lengths,
         source_tokens: int = 25_000,
         target_tokens: int = 25_000,
-        num_processes: int = 1,
-        rank: int = 0,
+        num_processes: int | None = None,
+        rank: int | None = None,
         accumulation: int = 1,
         seed: int = 0,
         epoch: Callable[[], int] | None = None,
     ) -> None:
-        check_ranks(num_processes, rank, accumulation)
+        self.num_processes, self.rank = share_of_step(num_processes, rank, accumulation)
         sources, targets = (np.asarray(side, dtype=np.int32) for side in (source_lengths, target_lengths))
         if len(sources) != len(targets):
             counts = f"{len(sources)} and {len(targets)}"
             raise ValueError(f"source_lengths, target_lengths: got {counts}, expected as many. Give each pair's two.")
         self.budgets = (source_tokens, target_tokens)
-        self.num_processes, self.rank, self.accumulation = num_processes, rank, accumulation
+        self.accumulation = accumulation
         self.seed = seed
         self.epoch = epoch
         self._epoch = 0
         self._check_pairs(sources, targets)
-        self.steps = Steps.of(sources, targets, self.budgets, num_processes * accumulation)
+        self.steps = Steps.of(sources, targets, self.budgets, self.num_processes * accumulation)
 
     def _check_pairs(self, sources: Lengths, targets: Lengths) -> None:
         micro_batches = self.num_processes * self.accumulation

@@ -9,17 +9,28 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import torch
+from accelerate import PartialState
 from numpy.typing import NDArray
 
 Budgets = tuple[int, int]
 Lengths = NDArray[np.int32]
 
 
-def check_ranks(num_processes: int, rank: int, accumulation: int) -> None:
-    """Raise ValueError where a step has no micro-batch, or none for this rank."""
+def share_of_step(num_processes: int | None, rank: int | None, accumulation: int) -> tuple[int, int]:
+    """Return the number of processes that share a step and this one's rank, by default those of the launch.
+
+    Raises:
+        ValueError: a step has no micro-batch, or none for this rank.
+    """
+    if num_processes is None or rank is None:
+        launch = PartialState(cpu=not torch.accelerator.is_available())  # which joins no launch on CPUs unless told so
+        num_processes = launch.num_processes if num_processes is None else num_processes
+        rank = launch.process_index if rank is None else rank
     if min(num_processes, accumulation) < 1 or not 0 <= rank < num_processes:
         got = f"got {num_processes}, {rank} and {accumulation}, expected at least 1, a rank below it, and at least 1"
         raise ValueError(f"num_processes, rank, accumulation: leave this rank no batch; {got}. Correct them.")
+    return num_processes, rank
 
 
 def shuffle_of(*numbers: int) -> np.random.RandomState:

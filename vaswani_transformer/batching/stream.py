@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from .exchange import Arrays, Exchange
 from .prefetch import prefetch
-from .steps import Steps, check_ranks, rank_micro_batches, shuffle_of
+from .steps import Steps, rank_micro_batches, share_of_step, shuffle_of
 from .tokens import Ragged, Rows
 
 logger = logging.get_logger(__name__)
@@ -128,8 +128,8 @@ class TokenBudgetBatches(IterableDataset[dict[str, Ragged]]):
         source: Iterable[Item],
         source_tokens: int = 25_000,
         target_tokens: int = 25_000,
-        num_processes: int = 1,
-        rank: int = 0,
+        num_processes: int | None = None,
+        rank: int | None = None,
         accumulation: int = 1,
         seed: int = 0,
         buffer_size: int = 100_000,
@@ -138,11 +138,11 @@ class TokenBudgetBatches(IterableDataset[dict[str, Ragged]]):
         encode: Callable[[list[Item]], Sequence[Pair]] | None = None,
         store: Store | None = None,
     ) -> None:
-        check_ranks(num_processes, rank, accumulation)
+        self.num_processes, self.rank = share_of_step(num_processes, rank, accumulation)
         self.source, self.encode, self.store = source, encode, store
         self.budgets = (source_tokens, target_tokens)
-        self.num_processes, self.rank, self.accumulation = num_processes, rank, accumulation
-        self.micro_batches = num_processes * accumulation  # of an optimizer step, over all ranks
+        self.accumulation = accumulation
+        self.micro_batches = self.num_processes * accumulation  # of an optimizer step, over all ranks
         self.seed, self.buffer_size = seed, buffer_size
         self.limits = tuple(budget if max_length is None else min(budget, max_length) for budget in self.budgets)
         self.too_long = too_long
