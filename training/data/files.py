@@ -1,8 +1,10 @@
 """Sentence pairs in files, JSON Lines, parallel text or trees: read line by line, and checked."""
 
+import bz2
 import gzip
 import itertools
 import logging
+import lzma
 import os
 import sys
 import zlib
@@ -21,7 +23,9 @@ from vaswani_transformer.support.files import check_unicode, json_type, parse_js
 logger = logging.getLogger(__name__)
 SPLITS = ("train", "validation", "test")
 LONGEST_LINE = 2**28  # bytes
-EXPANDED_BYTES, EXPANDED_TIMES = 2**30, 100  # a .gz file may expand to the larger of so many bytes and times its size
+EXPANDED_BYTES, EXPANDED_TIMES = 2**30, 100  # a compressed file may expand to the larger of so many bytes and times
+COMPRESSED = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+NO_TEXT = (".7z", ".parquet", ".tar", ".tgz", ".zip", ".zst")
 
 LocatedPair = tuple[str, str, str]
 """Where a pair stands, for an error, its source and its target."""
@@ -34,14 +38,14 @@ def open_file(path: Path) -> BinaryIO:
             f"{path}: there is no such file; set data.path to its folder, data.train, data.validation and data.test to "
             "the names, and data.source and data.target to the languages in them."
         )
-    if path.suffix == ".gz":
-        return cast(BinaryIO, gzip.open(path))
-    return path.open("rb")
+    if path.suffix in NO_TEXT:
+        raise UserError(f"{path}: is no text; got {path.suffix}, expected text, plain or .gz, .bz2 or .xz. Unpack it.")
+    return cast(BinaryIO, COMPRESSED.get(path.suffix, open)(path, "rb"))
 
 
 def bounded_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, and end at one, or at a .gz file, that could fill the memory."""
-    most = max(EXPANDED_BYTES, EXPANDED_TIMES * path.stat().st_size) if path.suffix == ".gz" else sys.maxsize
+    """Yield the lines of a file, and end at one, or at a compressed file, that could fill the memory."""
+    most = max(EXPANDED_BYTES, EXPANDED_TIMES * path.stat().st_size) if path.suffix in COMPRESSED else sys.maxsize
     total = 0
     for number in itertools.count(1):
         if not (line := file.readline(LONGEST_LINE + 1)):
@@ -49,9 +53,7 @@ def bounded_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
         if len(line) > LONGEST_LINE:
             raise UserError(f"{path}, line {number}: is longer than {LONGEST_LINE:,d} bytes; correct the line.")
         if (total := total + len(line)) > most:
-            raise UserError(
-                f"{path}, line {number}: the .gz file has expanded to more than {most:,d} bytes; decompress it first."
-            )
+            raise UserError(f"{path}, line {number}: has expanded to more than {most:,d} bytes; decompress it first.")
         yield line
 
 
@@ -59,16 +61,17 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a text file with their numbers from 1, without line ends; a byte order mark is skipped.
 
     Only a line feed ends a line, or a carriage return in a file without line feeds. A line of more than `LONGEST_LINE`
-    bytes is an error, and so is a .gz file that expands to more than `EXPANDED_BYTES` and `EXPANDED_TIMES` its size.
+    bytes is an error, and so is a compressed file that expands to more than `EXPANDED_BYTES` and `EXPANDED_TIMES` its
+    size.
     """
     number = 0
     try:
         with open_file(path) as file:
             for number, line in enumerate(utf8_lines(bounded_lines(file, path), path), start=1):
                 yield number, line
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
         raise UserError(
-            f"{path}, after line {number}: not readable ({error}); it must be text, plain or in a complete .gz file."
+            f"{path}, after line {number}: not readable ({error}); it must be text, plain or in a complete file."
         ) from error
     except OSError as error:
         raise UserError(
@@ -91,15 +94,16 @@ def with_both_sides(recipe: DataRecipe, pairs: Iterable[LocatedPair], name: obje
         logger.warning("%s: dropped %d pairs with an empty side.", name, empty)
 
 
+def pair_of(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the texts of a row by side: those in its group `translation`, or its own columns."""
+    return group if isinstance(group := row.get("translation"), dict) else row
+
+
 def json_pair(recipe: DataRecipe, where: str, row: Any) -> tuple[str, str]:
-    pair = row.get("translation") if isinstance(row, dict) else None
-    if not isinstance(pair, dict):
+    if not isinstance(row, dict):
         schema = f'{{"translation": {{"{recipe.source}": "...", "{recipe.target}": "..."}}}}'
-        if isinstance(row, dict) and "translation" in row:
-            problem = f"'translation' is {json_type(pair)}, no group of languages"
-        else:
-            problem = f"no column 'translation' (found: {', '.join(row) if isinstance(row, dict) else json_type(row)})"
-        raise UserError(f"{where}: {problem}; each line must be {schema}.")
+        raise UserError(f"{where}: is {json_type(row)}; each line must be {schema}, or the inner group alone.")
+    pair = pair_of(row)
     for language in (recipe.source, recipe.target):
         if language not in pair:
             raise UserError(
@@ -113,7 +117,7 @@ def json_pair(recipe: DataRecipe, where: str, row: Any) -> tuple[str, str]:
 
 
 def read_json_lines(recipe: DataRecipe, folder: Path, name: str) -> Iterator[LocatedPair]:
-    """Yield the pairs of a JSON Lines file, `{"translation": {"en": "...", "de": "..."}}` a line."""
+    """Yield the pairs of a JSON Lines file, `{"translation": {"en": "...", "de": "..."}}` or `{"en": ...}` a line."""
     for number, line in numbered_lines(folder / name):
         where = f"{folder / name}, line {number}"
         row = parse_json_line(line, where, "correct the line, or set data.kind=text for plain text.")

@@ -13,7 +13,7 @@ import datasets
 
 from training.data.cache import cached_pairs
 from training.data.distilled import Distillation, check_sources, open_distilled
-from training.data.files import SPLITS, LocatedPair, files_of, read_file, with_both_sides
+from training.data.files import SPLITS, LocatedPair, files_of, pair_of, read_file, with_both_sides
 from training.recipe.fields import DataRecipe
 from training.toy_task.splits import make_splits
 from vaswani_transformer.support.errors import UserError, one_line
@@ -85,26 +85,26 @@ def is_streamed(recipe: DataRecipe, split: str) -> bool:
 
 
 def to_source_target(splits: datasets.DatasetDict, recipe: DataRecipe) -> datasets.DatasetDict:
-    """Return splits in the schema of Hugging Face translation data sets as columns `source` and `target`."""
+    """Return two columns of splits, or two languages of their column `translation`, as `source` and `target`."""
     for name, split in splits.items():
-        feature = split.features.get("translation")
-        languages = tuple(getattr(feature, "languages", None) or getattr(feature, "keys", tuple)())
-        if recipe.source not in languages or recipe.target not in languages:
+        group = split.features.get("translation")
+        types: dict[str, Any] = group if isinstance(group, dict) else dict(split.features)
+        if isinstance(group, datasets.Translation):
+            types = dict.fromkeys(group.languages, datasets.Value("string"))
+        if not {recipe.source, recipe.target} <= types.keys():
             raise UserError(
-                f"{recipe.path or recipe.kind}, split {name}: the columns are {', '.join(split.features)} with the "
-                f"sides {', '.join(languages) or 'none'}, expected {recipe.source} and {recipe.target}; set "
-                "data.source and data.target."
+                f"{recipe.path or recipe.kind}, split {name}: has the sides {', '.join(types)}, expected "
+                f"{recipe.source} and {recipe.target}; set data.source and data.target."
             )
-        types = feature if isinstance(feature, dict) else {}  # the other schema has texts only
-        for side in sorted(types.keys() & {recipe.source, recipe.target}):
+        for side in (recipe.source, recipe.target):
             if (dtype := getattr(types[side], "dtype", "other than text")) not in ("string", "large_string", "null"):
                 raise UserError(
                     f"{recipe.path}, split {name}: the side {side!r} has values of type {dtype}, expected texts; set "
                     "data.source and data.target."
                 )
 
-    def pick(batch: dict[str, list[dict[str, str]]]) -> dict[str, list[str]]:
-        pairs = [pair or {} for pair in batch["translation"]]
+    def pick(batch: dict[str, list[Any]]) -> dict[str, list[str]]:
+        pairs = [pair_of(dict(zip(batch, values, strict=True))) for values in zip(*batch.values(), strict=True)]
         return {
             "source": [(pair.get(recipe.source) or "").strip() for pair in pairs],
             "target": [(pair.get(recipe.target) or "").strip() for pair in pairs],
@@ -170,12 +170,12 @@ def hub_errors(recipe: DataRecipe, split: str, fix: str) -> Generator[None]:
 
 
 def read_rows(recipe: DataRecipe, rows: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Return the pairs of a stream in the schema of Hugging Face translation data sets."""
+    """Return the pairs of a stream of the Hub."""
     name = f"{recipe.path}, split {recipe.train}"
 
     def located() -> Iterator[LocatedPair]:
         for number, row in enumerate(read_hub(recipe, rows), start=1):
-            pair = row["translation"] or {}
+            pair = pair_of(row)
             source, target = ((pair.get(code) or "").strip() for code in (recipe.source, recipe.target))
             yield f"{name}, pair {number}", source, target
 

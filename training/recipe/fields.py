@@ -43,9 +43,9 @@ SEEDS = 2**32  # NumPy's limit
 class DataRecipe:
     """The sentence pairs, and those of them that a run uses.
 
-    kind: "grammar", the shipped task; "json", JSON Lines in the schema of Hugging Face translation data sets; "text",
-        a file a language, line by line; "hub", a data set of the Hugging Face Hub in that schema; "trees", bracketed
-        constituency trees, for parsing: the source is a sentence in its language, the target its linear tree.
+    kind: "grammar", the shipped task; "json", JSON Lines with a text of each side, in a group `translation` or not;
+        "text", a file a language, line by line; "hub", a data set of the Hugging Face Hub with such rows; "trees",
+        bracketed constituency trees, for parsing: the source is a sentence in its language, the target its linear tree.
     path: the folder of the files, or the data set's name on the Hub.
     subset: the configuration of a data set on the Hub.
     source, target: the language codes, or other names of the two sides, such as prompt and reply.

@@ -20,7 +20,7 @@ from training.data import distilled
 from training.data import files as data_files
 from training.data import pairs as data_pairs
 from training.data.distilled import Distillation, check_sources, digest_sources
-from training.data.pairs import load_pairs, sources_in_order, to_source_target
+from training.data.pairs import load_pairs, read_rows, sources_in_order, to_source_target
 from training.data.stream import PairStream
 from training.data.tokenizing import make_encode_fn, target_ids, token_ids, tokenize
 from training.data.vocabulary import sample_texts
@@ -58,6 +58,18 @@ def test_json_lines_are_read_plain_and_compressed(folder: Path) -> None:
         assert split["target"][:] == ["ein baum", "zwei bäume", "drei <pad>"]
 
 
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
+def test_compressed_file_is_read_and_a_torn_one_is_an_error_that_names_it(folder: Path, suffix: str) -> None:
+    path = folder / f"train.jsonl{suffix}"
+    with data_files.COMPRESSED[suffix](path, "wb") as file:
+        file.write(json_line(*PAIRS[0]).encode())
+    assert load_pairs(recipe(folder, train=path.name))["train"]["source"][:] == ["one tree"]
+    for content in (path.read_bytes()[:-10], b"no such format"):
+        path.write_bytes(content)
+        with user_error(rf"train\.jsonl\{suffix}.*: (not readable|cannot be read) \("):
+            load_pairs(recipe(folder, train=path.name))
+
+
 def test_direction_of_the_pairs_can_be_reversed_and_a_set_may_lack_a_test_split(folder: Path) -> None:
     pairs = load_pairs(recipe(folder, source="de", target="en", test=None))
     assert {name: split["source"][0] for name, split in pairs.items()} == dict.fromkeys(
@@ -72,6 +84,19 @@ def test_parallel_text_files_are_read_line_by_line(tmp_path: Path) -> None:
         (tmp_path / f"{split}.de").write_bytes("\ufeffeins\nzwei\rmehr\n".encode())
     data = recipe(tmp_path, kind="text", train="train.{language}", validation="validation.{language}", test=None)
     assert load_pairs(data)["train"].to_dict() == {"source": ["one\rmore", "two"], "target": ["eins", "zwei\rmehr"]}
+
+
+@pytest.mark.parametrize("has_group", [True, False])
+def test_pairs_are_in_the_group_translation_or_in_columns(folder: Path, has_group: bool) -> None:
+    """On the Hub, on the Hub as a stream, and in JSON Lines."""
+    pair = {"en": "a", "de": "b"}
+    row = {"id": 1, "translation": pair} if has_group else pair | {"id": 1, "translation": "other"}
+    split, read = datasets.Dataset.from_list([row]), {"source": ["a"], "target": ["b"]}
+    data = DataRecipe(kind="hub", path="own/set")
+    assert to_source_target(datasets.DatasetDict({"train": split}), data)["train"].to_dict() == read
+    assert list(read_rows(data, split)) == [("a", "b")]
+    (folder / "train.jsonl").write_text(json.dumps(row))
+    assert load_pairs(recipe(folder, train="train.jsonl"))["train"].to_dict() == read
 
 
 def test_data_set_in_the_schema_of_the_hub_is_read() -> None:
@@ -94,14 +119,14 @@ def test_data_set_in_the_schema_of_the_hub_is_read() -> None:
     [
         ("{", r"line 2: not JSON \(.* at column 2\); correct the line, or set data\.kind=text for plain text\.$"),
         ("", r"train\.jsonl, line 2: not JSON"),
-        ("[1]", r"train\.jsonl, line 2: no column 'translation' \(found: a list\)"),
-        ('{"translation": "x"}', r"train\.jsonl, line 2: 'translation' is a text, no group of languages; each line"),
+        ("[1]", r"train\.jsonl, line 2: is a list; each line must be"),
+        ('{"translation": "x"}', r"train\.jsonl, line 2: no side 'en' \(found: translation\); set data\.source"),
         ('{"translation": {"en": "x", "de": null}}', r"line 2: the side 'de' is null, no text; correct the line"),
         (
             '{"translation": {"en": "a \\ud800", "de": "y"}}',
             r"line 2: the side 'en' holds \\ud800 at character 3, half of a surrogate pair; correct the line",
         ),
-        ('{"text": "x"}', r"train\.jsonl, line 2: no column 'translation' \(found: text\)"),
+        ('{"text": "x"}', r"train\.jsonl, line 2: no side 'en' \(found: text\); set data\.source"),
         ('{"translation": {"en": "x", "fr": "y"}}', r"line 2: no side 'de' \(found: en, fr\); set data\.source"),
         ('{"translation": {"en": "x", "de": 3}}', r"line 2: the side 'de' is a number, no text"),
         (json_line("x", "  "), r"line 2: the side 'de' is empty; correct the line or set data\.empty=drop"),
@@ -124,6 +149,7 @@ ONE, TWO = b"one\n", b"eins\nzwei\n"
     [
         ("nothing.jsonl", {}, r"nothing\.jsonl: there is no such file; set data\.path .* data\.source"),
         ("x.jsonl.gz", {"x.jsonl.gz": gzip.compress(LINE)[:-10]}, r"x\.jsonl\.gz, after line .*not readable"),
+        ("x.jsonl.zip", {"x.jsonl.zip": LINE}, r"zip: is no text; got \.zip, expected .* \.gz, \.bz2 or \.xz\. Unpack"),
         ("x.jsonl", {"x.jsonl": LATIN}, r"x\.jsonl, line 301: not UTF-8 \(byte 0xe9 at byte 4"),
         ("x.jsonl", {"x.jsonl": b""}, r"split train: it has no pairs"),
         ("x.{language}", {"x.en": ONE, "x.de": TWO}, r"x\.en: ends before line 2 of .*x\.de"),
@@ -131,7 +157,7 @@ ONE, TWO = b"one\n", b"eins\nzwei\n"
         ("x.txt", {}, r"x\.txt: .* \{language\} in it; set data\.train, .* --data\.train='train\.\{language\}'\.$"),
         (f"{'x' * 256}.jsonl", {}, r"x\.jsonl: cannot be read \(File name too long\); make it readable, or name"),
     ],
-    ids=["missing", "torn", "latin-1", "empty", "short source", "short target", "no language", "long name"],
+    ids=["missing", "torn", "archive", "latin-1", "empty", "short source", "short target", "no language", "long name"],
 )
 def test_unreadable_file_is_an_error_that_names_it(
     folder: Path, name: str, files: dict[str, bytes], message: str
@@ -149,7 +175,7 @@ def test_gz_file_that_expands_without_end_is_an_error_before_it_fills_the_memory
     (folder / "train.jsonl.gz").write_bytes(gzip.compress(lines))
     monkeypatch.setattr(data_files, "EXPANDED_BYTES", len(lines) - 1)
     assert (folder / "train.jsonl.gz").stat().st_size * 100 < len(lines) - 1
-    with user_error(r"train\.jsonl\.gz, line 40000: the \.gz file has expanded to more than"):
+    with user_error(r"train\.jsonl\.gz, line 40000: has expanded to more than"):
         load_pairs(recipe(folder))
     (folder / "train.jsonl").write_bytes(lines)
     assert len(load_pairs(recipe(folder, train="train.jsonl"))["train"]) == 40_000
@@ -256,7 +282,7 @@ def test_sources_of_the_hub_keep_their_order(hub: DataRecipe, monkeypatch: pytes
     ("fields", "message"),
     [
         ({}, r"split train: 4 pairs have an empty side; set data\.empty=drop"),
-        ({"target": "fr"}, r"split train: the columns are .*translation with the sides .*en and fr"),
+        ({"target": "fr"}, r"split train: has the sides en, de, expected en and fr; set"),
         ({"train": "training"}, r"data\.train: the split 'training' of .* cannot be loaded"),
         ({"test": "test"}, r"data\.test: the split 'test' of .* cannot be loaded .*--data\.test=null"),
     ],
