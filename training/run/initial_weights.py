@@ -48,14 +48,16 @@ class TrainedModel:
     def digest(self) -> str:
         return LoadOptions(self.name).digest()
 
-    def check_vocabulary(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Check that a run's tokenizer has the model's tokens, with the same ids, and no others but `<mask>`."""
+    def fit_vocabulary(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Drop the model's entries beyond its tokenizer, whose tokens and ids must be the run's, but for `<mask>`."""
         theirs, ours = load_tokenizer(self.name).get_vocab(), tokenizer.get_vocab()
         if ours != theirs | ({} if (mask := tokenizer.mask_token) is None else {str(mask): ours[str(mask)]}):
             raise UserError(
                 f"{self.field}: the vocabulary of {self.name}, {len(theirs)} entries, is not the run's, {len(ours)} "
                 f"entries; give --tokenizer.path={self.name} and another --output_dir."
             )
+        if (entries := max(len(theirs), 1 + max(theirs.values()))) < self.model.config.vocab_size:
+            self.model.resize_token_embeddings(entries)
 
 
 def load_trained_models(recipe: Recipe, folder: Path) -> dict[str, TrainedModel]:

@@ -192,7 +192,7 @@ def prepare(
         with state.local_main_process_first():
             encoded = tokenize(pairs, tokenizer, recipe.data)
         for model in models.values():
-            model.check_vocabulary(tokenizer)
+            model.fit_vocabulary(tokenizer)
         check_same_energy(models, path)
         processes = count_processes_before(recipe, path)
         check_pairs(recipe, config_for_tokenizer(recipe, tokenizer), encoded, folder.before, processes)

@@ -10,7 +10,7 @@ import yaml
 from datasets import Dataset, DatasetDict
 
 from tests.helpers import TINY, break_model, save, tiny_model, user_error
-from tests.nar_models import tiny_nat
+from tests.nar_models import FAMILY, tiny_nat
 from tests.training.runs import begin_run
 from training.data.vocabulary import make_tokenizer
 from training.recipe.fields import Recipe, load_recipe, to_dict
@@ -29,9 +29,11 @@ def train_tokenizer(text: str = "one tree") -> VaswaniTransformerTokenizer:
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save an autoregressive model with its tokenizer."""
+    """Save an autoregressive model with its tokenizer, which has fewer entries."""
     tokenizer = train_tokenizer()
-    return save(tmp_path_factory.mktemp("teacher"), tiny_model(vocab_size=len(tokenizer)), tokenizer)
+    model = tiny_model(vocab_size=len(tokenizer))
+    model.resize_token_embeddings(pad_to_multiple_of=64)
+    return save(tmp_path_factory.mktemp("teacher"), model, tokenizer)
 
 
 @pytest.fixture
@@ -61,7 +63,7 @@ def test_model_starts_with_its_teachers_encoder_and_embeddings(
     recipe = make_recipe(*given, "--model.dropout=0.3", f"--model.encoder_layers={layers}")
     loaded = load_trained_models(recipe, tmp_path / "run")
     tokenizer = make_tokenizer(recipe, pairs)
-    loaded["encoder_from"].check_vocabulary(tokenizer)
+    loaded["encoder_from"].fit_vocabulary(tokenizer)
     models = []
     for _ in range(2):
         torch.manual_seed(5)
@@ -77,6 +79,29 @@ def test_model_starts_with_its_teachers_encoder_and_embeddings(
         else:
             is_taught = name.startswith("model.encoder.") and name in taught
             assert torch.equal(weight, taught[name] if is_taught else before[name]), name
+
+
+@pytest.mark.parametrize("kind", ["autoregressive", *FAMILY])
+def test_model_with_more_entries_than_its_tokenizer_gives_its_weights(
+    make_recipe: MakeRecipe, pairs: DatasetDict, tmp_path: Path, kind: str
+) -> None:
+    """Padding of the vocabulary, as to a multiple of 64, is left out."""
+    tokenizer, folder = train_tokenizer(), str(tmp_path / "start")
+    tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    mask = {"mask_token_id": tokenizer.mask_token_id} if kind == "cmlm" else {}
+    start = (FAMILY | {"autoregressive": tiny_model})[kind](vocab_size=len(tokenizer), **mask)
+    expected = {name: weight.clone() for name, weight in start.state_dict().items()}
+    start.resize_token_embeddings(pad_to_multiple_of=64)
+    save(Path(folder), start, tokenizer)
+    shape = {"cmlm": ["--model.max_target_length=20"], "flowseq": ["--model.flow_steps=1"]}.get(kind, [])
+    recipe = make_recipe(
+        f"--model.kind={kind}", f"--training.start_from={folder}", f"--tokenizer.path={folder}", *shape
+    )
+    loaded, ours = load_trained_models(recipe, tmp_path / "run"), make_tokenizer(recipe, pairs)
+    loaded["start_from"].fit_vocabulary(ours)
+    model = recipe.family.model_class(config_for_tokenizer(recipe, ours))
+    copy_weights(loaded, model)
+    torch.testing.assert_close(dict(model.state_dict()), expected, rtol=0, atol=0)
 
 
 def test_teacher_with_sinusoids_may_have_another_size_of_the_unused_table(
@@ -130,7 +155,7 @@ def test_teacher_of_another_vocabulary_is_an_error_of_one_line(
     recipe = make_recipe("--model.kind=nat", f"--training.encoder_from={teacher}")
     model = load_trained_models(recipe, tmp_path / "run")["encoder_from"]
     with user_error(r"^training\.encoder_from: the vocabulary of .* give --tokenizer\.path="):
-        model.check_vocabulary(train_tokenizer("four dogs"))
+        model.fit_vocabulary(train_tokenizer("four dogs"))
 
 
 @pytest.mark.parametrize("kind", ["autoregressive", "nat"])
