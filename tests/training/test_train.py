@@ -1,6 +1,7 @@
 """Complete small runs of the training command, and the files that they leave."""
 
 import json
+import logging
 import math
 import re
 from pathlib import Path
@@ -68,15 +69,26 @@ def test_validation_loss_is_a_mean_over_target_tokens(finished_run: runs.Finishe
 
 
 @pytest.mark.slow
-def test_run_ends_with_the_mean_of_its_last_checkpoints_if_its_recipe_says_so(
-    arguments: list[str], tmp_path: Path
+@pytest.mark.parametrize("last", [3, 5])
+def test_run_ends_with_the_mean_of_its_last_checkpoints_and_says_which(
+    arguments: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, last: int
 ) -> None:
-    folder = tmp_path / "run"
-    results = runs.train_in(arguments, folder, "--training.steps=12", "--training.average_last=3")
-    checkpoints = [runs.weights(folder, step) for step in (6, 9, 12)]
+    """It says so at its start and its end where there are fewer than the recipe names."""
+    folder, steps = tmp_path / "run", [3, 6, 9, 12][-last:]
+    with caplog.at_level(logging.WARNING):
+        results = runs.train_in(arguments, folder, "--training.steps=12", f"--training.average_last={last}")
+    checkpoints = [runs.weights(folder, step) for step in steps]
     for name, weight in runs.weights(folder).items():
-        torch.testing.assert_close(weight, sum(state[name] for state in checkpoints) / 3)
-    assert results["steps"] == 12
+        torch.testing.assert_close(weight, sum(state[name] for state in checkpoints) / len(steps))
+    assert (results["steps"], results["averaged_steps"]) == (12, steps)
+    said = [line for line in caplog.messages if "average_last" in line]
+    if last == 3:
+        assert said == []
+    else:
+        assert "got 4 in 12 steps, expected at least 5" in said[0]
+        assert said[1:] == [
+            "The model is the mean of the last 4 checkpoints, and training.average_last is 5: steps 3, 6, 9, 12."
+        ]
 
 
 @pytest.mark.slow

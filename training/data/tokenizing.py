@@ -3,8 +3,10 @@
 import hashlib
 import logging
 import tempfile
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any, cast
 
 import datasets
 import numpy as np
@@ -22,6 +24,12 @@ from vaswani_transformer.tokenizer import text_encoder
 logger = logging.getLogger(__name__)
 NUMBER = "number"  # column of a training pair's number, from 1
 TEXTS = ["source", "reference"]  # columns of an evaluation's texts
+SIDES = {"source": "input_ids", "target": "labels"}
+MOST_UNKNOWN = 0.01  # of the target tokens, without a warning
+SAMPLE = 100_000  # targets, in which the commonest unknown words are looked for
+
+Counts = dict[str, dict[str, int]]
+"""The `tokens` of each side, and how many of them are `unknown`."""
 
 
 def set_up_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str, *needed: str) -> None:
@@ -87,6 +95,52 @@ def tokenize(
         else:
             encoded[split] = map_tokens(pairs.rename_column("target", "reference"), encode, [], key)
     return encoded
+
+
+def count_unknown(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> Counts:
+    """Return the number of tokens of the sources and of the targets, and how many of them are `<unk>`."""
+    counts: Counts = {side: {"tokens": 0, "unknown": 0} for side in SIDES}
+    for table in pairs.with_format("arrow").iter(100_000):
+        for side, column in SIDES.items():
+            ids = cast(Any, table)[column].combine_chunks().flatten().to_numpy()
+            counts[side]["tokens"] += len(ids)
+            counts[side]["unknown"] += int((ids == tokenizer.unk_token_id).sum())
+    return counts
+
+
+def unknown_share(counts: Counts, side: str) -> float:
+    return counts[side]["unknown"] / max(1, counts[side]["tokens"])
+
+
+def describe_unknown(splits: dict[str, Counts]) -> str:
+    """Return the share of unknown tokens in each side of each split."""
+    shares = {name: [f"{unknown_share(counts, side):.2%}" for side in SIDES] for name, counts in splits.items()}
+    return "; ".join(f"{name} {source} of source, {target} of target" for name, (source, target) in shares.items())
+
+
+def unknown_words(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, count: int = 5) -> list[str]:
+    """Return the commonest words of texts that have an unknown token."""
+    words = Counter(word for text in texts for word in text.split())
+    encoded = zip(words, target_ids(tokenizer, list(words)), strict=True)
+    unknown = {word for word, ids in encoded if tokenizer.unk_token_id in ids}
+    return [word for word, _ in words.most_common() if word in unknown][:count]
+
+
+def report_unknown(splits: dict[str, Counts], pairs: datasets.DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Log the unknown tokens of each split, and warn of the first split with too many of them in its targets."""
+    if tokenizer.unk_token_id is None:
+        return
+    logger.info("Unknown tokens: %s.", describe_unknown(splits))
+    for name, counts in splits.items():
+        if (share := unknown_share(counts, "target")) > MOST_UNKNOWN:
+            texts = pairs[name].select(range(0, len(pairs[name]), 1 + len(pairs[name]) // SAMPLE))["target"]
+            logger.warning(
+                "tokenizer: cannot spell the targets of %s; got %.1f%% unknown tokens (%s), expected at most %.0f%%. "
+                "The commonest such words are %s. Train a tokenizer on these texts, or name another by tokenizer.path.",
+                *(name, 100 * share, tokenizer.unk_token, 100 * MOST_UNKNOWN),
+                ", ".join(unknown_words(texts, tokenizer)) or "unknown only in their context",
+            )
+            return
 
 
 def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:

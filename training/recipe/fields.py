@@ -1,6 +1,7 @@
 """A recipe: everything that makes a run, read from a YAML file and from arguments, and checked before any work."""
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
@@ -157,7 +158,8 @@ class TrainingRecipe:
     checkpoint_steps, checkpoint_minutes: steps or minutes between further checkpoints ("written at 10-minute
         intervals", 6.1); None for none.
     keep_checkpoints: checkpoints kept, including the best.
-    average_last: the number of last checkpoints whose mean is the final model (6.1); None for the best checkpoint.
+    average_last: the number of last checkpoints whose mean is the final model (6.1), or of all if there are fewer; None
+        for the best checkpoint.
     """
 
     steps: int = setting(100_000, above=0, scope=Scope.LIMIT)
@@ -199,6 +201,14 @@ class TrainingRecipe:
     checkpoint_minutes: float | int | None = setting(None, above=0)
     keep_checkpoints: int = setting(2, above=0)
     average_last: int | None = setting(None, above=0)
+
+    @property
+    def max_checkpoints(self) -> float:
+        """The checkpoints that the run writes if no limit ends it before `steps`."""
+        if self.checkpoint_minutes is not None:
+            return math.inf
+        periods = {self.evaluation_steps, self.checkpoint_steps or self.steps, self.steps}
+        return len({step for period in periods for step in range(period, self.steps + 1, period)} | {self.steps})
 
 
 @dataclass(frozen=True)

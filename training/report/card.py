@@ -13,6 +13,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from training.data.sources import SOURCES
+from training.data.tokenizing import describe_unknown
 from training.monitor.stopwatch import phase_shares
 from training.recipe.fields import DataRecipe, Recipe, TrainingRecipe
 from training.report.licenses import check_license
@@ -80,7 +81,7 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
         parameters=f"{results['parameters']:,}",
         model=describe_model(recipe),
         training=describe_training(results, recipe.training),
-        weights=describe_weights(recipe),
+        weights=describe_weights(results, recipe),
         hardware=describe_hardware(results),
         time=describe_time(results),
         software=", ".join(f"{name} {version}" for name, version in results["versions"].items()),
@@ -91,7 +92,7 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
         longest=recipe.data.max_length,
         losses=describe_losses(recipe),
         curve=curve_table(results["curve"], make_task(recipe).best_metric),
-        fingerprints=fingerprint_table(results.get("data", {})),
+        fingerprints=fingerprint_table(results.get("data", {})) + unknown_line(results),
         code=describe_code(results),
         command=training_command(recipe, repository),
     )
@@ -211,9 +212,11 @@ def describe_losses(recipe: Recipe) -> str:
     )
 
 
-def describe_weights(recipe: Recipe) -> str:
+def describe_weights(results: dict[str, Any], recipe: Recipe) -> str:
+    if steps := results.get("averaged_steps"):
+        return f"the mean of the last {len(steps)} checkpoints, of steps {steps[0]:,} to {steps[-1]:,}"
     if (last := recipe.training.average_last) is not None:
-        return f"the mean of the last checkpoints, at most {last}"  # a short run writes fewer
+        return f"the mean of the last checkpoints, at most {last}"  # not averaged yet
     return f"the checkpoint with the best validation {selection_metric(recipe).title}"
 
 
@@ -315,6 +318,10 @@ def fingerprint_table(data: dict[str, Any]) -> str:
         rows.append(f"| {name} | {print_of_split['pairs']:,} | `{print_of_split['sha256']}` |")
     head = ["| split | pairs | SHA-256 of its texts, each followed by a zero byte |", "| --- | ---: | --- |"]
     return "\n".join(head + rows)
+
+
+def unknown_line(results: dict[str, Any]) -> str:
+    return f"\n\nUnknown tokens: {describe_unknown(results['tokens'])}." if "tokens" in results else ""
 
 
 def describe_code(results: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from training.data.distilled import Distillation, open_distilled
 from training.data.pairs import load_pairs
 from training.data.sources import prepared_name
-from training.data.tokenizing import tokenize
+from training.data.tokenizing import Counts, count_unknown, report_unknown, tokenize
 from training.data.vocabulary import make_tokenizer
 from training.recipe.fields import Recipe, to_dict
 from training.recipe.machine import trains_slowly_in_bf16
@@ -48,13 +48,17 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that can train: its folder, its inputs, its pairs as text and as token ids, and its tokenizer."""
+    """A run that can train: its folder, its inputs, its pairs as text and as token ids, and its tokenizer.
+
+    tokens: of each split, the number of its tokens, and how many of them are unknown.
+    """
 
     folder: Path
     inputs: Inputs
     pairs: DatasetDict
     encoded: DatasetDict
     tokenizer: PreTrainedTokenizerBase
+    tokens: dict[str, Counts]
 
 
 def load_inputs(recipe: Recipe, folder: Path) -> Inputs:
@@ -68,6 +72,12 @@ def load_inputs(recipe: Recipe, folder: Path) -> Inputs:
         logger.warning(
             "training.precision: this machine trains faster in fp32; got bf16. Give a new run "
             "--training.precision=fp32."
+        )
+    if (written := recipe.training.max_checkpoints) < (recipe.training.average_last or 0):
+        logger.warning(
+            "training.average_last: the run writes too few checkpoints; got %d in %d steps, expected at least %d. The "
+            "mean will be over all, the first ones included; lower it, or training.checkpoint_steps.",
+            *(written, recipe.training.steps, recipe.training.average_last),
         )
     return Inputs(models, distillation, prepared_name(recipe.data.path))
 
@@ -191,6 +201,9 @@ def prepare(
     try:
         with state.local_main_process_first():
             encoded = tokenize(pairs, tokenizer, recipe.data)
+        tokens = {str(split): count_unknown(ids, tokenizer) for split, ids in encoded.items()}
+        if state.is_main_process:
+            report_unknown(tokens, pairs, tokenizer)
         for model in models.values():
             model.fit_vocabulary(tokenizer)
         check_same_energy(models, path)
@@ -208,4 +221,4 @@ def prepare(
             if folder.changed:
                 extend_run(recipe, path)
             record_models(models, path)
-    return Prepared(path, inputs, pairs, encoded, tokenizer)
+    return Prepared(path, inputs, pairs, encoded, tokenizer, tokens)

@@ -144,7 +144,14 @@ def train_or_resume(trainer: RecipeTrainer) -> None:
     if (last := trainer.recipe.training.average_last) is not None:
         checkpoints = last_checkpoints(folder, last)
         load_weights(trainer.model, mean_weights(checkpoints))
-        logger.info("Took the mean of steps %s.", ", ".join(str(step_of(path)) for path in checkpoints))
+        steps = [step_of(path) for path in checkpoints]
+        cast(Any, trainer.state.log_history).append({"averaged_steps": steps, "step": trainer.state.global_step})
+        level = logging.INFO if len(steps) == last else logging.WARNING
+        logger.log(
+            level,
+            "The model is the mean of the last %d checkpoints, and training.average_last is %d: steps %s.",
+            *(len(steps), last, ", ".join(map(str, steps))),
+        )
     save_trained(trainer)
 
 
@@ -210,6 +217,7 @@ def write_results(trainer: RecipeTrainer, prepared: Prepared) -> dict[str, Any]:
     """
     folder = prepared.folder
     results: dict[str, Any] = {"name": None, "recipe": None, "data": read_fingerprints(folder)}
+    results["tokens"] = prepared.tokens
     if trainer.stream is not None and (checkpoint := last_checkpoint(folder)) is not None:
         results["data"]["train"]["read"] = described(read_stream(checkpoint)["pairs"])
     if prepared.inputs.source is not None:

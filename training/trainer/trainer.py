@@ -478,6 +478,7 @@ class RecipeTrainer(Seq2SeqTrainer):
 
     def results(self) -> dict[str, Any]:
         """Return what `results.json` says of training so far; every process must call."""
+        history = self.state.log_history
         return {
             "name": self.recipe.name,
             "recipe": strip_local_paths(self.recipe),
@@ -489,7 +490,8 @@ class RecipeTrainer(Seq2SeqTrainer):
             "steps": self.state.global_step,
             "flops": self.state.total_flos,
             f"best_validation_{selection_metric(self.recipe).key}": self.state.best_metric,
-            "curve": [entry for entry in self.state.log_history if "loss" in entry or "eval_loss" in entry],
+            "curve": [entry for entry in history if "loss" in entry or "eval_loss" in entry],
+            **{name: entry[name] for entry in history for name in ["averaged_steps"] if name in entry},
         }
 
     def push_to_hub(

@@ -22,7 +22,7 @@ from training.data import pairs as data_pairs
 from training.data.distilled import Distillation, check_sources, digest_sources
 from training.data.pairs import load_pairs, read_rows, sources_in_order, to_source_target
 from training.data.stream import PairStream
-from training.data.tokenizing import make_encode_fn, target_ids, token_ids, tokenize
+from training.data.tokenizing import count_unknown, make_encode_fn, report_unknown, target_ids, token_ids, tokenize
 from training.data.vocabulary import sample_texts
 from training.recipe.fields import DataRecipe
 from vaswani_transformer import VaswaniTransformerTokenizer
@@ -392,6 +392,32 @@ def test_datasets_hashes_no_function_and_so_swallows_no_interruption_of_it(
 
     monkeypatch.setattr("datasets.arrow_dataset.update_fingerprint", update_without_function)
     tokenize(pairs, tokenizer, recipe(folder))
+
+
+@pytest.mark.parametrize("algorithm", ["bpe", "wordpiece"])
+def test_unknown_tokens_are_counted_and_the_commonest_words_named(
+    folder: Path, caplog: pytest.LogCaptureFixture, algorithm: str
+) -> None:
+    words = {"bpe": "known words", "wordpiece": "one tree ein two three drei zwei </s> <pad>"}[algorithm]
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator([words], 300, algorithm)
+    lines = [json_line("one", "ein bäum"), json_line("tree öl", "drei ñu bäum"), json_line("one", "ein ñu bäum")]
+    (folder / "train.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    data = recipe(folder, train="train.jsonl")
+    pairs = load_pairs(data)
+    counts = {str(name): count_unknown(split, tokenizer) for name, split in tokenize(pairs, tokenizer, data).items()}
+    with caplog.at_level(logging.INFO):
+        report_unknown(counts, pairs, tokenizer)
+    if algorithm == "bpe":  # spells every text
+        assert counts["train"]["target"]["unknown"] == counts["train"]["source"]["unknown"] == 0
+        assert caplog.messages == []
+        return
+    ends, pieces = 3, 3  # of the known words
+    assert counts["train"]["target"] == {"tokens": 5 + pieces + ends, "unknown": 5}
+    assert counts["train"]["source"]["unknown"] == 1
+    info, warning = caplog.messages[-2:]
+    assert "train 14.29% of source, 45.45% of target; validation" in info
+    assert "targets of train; got 45.5% unknown tokens (<unk>), expected at most 1%" in warning
+    assert "words are bäum, ñu. Train" in warning
 
 
 def test_streamed_pair_that_is_too_long_is_an_error_if_the_recipe_says_so(

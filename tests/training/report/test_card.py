@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.helpers import ROOT, error_line, run_main
 from tests.hub_state import metadata_errors
 from tests.training.invented_results import CHRF_SIGNATURE, REPOSITORY, SIGNATURE, results_of
+from tests.training.runs import FinishedRun
 from training.recipe.families import FAMILIES
 from training.recipe.fields import DataRecipe, Recipe, TrainingRecipe, load_recipe, to_dict
 from training.recipe.reading import build
@@ -33,10 +34,19 @@ def test_card_is_what_the_code_makes_of_the_results(tmp_path: Path) -> None:
     assert metadata_errors(CARD.read_text(encoding="utf-8")) == []
 
 
+@pytest.mark.slow
+def test_card_gives_the_share_of_unknown_tokens(finished_run: FinishedRun) -> None:
+    lines = str(make_card(finished_run.results, REFERENCE)).splitlines()
+    share = "0.00% of source, 0.00% of target"
+    assert f"Unknown tokens: train {share}; validation {share}; test {share}." in lines
+
+
 def test_card_of_a_mean_claims_no_checkpoints_that_a_short_run_did_not_write() -> None:
     """A run takes the mean of those that there are."""
-    training = TrainingRecipe(steps=9, evaluation_steps=3, keep_checkpoints=6, average_last=5)
-    assert card_module.describe_weights(Recipe(training=training)) == "the mean of the last checkpoints, at most 5"
+    recipe = Recipe(training=TrainingRecipe(steps=9, evaluation_steps=3, keep_checkpoints=6, average_last=5))
+    assert card_module.describe_weights({}, recipe) == "the mean of the last checkpoints, at most 5"
+    described = card_module.describe_weights({"averaged_steps": [3, 6, 9]}, recipe)
+    assert described == "the mean of the last 3 checkpoints, of steps 3 to 9"
 
 
 @pytest.mark.parametrize(
