@@ -67,6 +67,7 @@ def test_run_killed_after_its_last_step_trains_no_further_step(
             (killed / name).unlink()
         again = runs.train_in(settings, killed)
         assert again["steps"] == first["steps"] <= 20
+        assert again.get("averaged_steps") == first.get("averaged_steps")
         for split, name in (("validation", "loss"), ("validation", "bleu"), ("test", "bleu"), ("test", "examples")):
             assert again[split][name] == first[split][name]
         runs.assert_same_checkpoints(whole, killed)

@@ -138,7 +138,7 @@ def report_unknown(splits: dict[str, Counts], pairs: datasets.DatasetDict, token
                 "tokenizer: cannot spell the targets of %s; got %.1f%% unknown tokens (%s), expected at most %.0f%%. "
                 "The commonest such words are %s. Train a tokenizer on these texts, or name another by tokenizer.path.",
                 *(name, 100 * share, tokenizer.unk_token, 100 * MOST_UNKNOWN),
-                ", ".join(unknown_words(texts, tokenizer)) or "unknown only in their context",
+                ", ".join(map(repr, unknown_words(texts, tokenizer))) or "unknown only in their context",
             )
             return
 

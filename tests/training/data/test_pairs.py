@@ -417,7 +417,7 @@ def test_unknown_tokens_are_counted_and_the_commonest_words_named(
     info, warning = caplog.messages[-2:]
     assert "train 14.29% of source, 45.45% of target; validation" in info
     assert "targets of train; got 45.5% unknown tokens (<unk>), expected at most 1%" in warning
-    assert "words are bäum, ñu. Train" in warning
+    assert "words are 'bäum', 'ñu'. Train" in warning
 
 
 def test_streamed_pair_that_is_too_long_is_an_error_if_the_recipe_says_so(
