@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.helpers import PAIRS, TINY, random_tokens
+from tests.helpers import PAIRS, TINY, random_tokens, tiny_model
 from vaswani_transformer import (
     VaswaniCmlmForConditionalGeneration,
     VaswaniFlowSeqForConditionalGeneration,
@@ -47,6 +47,7 @@ FAMILY: dict[str, Callable[..., Any]] = {
     "flowseq": tiny_flowseq,
     "cmlm": tiny_cmlm,
 }
+EVERY_FAMILY = {"autoregressive": tiny_model, **FAMILY}
 
 
 def family_of_pairs(family: str, **overrides: Any) -> tuple[Any, VaswaniTransformerTokenizer]:

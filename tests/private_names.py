@@ -75,6 +75,7 @@ PRIVATE_NAMES: dict[Any, dict[str, str]] = {
         "_save_checkpoint": "training/trainer/trainer",
     },
     TrainingArguments: {"_n_gpu": "training/trainer/lifecycle"},
+    torch: {"_assert_async": "cmlm"},
     nn.Module: {
         "_apply": "cpu/model flow pretrained",
         "_forward_hooks": "embeddings",

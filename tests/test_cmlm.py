@@ -51,6 +51,31 @@ def test_cmlm_without_mask_and_lengths_counts_no_padding(is_training: bool) -> N
     assert torch.equal(actual.logits, expected.logits)
 
 
+def shifted_batch() -> Batch:
+    """Return labels with decoder inputs that are shifted right, as for BART."""
+    labels = targets(5, 3)
+    shifted = torch.nn.functional.pad(labels[:, :-1], (1, 0)).clamp(min=1)
+    return {"input_ids": random_tokens(2, 6), "decoder_input_ids": shifted, "labels": labels}
+
+
+def test_word_that_a_cmlm_sees_and_learns_is_an_error() -> None:
+    """Evaluation masks every word."""
+    model, batch = tiny_cmlm().train(), shifted_batch()
+    with pytest.raises(
+        ValueError, match=r"^decoder_input_ids: a word with a label must be <mask>, .* MaskingCollator\.$"
+    ):
+        model(**batch)
+    assert bool(model.eval()(**batch).loss.isfinite())
+
+
+@pytest.mark.slow
+def test_word_that_a_compiled_cmlm_sees_and_learns_is_an_error() -> None:
+    compiled, batch = torch.compile(tiny_cmlm().train(), fullgraph=True, backend="aot_eager"), shifted_batch()
+    with pytest.raises(RuntimeError, match="decoder_input_ids: a word with a label must be <mask>"):
+        compiled(**batch)
+    compiled(**batch | {"decoder_input_ids": torch.full((2, 5), MASK)}).loss.backward()
+
+
 def test_cmlm_in_evaluation_masks_embedded_targets_too() -> None:
     model, batch = tiny_cmlm(), {"input_ids": random_tokens(2, 6), "labels": targets(5, 3)}
     embeds, mask = model.model.decoder.embed_tokens(batch["labels"].clamp(min=0)), batch["labels"].ne(-100).long()

@@ -59,3 +59,15 @@ def test_collator_seeds_its_masks_again_in_every_worker_whatever_its_own_process
     loader = DataLoader(TensorDataset(torch.arange(4)), batch_size=2, num_workers=2, collate_fn=collator)
     batches = [batch["labels"] for _ in range(2) for batch in loader]
     assert len({tuple(labels.flatten().tolist()) for labels in [*batches, *drawn]}) == 6
+
+
+def test_collator_masks_no_padding_token() -> None:
+    labels = targets(5, 3, 1)
+    for ignored in (-100, 1):
+        collator = MaskingCollator(
+            lambda _, padding=ignored: {"labels": labels.where(labels != -100, padding)}, MASK, 1
+        )
+        batch = collator([])
+        assert batch["target_lengths"].tolist() == [5, 3, 1]
+        assert torch.equal(batch["labels"].ne(-100), batch["decoder_input_ids"].eq(MASK))
+        assert not bool(batch["labels"].eq(1).any())

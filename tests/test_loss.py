@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from tests.helpers import FLOAT32, LargestTensor, padded_batch, random_batch, random_tokens, tiny_model
+from tests.nar_models import EVERY_FAMILY, targets
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.loss import CHUNK, FusedLinearCrossEntropy, cross_entropy, projected_cross_entropy, reduce_loss
 
@@ -376,3 +377,26 @@ def test_smoothed_loss_of_two_entries_computed_by_hand() -> None:
     """eps is spread over all V: logits (1, 0), true 0, eps 0.2: -0.9 log 0.7310586 - 0.1 log 0.2689414."""
     loss = projected_cross_entropy(torch.tensor([[1.0]]), torch.tensor([[1.0], [0.0]]), torch.tensor([0]), 0.2)
     assert float(loss) == pytest.approx(0.4132617, abs=1e-6)
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_padding_tokens_in_labels_never_count(family: str, is_training: bool) -> None:
+    """`tokenizer(..., text_target=..., padding=True)` pads labels so, and a Trainer counts them: 20 of two batches."""
+    model, source, labels = EVERY_FAMILY[family]().train(is_training), random_tokens(2, 6), targets(5, 2)
+
+    def losses(labels: Tensor, items: int | None) -> list[Tensor]:
+        torch.manual_seed(2)
+        outputs = model(input_ids=source, labels=labels, num_items_in_batch=items)
+        return [value for name, value in outputs.items() if name.endswith("loss")]
+
+    padded = labels.masked_fill(labels == -100, 1)
+    for counted, real in ((None, None), (20, 14)):
+        torch.testing.assert_close(losses(padded, counted), losses(labels, real), **FLOAT32)
+
+
+@pytest.mark.parametrize("family", ["autoregressive", "nat", "iterative_vae", "flowseq"])
+def test_padding_token_that_also_ends_targets_counts(family: str) -> None:
+    batch = {"input_ids": random_tokens(2, 6), "labels": targets(5, 2)}
+    model, expected = EVERY_FAMILY[family](pad_token_id=2), EVERY_FAMILY[family]()
+    assert torch.equal(model(**batch).loss, expected(**batch).loss)

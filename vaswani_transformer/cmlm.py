@@ -20,6 +20,7 @@ from .cmlm_masks import sample_masks
 from .config import TOKEN_IDS, as_token_ids, positive_int
 from .embeddings import read_table, text_positions
 from .lengths import canvas, real_tokens
+from .loss import recount
 from .nar_decoder import NarDecoder
 from .nar_generation import NarGeneration, NarSettings, NarTargets
 from .nar_head import EncodedSource, NarConfig, Target, TargetInputs
@@ -70,12 +71,12 @@ class VaswaniCmlmModel(EncoderDecoder):
 class VaswaniCmlmForConditionalGeneration(NarGeneration):
     """CMLM, whose `generate()` is Mask-Predict: `num_iterations` passes, `length_beam_size` lengths.
 
-    The `decoder_input_ids` of `forward` have `<mask>` at unknown words and `<pad>` on the right. Without them every
-    word is masked, or in training mode as many as `sample_masks` draws; with them `labels` are -100 at words without a
-    loss, and the lengths are `target_lengths`, else those of `decoder_attention_mask`, else the tokens before `<pad>`.
-    The losses are means over masked tokens, in evaluation mode with every token masked, also where the decoder's inputs
-    show some: there `num_items_in_batch` grows as the number of masked tokens does. `encoder_outputs` and the encoder's
-    states have S + 1 rows, of which the length token is the first.
+    The `decoder_input_ids` of `forward` have `<mask>` at unknown words, those with a label, and `<pad>` on the right.
+    Without them every word is masked, or in training mode as many as `sample_masks` draws; with them `labels` are -100
+    at words without a loss, and the lengths are `target_lengths`, else those of `decoder_attention_mask`, else the
+    tokens before `<pad>`. The losses are means over masked tokens, in evaluation mode with every token masked, also
+    where the decoder's inputs show some: there `num_items_in_batch` grows as the number of masked tokens does.
+    `encoder_outputs` and the encoder's states have S + 1 rows, of which the length token is the first.
 
     Raises:
         ValueError: the configuration has no `mask_token_id`.
@@ -87,10 +88,12 @@ class VaswaniCmlmForConditionalGeneration(NarGeneration):
 
     def __init__(self, config: VaswaniCmlmConfig) -> None:
         super().__init__(config)
-        if config.mask_token_id is None or config.pad_token_id is None:
+        mask, pad, end = config.mask_token_id, config.pad_token_id, config.eos_token_id
+        if mask is None or pad is None or pad in as_token_ids(end):
             raise ValueError(
-                f"mask_token_id, pad_token_id: a CMLM needs both; got {config.mask_token_id}, {config.pad_token_id}. "
-                'Add the first to the tokenizer by add_special_tokens({"mask_token": "<mask>"}) and set it.'
+                f"mask_token_id, pad_token_id: a CMLM needs both, and an end token that is neither; got {mask}, {pad} "
+                f"and {end}. Add the missing ones to the tokenizer, the first by "
+                'add_special_tokens({"mask_token": "<mask>"}), and set them.'
             )
         self.length_token = nn.Embedding(config.max_target_length + 1, config.d_model)
         self.post_init()
@@ -145,6 +148,8 @@ class VaswaniCmlmForConditionalGeneration(NarGeneration):
         The length token has the position of the first word, so that the words keep theirs.
         """
         inputs_embeds = embed_text(self.model.encoder.embed_tokens, input_ids, inputs_embeds)  # (B, S, d_model)
+        if input_ids is not None:
+            self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         check_mask(attention_mask, *inputs_embeds.shape[:2], name="attention_mask")
         if position_ids is None:
             position_ids = text_positions(inputs_embeds, attention_mask)  # (B or 1, S)
@@ -190,11 +195,11 @@ class VaswaniCmlmForConditionalGeneration(NarGeneration):
         labels, num_items = given.labels, given.num_items_in_batch
         input_ids, inputs_embeds = given.decoder_input_ids, given.decoder_inputs_embeds
         if labels is not None and not self.training:
-            num_given = labels.ne(-100).sum()
-            input_ids, labels = self.mask_all(input_ids, labels, mask)
-            if num_items is not None:  # a Trainer counted the labels that it gave
-                num_items = num_items * labels.ne(-100).sum() / num_given.clamp(min=1)
+            input_ids, complete = self.mask_all(input_ids, labels, mask)
+            num_items, labels = recount(num_items, labels, complete), complete
             inputs_embeds = None
+        elif labels is not None and input_ids is not None and given.target_lengths is None:  # of no MaskingCollator
+            self.check_masked(input_ids, labels)
         elif input_ids is None and inputs_embeds is None:
             input_ids, labels = self.mask_some(labels, mask, num_items)
         return Target(lengths, mask, labels, num_items, {"input_ids": input_ids, "inputs_embeds": inputs_embeds})
@@ -213,6 +218,19 @@ class VaswaniCmlmForConditionalGeneration(NarGeneration):
             return mask.sum(1), mask.long()
         lengths, width = self.target_shape(source, labels if words is None else None, attention_mask, words)
         return lengths, canvas(lengths, width)
+
+    def check_masked(self, input_ids: Tensor, labels: Tensor) -> None:
+        """Raise ValueError, or RuntimeError in a compiled graph, for a word with a loss that the decoder sees."""
+        is_seen = (labels.ne(-100) & input_ids.ne(self.config.token_id("mask_token_id"))).any()
+        message = (
+            "decoder_input_ids: a word with a label must be <mask>, or the model sees what it learns to predict; got "
+            "another token there, as in targets shifted right. Leave decoder_input_ids out, or mask with a "
+            "MaskingCollator."
+        )
+        if torch.compiler.is_compiling():
+            torch._assert_async(~is_seen, message)
+        elif bool(is_seen):
+            raise ValueError(message)
 
     def mask_all(self, input_ids: Tensor | None, labels: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return decoder inputs (k B, T) with every token masked, and the complete target as labels.

@@ -58,7 +58,7 @@ class MaskingCollator:
     those of an uninterrupted run. Recipes resume bit for bit.
 
     Args:
-        collator: makes batches with `labels` padded on the right by -100, such as `DataCollatorForSeq2Seq`.
+        collator: makes batches with `labels` padded on the right by -100 or `<pad>`, such as `DataCollatorForSeq2Seq`.
         mask_token_id: the id of `<mask>`.
         pad_token_id: the id of `<pad>`.
         seed: of the masks.
@@ -81,7 +81,8 @@ class MaskingCollator:
 
     def __call__(self, features: Sequence[Any]) -> dict[str, Any]:
         """Return the batch of `features` with masks."""
-        batch = self.collator(features)
+        batch = {**self.collator(features)}
+        batch["labels"] = batch["labels"].masked_fill(batch["labels"] == self.pad_token_id, -100)
         is_masked = sample_masks(batch["labels"].ne(-100), self.mask_generator())  # (B, T)
         return mask_targets(batch, is_masked, self.mask_token_id, self.pad_token_id)
 

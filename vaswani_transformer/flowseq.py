@@ -20,7 +20,7 @@ from .config import VaswaniTransformerConfig, layer_count, unit_rate
 from .embeddings import InputEmbedding, text_positions
 from .flow import Flow, FlowInputs, LatentReader, SmallLinear, half_positions, init_flow, normal_log_prob
 from .lengths import canvas
-from .loss import accumulation_dtype
+from .loss import accumulation_dtype, without_padding
 from .nar_decoder import NarDecoder, NarDecoderLayer
 from .nar_generation import NarSettings, NarTargets
 from .nar_head import EncodedSource, NarLMOutput, Target, TrainingRate
@@ -253,6 +253,7 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
         Raises:
             ValueError: the labels have no token.
         """
+        labels, _ = without_padding(labels, None, self.config)
         if not bool(labels.ne(-100).any()):
             raise ValueError("labels: the flow starts from latents of tokens; got none. Give a batch with targets.")
         source = self.read_source(self.encode(input_ids, attention_mask)[0], attention_mask)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from .config import VaswaniTransformerConfig, as_token_ids
+
 CHUNK = 256  # tokens; the fastest of 64 to 2,048 on a CPU, where larger chunks exceed the cache
 CACHE_ROWS = 32  # tokens whose float32 logits fit into a core's cache
 ACCELERATOR_CHUNK = 4096  # tokens; a tenth faster than 2,048 on an H200, for 0.4 GiB with 37,000 entries
@@ -128,6 +130,41 @@ class FusedLinearCrossEntropy(torch.autograd.Function):
         if grad_weight is not None:
             grad_weight = (grad_weight * grad_loss).to(ctx.weight_dtype)
         return grad_hidden, grad_weight, None, None, None
+
+
+def check_labels_are_ids(labels: Tensor) -> None:
+    """Raise ValueError unless labels are whole numbers of shape (B, T), with at least one position."""
+    is_whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+    if labels.dim() != 2 or labels.shape[1] == 0 or not is_whole:
+        raise ValueError(
+            f"labels: no token ids; got shape {tuple(labels.shape)} of {labels.dtype}, expected whole numbers (texts, "
+            "tokens), at least one token each. Give an empty text its end token, and -100 where none counts."
+        )
+
+
+def recount(num_items: Tensor | int | None, before: Tensor, after: Tensor) -> Tensor | int | None:
+    """Return a Trainer's count of the labels `before` for the labels `after`, more or fewer of the same batch."""
+    if num_items is None:
+        return None
+    return num_items * (after.ne(-100).sum() / before.ne(-100).sum().clamp(min=1))
+
+
+def without_padding(
+    labels: Tensor, num_items: Tensor | int | None, config: VaswaniTransformerConfig
+) -> tuple[Tensor, Tensor | int | None]:
+    """Return `labels` (B, T) with -100 at `<pad>`, and a Trainer's count of them without it.
+
+    A model whose `<pad>` also ends a target cannot tell the two apart: there it counts as any other token.
+
+    Raises:
+        ValueError: the labels are no whole numbers of shape (B, T), or have no position.
+    """
+    check_labels_are_ids(labels)
+    pad = config.pad_token_id
+    if pad is None or pad in as_token_ids(config.eos_token_id):
+        return labels, num_items
+    tokens = labels.long().masked_fill(labels == pad, -100)
+    return tokens, recount(num_items, labels, tokens)
 
 
 def reduce_loss(loss: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:

@@ -14,7 +14,8 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from .body import EncoderDecoder, ProjectedModel
 from .config import VaswaniTransformerConfig
 from .generation import PaperBeamSearch
-from .pretrained import CACHE, check_labels_are_ids
+from .loss import without_padding
+from .pretrained import CACHE
 
 
 def shift_right(labels: Tensor, config: VaswaniTransformerConfig) -> Tensor:
@@ -66,8 +67,8 @@ class VaswaniTransformerForConditionalGeneration(ProjectedModel, PaperBeamSearch
         """Compute the logits of a target's next tokens, or the loss of a target.
 
         Args:
-            labels: (B, T) target token ids with their end token, not shifted; -100 where there is nothing to learn.
-                Shifted right they make `decoder_input_ids` where those are not given.
+            labels: (B, T) target token ids with their end token, not shifted; -100 or `<pad>` where there is nothing
+                to learn. Shifted right they make `decoder_input_ids` where those are not given.
             logits_to_keep: compute logits for this many last target positions, or for these indices; 0 for all.
             skip_logits: whether to leave out `logits` when there are labels; None: in training mode only.
             num_items_in_batch: the number of target tokens to divide the summed loss by; None: those of `labels`.
@@ -85,7 +86,7 @@ class VaswaniTransformerForConditionalGeneration(ProjectedModel, PaperBeamSearch
         """
         num_items_in_batch = kwargs.pop("num_items_in_batch", None)
         if labels is not None:
-            check_labels_are_ids(labels)
+            labels, num_items_in_batch = without_padding(labels, num_items_in_batch, self.config)
             use_cache = False if use_cache is None else use_cache
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = shift_right(labels, self.config)

@@ -19,8 +19,7 @@ from .body import ProjectedModel, as_encoder_output
 from .config import VaswaniTransformerConfig, loss_weight
 from .decoder import check_rows
 from .lengths import check_right_padded, length_cross_entropy
-from .loss import accumulation_dtype, chunk_size, reduce_loss
-from .pretrained import check_labels_are_ids
+from .loss import accumulation_dtype, chunk_size, reduce_loss, without_padding
 
 
 @strict
@@ -48,20 +47,6 @@ class NarConfig(VaswaniTransformerConfig):
                 f"attention_window: {self.model_type} has no restricted self-attention; got {self.attention_window}, "
                 "expected None. Leave it out."
             )
-
-
-def check_labels(labels: Tensor | None, num_items_in_batch: Tensor | int | None) -> None:
-    """Raise ValueError for labels that are no token ids, or for their number without them.
-
-    A Trainer that computes its own loss of logits keeps them.
-    """
-    if labels is None and num_items_in_batch is not None:
-        raise ValueError(
-            "labels: got none with num_items_in_batch, and a loss of only the logits trains no length. Set the "
-            "Trainer's label_smoothing_factor to 0 and no compute_loss_func; config.label_smoothing smooths."
-        )
-    if labels is not None:
-        check_labels_are_ids(labels)
 
 
 @dataclass
@@ -216,8 +201,8 @@ class NarHead(ProjectedModel):
             encoder_outputs: the encoder's output for the source; None: the encoder runs.
             inputs_embeds: (B, S, d_model), scaled embeddings in place of `input_ids`.
             decoder_inputs_embeds: (k B, T, d_model) in place of what the decoder begins with.
-            labels: (k B, T) target token ids with their end token, not shifted, -100 at padding, which is on the
-                right. They give the lengths. Row i belongs to source i // k.
+            labels: (k B, T) target token ids with their end token, not shifted, -100 or `<pad>` at padding, which is
+                on the right. They give the lengths. Row i belongs to source i // k.
             target_lengths: (k B,), m of each target of `decoder_input_ids`.
             skip_logits: whether to leave out `logits` when there are labels; None: in training mode only.
             num_items_in_batch: the number of target tokens to divide all summed losses by; None: those of `labels`.
@@ -232,7 +217,13 @@ class NarHead(ProjectedModel):
         Raises:
             ValueError: the stacks' errors; labels with a token after padding; a count without labels.
         """
-        check_labels(labels, num_items_in_batch)
+        if labels is not None:
+            labels, num_items_in_batch = without_padding(labels, num_items_in_batch, self.config)
+        elif num_items_in_batch is not None:  # a Trainer that computes its own loss of logits keeps the labels
+            raise ValueError(
+                "labels: got none with num_items_in_batch, and a loss of only the logits trains no length. Set the "
+                "Trainer's label_smoothing_factor to 0 and no compute_loss_func; config.label_smoothing smooths."
+            )
         draws = {name: kwargs.pop(name, None) for name in self.draws}
         kwargs.pop("use_cache", None)
         encoder_outputs = self.encode(input_ids, attention_mask, encoder_outputs, inputs_embeds, **kwargs)
@@ -263,7 +254,7 @@ class NarHead(ProjectedModel):
         **settings: Any,
     ) -> BaseModelOutput:
         """Return the encoder's output for a source, or `encoder_outputs` where they are given."""
-        self.model.check_shared_adapter()
+        self.model.check_adapters()
         if encoder_outputs is not None:
             return as_encoder_output(encoder_outputs)
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}

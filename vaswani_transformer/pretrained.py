@@ -85,16 +85,6 @@ def embed_text(
     return embedded
 
 
-def check_labels_are_ids(labels: Tensor) -> None:
-    """Raise ValueError unless labels are whole numbers of shape (B, T), with at least one position."""
-    is_whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
-    if labels.dim() != 2 or labels.shape[1] == 0 or not is_whole:
-        raise ValueError(
-            f"labels: no token ids; got shape {tuple(labels.shape)} of {labels.dtype}, expected whole numbers (texts, "
-            "tokens), at least one token each. Give an empty text its end token, and -100 where none counts."
-        )
-
-
 def check_mask(attention_mask: object, rows: int, tokens: int, name: str, queries: int | None = None) -> None:
     """Raise ValueError unless a mask is (rows, tokens), or no tensor; with `queries` also one of four dimensions.
 
