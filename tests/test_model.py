@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel, StaticCache
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel, StaticCache, modeling_utils
 
 from tests.helpers import FLOAT32, padded_batch, random_batch, random_tokens, tiny_config, tiny_model
+from tests.nar_models import EVERY_FAMILY
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
 from vaswani_transformer.decoder import VaswaniTransformerDecoder
 from vaswani_transformer.encoder import VaswaniTransformerEncoder
@@ -114,6 +115,18 @@ def test_padding_tokens_count_without_a_mask() -> None:
     torch.testing.assert_close(everything, masked, **FLOAT32)
     two = model(input_ids=source[:, :2], decoder_input_ids=target).logits
     assert (everything - two).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_padded_source_without_a_mask_is_a_warning(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is Transformers' own; every way to a source of tokens passes it."""
+    warnings: list[str] = []
+    monkeypatch.setattr(modeling_utils.logger, "warning_once", warnings.append)
+    model, (tokens, mask) = EVERY_FAMILY[family](), padded_batch([3, 5])
+    for attention_mask in (mask, None):
+        model.generate(tokens, attention_mask=attention_mask, max_new_tokens=3)
+        model(tokens, attention_mask=attention_mask, labels=random_tokens(2, 3))
+        assert ["attention_mask" in text for text in warnings] == [True] * (2 if attention_mask is None else 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float32])

@@ -56,6 +56,8 @@ class VaswaniTransformerEncoder(VaswaniTransformerPreTrainedModel):
             `last_hidden_state` (B, S, d_model), and on request `hidden_states` (N + 1 of them) and `attentions`.
         """
         inputs_embeds = embed_text(self.embed_tokens, input_ids, inputs_embeds)  # (B, S, d_model)
+        if input_ids is not None:
+            self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         rows, length = inputs_embeds.shape[:2]
         check_mask(attention_mask, rows, length, "attention_mask", queries=length)
         max_position = length if position_ids is None else None
