@@ -46,6 +46,7 @@ PRIVATE_NAMES: dict[Any, dict[str, str]] = {
         "_attn_implementation": "attention cpu/encoder cpu/model nat_decoder pretrained restricted support/modes",
         "_auto_class": "pretrained",
         "_commit_hash": "translation/loading",
+        "_get_generation_parameters": "config pretrained",
     },
     PreTrainedModel: {
         "_auto_class": "pretrained",

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedConfig
 
-from tests.helpers import tiny_config
+from tests.helpers import random_tokens, tiny_config
+from tests.nar_models import EVERY_FAMILY
 from vaswani_transformer import VaswaniTransformerConfig
 
 # The base model of the paper, 3.1 to 3.4, 5.1 and 5.4, and the ids and the epsilon that saved models rely on.
@@ -245,3 +246,15 @@ def test_generation_config_has_the_special_tokens_and_the_settings() -> None:
     search: Any = config.make_generation_config(num_beams=3, length_penalty_type="gnmt")
     assert (search.bos_token_id, search.pad_token_id, search.eos_token_id) == (4, 5, [6, 7])
     assert (search.decoder_start_token_id, search.num_beams, search.length_penalty_type) == (8, 3, "gnmt")
+
+
+@pytest.mark.parametrize("setting", [{"num_beams": 5}, {"max_length": 4}, {"num_iterations": 4}], ids=str)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_setting_of_generation_on_the_model_s_configuration_is_an_error(family: str, setting: dict[str, int]) -> None:
+    """Transformers raises too, and like it a call with a configuration does not."""
+    model = EVERY_FAMILY[family]()
+    model.generate(random_tokens(2, 3), generation_config=model.generation_config)
+    vars(model.config).update(setting)
+    with pytest.raises(ValueError, match=rf"^model\.config: .* got {setting}, expected none\. .*generation_config"):
+        model.generate(random_tokens(2, 3))
+    model.generate(random_tokens(2, 3), generation_config=model.generation_config)

@@ -14,6 +14,9 @@ from transformers.utils import TRANSFORMERS_DYNAMIC_MODULE_NAME
 MAX_LAYERS = 1000  # their objects take time and memory before any weight does
 TOKEN_IDS = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
 """The special tokens, which a configuration and its GenerationConfig both name."""
+SEARCH_SETTINGS = ("length_penalty_type", "max_source_relative_length")
+NAR_SETTINGS = ("num_iterations", "length_beam_size", "return_history", "num_latent_samples", "latent_temperature")
+"""Settings of a GenerationConfig in addition to those of Transformers: of a search, of non-autoregressive decoding."""
 
 
 def as_token_ids(value: Any) -> list[int]:
@@ -196,6 +199,19 @@ class VaswaniTransformerConfig(PreTrainedConfig):
     def make_generation_config(self, **settings: Any) -> GenerationConfig:
         """Return a GenerationConfig with these settings and the special tokens of the configuration."""
         return GenerationConfig(**{name: getattr(self, name) for name in TOKEN_IDS}, **settings)
+
+    def _get_generation_parameters(self) -> dict[str, Any]:
+        """Return the settings of `generate()` on this configuration, where nothing reads them."""
+        own = {name: getattr(self, name) for name in (*SEARCH_SETTINGS, *NAR_SETTINGS) if hasattr(self, name)}
+        return super()._get_generation_parameters() | own
+
+    def check_generation_settings(self, generation_config: GenerationConfig | None) -> None:
+        """Raise ValueError where a call without a generation config would ignore settings on this configuration."""
+        if generation_config is None and (settings := self._get_generation_parameters()):
+            raise ValueError(
+                f"model.config: generate() reads no settings there; got {settings}, expected none. Set them on "
+                "model.generation_config, or give them to generate()."
+            )
 
     def validate_architecture(self) -> None:
         """Check that the widths fit together."""

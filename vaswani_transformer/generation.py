@@ -223,6 +223,7 @@ class PaperBeamSearch(GenerationMixin):
             RuntimeError: this version of Transformers has no place for the search.
         """
         check_entry_points(PaperBeamSearch)
+        self.config.check_generation_settings(generation_config)
         call = CallSettings(generation_config, self.generation_config, kwargs)
         call.check()
         limits = call.source_limits(inputs)

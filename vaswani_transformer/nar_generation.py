@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.utils import ModelOutput
 
-from .config import TOKEN_IDS, as_token_ids
+from .config import NAR_SETTINGS, TOKEN_IDS, as_token_ids
 from .lengths import canvas
 from .nar_head import EncodedSource, NarHead
 
@@ -25,10 +25,7 @@ TARGET_INPUTS = ("labels", "decoder_input_ids", "decoder_attention_mask", "decod
 STEP_OUTPUTS = ("output_attentions", "output_hidden_states", "output_logits")
 COUNTS = ("num_iterations", "length_beam_size", "num_latent_samples", "num_return_sequences")
 LIMITS = ("max_new_tokens", "max_length")
-OWN_SETTINGS = {
-    *("num_iterations", "length_beam_size", "return_history", "max_source_relative_length"),
-    *("num_latent_samples", "latent_temperature"),
-}
+OWN_SETTINGS = {*NAR_SETTINGS, "max_source_relative_length"}
 # Every other setting must have Transformers' default: it would change a search from left to right.
 SUPPORTED = {
     *OWN_SETTINGS,
@@ -204,6 +201,7 @@ class NarGeneration(NarHead, GenerationMixin):
             "custom_generate": custom_generate,
         }
         self.check_arguments(given)
+        self.config.check_generation_settings(generation_config)
         source_inputs = {name: kwargs.pop(name) for name in SOURCE_INPUTS if name in kwargs}
         if inputs is not None:
             if source_inputs.get("input_ids") is not None:

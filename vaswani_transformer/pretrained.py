@@ -21,7 +21,7 @@ CACHE = "cache" if "cache" in Seq2SeqLMOutput.__annotations__ else "past_key_val
 """Transformers' name of the cache in calls and outputs: since 5.24 `cache`."""
 PRIVATE_NAMES: dict[type, tuple[str, ...]] = {
     GenerationConfig: ("_get_default_generation_params",),
-    PreTrainedConfig: ("_attn_implementation", "_auto_class"),
+    PreTrainedConfig: ("_attn_implementation", "_auto_class", "_get_generation_parameters"),
     PreTrainedModel: (
         "_apply",
         "_auto_class",
