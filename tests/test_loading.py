@@ -108,6 +108,15 @@ def test_every_weight_is_stored_and_a_tied_matrix_once(variant: str, sharded: bo
     assert stored == {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
+@pytest.mark.parametrize("variant", [None, "fp16"])
+def test_last_saved_weights_are_loaded_whatever_their_files(variant: str | None, tmp_path: Path) -> None:
+    for size in ("1GB", "20KB", "40KB", "1GB"):
+        model = VaswaniTransformerForConditionalGeneration(tiny_config())
+        model.save_pretrained(tmp_path, max_shard_size=size, variant=variant)
+        loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, variant=variant)
+        assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)
+
+
 def test_saving_writes_only_json_and_safetensors(tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path)
     small_tokenizer().save_pretrained(tmp_path)

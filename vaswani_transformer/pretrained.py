@@ -2,6 +2,7 @@
 
 import copy
 import os
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
@@ -193,10 +194,11 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
         """Save weights and configuration, with code only after `register_for_auto_class()` or for `push_to_hub=True`.
 
         The code of a model that generates includes its pipeline. A folder without code never names any, even if the
-        model was loaded from a folder with code.
+        model was loaded from a folder with code. Shards replace an earlier single file, which would be loaded instead.
         """
         if kwargs.get("push_to_hub") and not self.is_remote_code():
-            return self.with_remote_code().save_pretrained(save_directory, *args, **kwargs)
+            self.with_remote_code().save_pretrained(save_directory, *args, **kwargs)
+            return
         self.config.__dict__.pop("custom_pipelines", None)
         if not self.is_remote_code():
             self.config.__dict__.pop("auto_map", None)
@@ -205,7 +207,10 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
             from .pipeline import PUBLISHED_PIPELINES
 
             self.config.custom_pipelines = PUBLISHED_PIPELINES
-        return super().save_pretrained(save_directory, *args, **kwargs)
+        super().save_pretrained(save_directory, *args, **kwargs)
+        folder, name = Path(save_directory), ".".join(filter(None, ("model", kwargs.get("variant"))))
+        if any(folder.glob(f"{name}-*-of-*.safetensors")):  # Transformers has removed those of an earlier save
+            (folder / f"{name}.safetensors").unlink(missing_ok=True)
 
     @property
     def dummy_inputs(self) -> dict[str, Tensor]:
