@@ -65,6 +65,16 @@ def test_prefix_of_a_target_is_continued_to_the_same_target(prefix: int, source:
     assert torch.equal(again, complete)
 
 
+@pytest.mark.parametrize("way", [{}, WITH_SCORES], ids=str)
+def test_target_is_continued_from_its_cache_to_the_same_target(way: dict[str, Any]) -> None:
+    tokens = random_tokens(2, 6)
+    complete = MODEL.generate(tokens, max_new_tokens=8)
+    start = MODEL.generate(tokens, max_new_tokens=4, **WITH_SCORES)
+    given = {"past_key_values": start.past_key_values, "decoder_input_ids": start.sequences}
+    again = MODEL.generate(tokens, **given, max_new_tokens=4, **way)
+    assert torch.equal(again.sequences if way else again, complete)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_prefix_of_a_target_is_kept(way: str) -> None:
     prefix = torch.tensor([[0, 50, 60], [0, 70, 80]])

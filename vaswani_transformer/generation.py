@@ -234,6 +234,9 @@ class PaperBeamSearch(GenerationMixin):
         call.check_positions(self.config)
         if (cache := given_cache(call.kwargs.pop("past_key_values", None), call.kwargs)) is not None:
             call.kwargs[CACHE] = cache
+            prompt, name = call.kwargs.get("decoder_input_ids"), "decoder_attention_mask"
+            if prompt is not None and call.kwargs.get(name) is None and 0 < cache.get_seq_length() < prompt.shape[1]:
+                call.kwargs[name] = torch.ones_like(prompt)  # by which Transformers sees that the cache holds a prefix
         vars(call.config).update(
             length_penalty_type=call.get("length_penalty_type", "power"),
             caller_has_cache=cache is not None,
