@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM
 
 from tests.helpers import FLOAT32, PAIRS, model_of_pairs, random_batch, random_tokens, tiny_model
-from tests.nar_models import FAMILY, targets
+from tests.nar_models import EVERY_FAMILY, FAMILY, targets
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
 pytestmark = pytest.mark.filterwarnings(
@@ -66,6 +66,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "with embeddings": {"modules_to_save": ["embed_tokens"]},
     "with the projection": {"modules_to_save": ["lm_head"]},
     "with all of them": {"modules_to_save": ["embed_tokens", "lm_head"]},
+    "with norms": {"modules_to_save": ["add_norm.norm"]},
 }
 
 
@@ -88,7 +89,7 @@ def test_adapter_is_saved_and_loaded_onto_the_model_and_merged_into_one(variant:
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "merged")
     assert_same_answers(again, merged)
     names = ("model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
-    is_tied = "modules_to_save" not in VARIANTS[variant]
+    is_tied = VARIANTS[variant].get("modules_to_save", ["add_norm.norm"]) == ["add_norm.norm"]
     assert (len({again.get_submodule(name).weight for name in names}) == 1) == is_tied
 
 
@@ -123,6 +124,16 @@ def test_lora_on_a_table_learns_and_is_merged(family: str, table: str) -> None:
     assert all(weight.grad is not None and bool(weight.grad.any()) for weight in tables)
     assert not torch.allclose(loss, expected(**batch).loss)
     torch.testing.assert_close(adapter.merge_and_unload()(**batch).loss, loss, **FLOAT32)
+
+
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_adapter_of_norms_that_peft_would_not_load_is_an_error_before_training(family: str) -> None:
+    batch = {"input_ids": random_tokens(2, 5), "labels": targets(3, 2)}
+    for names in (["self_attn_add_norm"], ["add_norm.norm"]):
+        get_peft_model(EVERY_FAMILY[family](), LoraConfig(target_modules=["q_proj"], modules_to_save=names))(**batch)
+    adapter = get_peft_model(EVERY_FAMILY[family](), LoraConfig(target_modules=["q_proj"], modules_to_save=["norm"]))
+    with pytest.raises(ValueError, match=r'^modules_to_save: .* Give modules_to_save=\["add_norm.norm"\]\.$'):
+        adapter(**batch)
 
 
 def test_lora_on_the_embeddings_of_one_stack_is_merged() -> None:

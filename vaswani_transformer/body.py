@@ -61,11 +61,17 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
             stack.embed_tokens.weight = self.shared.weight
             stack.embed_tokens.num_embeddings = self.shared.num_embeddings
 
-    def check_shared_adapter(self) -> None:
-        """Raise ValueError for an adapter on `shared`, through which no token passes.
+    def check_adapters(self) -> None:
+        """Raise ValueError for an adapter on `shared`, through which no token passes, or one that PEFT cannot load.
 
         PEFT ties trainable tokens of `shared` to the stacks; it does so with no other adapter.
         """
+        norm: Any = self.encoder.layers[0].self_attn_add_norm
+        if hasattr(norm, "modules_to_save") and any(name == "norm" for name, _ in norm.named_children()):
+            raise ValueError(
+                "modules_to_save: PEFT wraps each module whose name ends so, and loads none in another; got an end of "
+                'both "add_norm" and "add_norm.norm", expected of one. Give modules_to_save=["add_norm.norm"].'
+            )
         if isinstance(self.shared, nn.Embedding):
             return
         if not all(hasattr(module, "token_adapter") for module in (self.shared, self.encoder.embed_tokens)):
@@ -110,9 +116,9 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
             on request hidden states and attentions of both stacks.
 
         Raises:
-            ValueError: the stacks' errors; an adapter on `shared`.
+            ValueError: the stacks' errors; an adapter on `shared`, or one that PEFT cannot load.
         """
-        self.check_shared_adapter()
+        self.check_adapters()
         past_key_values = given_cache(past_key_values, cast(dict[str, Any], kwargs))
         position_ids = kwargs.pop("position_ids", None)
         if encoder_outputs is None:
