@@ -6,7 +6,8 @@ a Gumbel-softmax (Jang et al. 2017), independent at every position.
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +27,7 @@ def gumbel_noise(scores: Tensor) -> Tensor:
     return uniform.log_().neg_().clamp_(min=tiny).log_().neg_()
 
 
-@dataclass
-class LatentTokens:
+class LatentTokens(NamedTuple):
     """The results of a latent step for each of n tokens.
 
     Attributes:
@@ -44,8 +44,7 @@ class LatentTokens:
     @classmethod
     def join(cls, chunks: "list[LatentTokens]", is_target: Tensor) -> "LatentTokens":
         """Return the results for all tokens (N,), 0 where `is_target` (N,) is False."""
-        names = [item.name for item in fields(cls)]
-        return cls(**{name: torch.cat([getattr(chunk, name) for chunk in chunks]) * is_target for name in names})
+        return cls(*(torch.cat(parts) * is_target for parts in zip(*chunks, strict=True)))
 
 
 class LatentStep(nn.Module):
