@@ -8,7 +8,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -75,14 +75,13 @@ class LatentReader(nn.Module):
 
 
 class FlowLayer(nn.Module):
-    """An invertible map of latents (k B, T, d) at the same places."""
+    """An invertible map of latents (k B, T, d) at the same places, in both directions by `forward`.
 
-    def forward(self, latents: Tensor, inputs: FlowInputs) -> tuple[Tensor, Tensor]:
-        """Return y, and the log-determinant of each place: a scalar, or (k B, T)."""
-        raise NotImplementedError
+    Accelerate loads offloaded weights for a call of the module, and for no other method.
+    """
 
-    def inverse(self, latents: Tensor, inputs: FlowInputs) -> Tensor:
-        """Return x for y."""
+    def forward(self, latents: Tensor, inputs: FlowInputs, inverts: bool = False) -> tuple[Tensor, Tensor]:
+        """Return y, or x for y where it `inverts`, and log|det dy/dx| of each place: a scalar, or (k B, T)."""
         raise NotImplementedError
 
 
@@ -94,11 +93,10 @@ class ActNorm(FlowLayer):
         self.log_scale = nn.Parameter(torch.zeros(width))
         self.shift = nn.Parameter(torch.zeros(width))
 
-    def forward(self, latents: Tensor, inputs: FlowInputs) -> tuple[Tensor, Tensor]:
+    def forward(self, latents: Tensor, inputs: FlowInputs, inverts: bool = False) -> tuple[Tensor, Tensor]:
+        if inverts:
+            return (latents - self.shift) * (-self.log_scale).exp(), self.log_scale.sum()
         return latents * self.log_scale.exp() + self.shift, self.log_scale.sum()
-
-    def inverse(self, latents: Tensor, inputs: FlowInputs) -> Tensor:
-        return (latents - self.shift) * (-self.log_scale).exp()
 
     def start(self, latents: Tensor, inputs: FlowInputs) -> None:
         """Set s and t so that every feature of `latents` has mean 0 and variance 1 over the places of tokens."""
@@ -119,21 +117,16 @@ class HeadLinear(FlowLayer):
         self.num_heads, self.is_interleaved = width // size, is_interleaved
         self.weight = nn.Parameter(torch.eye(size))
 
-    def log_det(self) -> Tensor:
-        """Return log|det W|, -inf where W is singular."""
-        return torch.linalg.slogdet(self.weight)[1]
-
     def multiply(self, latents: Tensor, matrix: Tensor) -> Tensor:
         if self.is_interleaved:  # head i has the features i, i + num_heads, ...
             heads = latents.unflatten(-1, (-1, self.num_heads)).transpose(-1, -2)  # (k B, T, heads, size)
             return (heads @ matrix.T).transpose(-1, -2).flatten(-2)
         return (latents.unflatten(-1, (self.num_heads, -1)) @ matrix.T).flatten(-2)
 
-    def forward(self, latents: Tensor, inputs: FlowInputs) -> tuple[Tensor, Tensor]:
-        return self.multiply(latents, self.weight), self.num_heads * self.log_det()
-
-    def inverse(self, latents: Tensor, inputs: FlowInputs) -> Tensor:
-        return self.multiply(latents, torch.linalg.inv_ex(self.weight).inverse)
+    def forward(self, latents: Tensor, inputs: FlowInputs, inverts: bool = False) -> tuple[Tensor, Tensor]:
+        matrix = torch.linalg.inv_ex(self.weight).inverse if inverts else self.weight
+        log_det = torch.linalg.slogdet(self.weight)[1]  # -inf where the matrix is singular
+        return self.multiply(latents, matrix), self.num_heads * log_det
 
 
 class SmallLinear(nn.Linear):
@@ -200,15 +193,11 @@ class Coupling(FlowLayer):
         shift, gate = self.affine(states).chunk(2, dim=-1)
         return shift, functional.logsigmoid(gate + 2)
 
-    def forward(self, latents: Tensor, inputs: FlowInputs) -> tuple[Tensor, Tensor]:
+    def forward(self, latents: Tensor, inputs: FlowInputs, inverts: bool = False) -> tuple[Tensor, Tensor]:
         conditions, values = self.split(latents)
         shift, log_scale = self.network(conditions, inputs)
-        return self.join(conditions, log_scale.exp() * values + shift), log_scale.sum(-1)
-
-    def inverse(self, latents: Tensor, inputs: FlowInputs) -> Tensor:
-        conditions, values = self.split(latents)
-        shift, log_scale = self.network(conditions, inputs)
-        return self.join(conditions, (values - shift) * (-log_scale).exp())
+        values = (values - shift) * (-log_scale).exp() if inverts else log_scale.exp() * values + shift
+        return self.join(conditions, values), log_scale.sum(-1)
 
 
 def flow_step(config: VaswaniTransformerConfig) -> list[FlowLayer]:
@@ -261,29 +250,24 @@ class Flow(nn.Module):
 
         return super()._apply(keep_wide, recurse)
 
-    def forward(self, latents: Tensor, inputs: FlowInputs) -> tuple[Tensor, Tensor]:
-        """Return eps (k B, T, d), and the log-determinant (k B,) of F over the places of tokens."""
-        log_dets = torch.zeros_like(latents[..., 0])  # (k B, T)
-        for layer in self.layers:
-            latents, log_det = layer(latents, inputs)
-            log_dets = log_dets + log_det
-        log_det = (log_dets * inputs.is_real.squeeze(-1)).sum(1)  # (k B,)
-        self.check(log_det, is_density=True)
+    def forward(self, latents: Tensor, inputs: FlowInputs, inverts: bool = False) -> tuple[Tensor, Tensor]:
+        """Return eps (k B, T, d), or z for eps where it `inverts`, and log|det F| (k B,) over the places of tokens.
+
+        A flow without a start is inverted too, with a warning.
+        """
+        log_dets: dict[str, Tensor] = {}  # of each layer, a scalar or (k B, T)
+        layers = list(self.layers.named_children())
+        for name, layer in reversed(layers) if inverts else layers:
+            latents, log_dets[name] = layer(latents, inputs, inverts)
+        by_place = sum(log_dets.values(), torch.zeros_like(latents[..., 0]))  # (k B, T)
+        log_det = (by_place * inputs.is_real.squeeze(-1)).sum(1)  # (k B,)
+        self.check(torch.cat([latents.flatten(), log_det]) if inverts else log_det, log_dets, inverts)
         return latents, log_det
 
     def log_prob(self, latents: Tensor, inputs: FlowInputs) -> tuple[Tensor, Tensor]:
         """Return log p(z | x) (k B,) of latents (k B, T, d), and the part of it that is the log-determinant."""
         noise, log_det = self(latents, inputs)
         return normal_log_prob(noise, inputs.is_real) + log_det, log_det
-
-    def inverse(self, noise: Tensor, inputs: FlowInputs) -> Tensor:
-        """Return z (k B, T, d) for eps of that shape; a flow without a start is inverted too, with a warning."""
-        latents = noise
-        for layer in reversed(self.layers):
-            latents = cast(FlowLayer, layer).inverse(latents, inputs)
-        matrices = torch.stack([layer.log_det() for layer in self.layers if isinstance(layer, HeadLinear)])
-        self.check(torch.cat([latents.flatten(), matrices]), is_density=False)
-        return latents
 
     @torch.no_grad()
     def start(self, latents: Tensor, inputs: FlowInputs) -> None:
@@ -294,7 +278,7 @@ class Flow(nn.Module):
             latents, _ = layer(latents, inputs)
         self.started.fill_(1.0)
 
-    def check(self, values: Tensor, is_density: bool) -> None:
+    def check(self, values: Tensor, log_dets: dict[str, Tensor], inverts: bool) -> None:
         """Check that `values` are finite, and for a density that the flow has a start.
 
         An accelerator's host waits here; a compiled graph cannot check.
@@ -302,7 +286,7 @@ class Flow(nn.Module):
         if torch.compiler.is_compiling():
             return
         is_finite, has_start = torch.stack([values.isfinite().all(), self.started == 1]).tolist()
-        if is_density and not has_start:
+        if not inverts and not has_start:
             raise FlowError(
                 f"flow: its actnorms have no start, so it has no density; got started {float(self.started):g}, "
                 "expected 1. Call start_flow() with a batch, or set kl_scale to 0."
@@ -311,15 +295,13 @@ class Flow(nn.Module):
             logger.warning_once("The flow has no start yet: this decodes from latents that nothing has learned.")
         if is_finite:
             return
-        part, problem = "flow", f"its {'log-determinant' if is_density else 'inverse'} is not finite"
-        got = f"{int(values.isfinite().logical_not().sum())} such numbers, expected none"
-        for name, layer in self.named_modules(prefix="flow"):
-            if isinstance(layer, HeadLinear) and not (log_det := layer.log_det().detach()).isfinite():
-                part, problem = (
-                    name,
-                    f"its matrix is singular; got log|det| {float(log_det):g}, expected a finite number",
-                )
+        part, problem = "flow", f"its {'inverse' if inverts else 'log-determinant'} is not finite"
+        for name, log_det in log_dets.items():
+            if isinstance(self.layers.get_submodule(name), HeadLinear) and not log_det.isfinite():
+                part = f"flow.layers.{name}"
+                problem = f"its matrix is singular; got log|det| {float(log_det):g}, expected a finite number"
                 break
+        got = f"{int(values.isfinite().logical_not().sum())} such numbers, expected none"
         raise FlowError(f"{part}: {problem}; got {got}. Take an earlier checkpoint and a smaller learning rate.")
 
 

@@ -233,7 +233,7 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
             inputs = self.flow_inputs(source, mask)
             noise = inputs.is_real.new_zeros(*mask.shape, source.memory.shape[-1])
             noise = temperature * torch.randn_like(noise) if temperature else noise
-            return self.flow.inverse(noise, inputs).to(source.memory.dtype)
+            return self.flow(noise, inputs, inverts=True)[0].to(source.memory.dtype)
 
     @torch.no_grad()
     def start_flow(
