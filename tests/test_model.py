@@ -163,8 +163,6 @@ def test_cache_has_either_name_of_transformers_in_a_call() -> None:
             assert cache.get_seq_length() == 4
             by_name[name] = outputs[0]
         assert torch.equal(by_name["cache"], by_name["past_key_values"])
-        with pytest.raises(ValueError, match=r"cache: is another name of past_key_values; got both"):
-            called(**step, past_key_values=cache, cache=cache)
 
 
 def test_cache_is_returned_as_config_or_call_request() -> None:

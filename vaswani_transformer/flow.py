@@ -299,7 +299,7 @@ class Flow(nn.Module):
         for name, log_det in log_dets.items():
             if isinstance(self.layers.get_submodule(name), HeadLinear) and not log_det.isfinite():
                 part = f"flow.layers.{name}"
-                problem = f"its matrix is singular; got log|det| {float(log_det):g}, expected a finite number"
+                problem = f"its matrix is singular; got log|det| {log_det.item():g}, expected a finite number"
                 break
         got = f"{int(values.isfinite().logical_not().sum())} such numbers, expected none"
         raise FlowError(f"{part}: {problem}; got {got}. Take an earlier checkpoint and a smaller learning rate.")

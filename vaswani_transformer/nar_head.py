@@ -20,6 +20,7 @@ from .config import VaswaniTransformerConfig, loss_weight
 from .decoder import check_rows
 from .lengths import check_right_padded, length_cross_entropy
 from .loss import accumulation_dtype, chunk_size, reduce_loss, without_padding
+from .pretrained import given_cache
 
 
 @strict
@@ -215,7 +216,7 @@ class NarHead(ProjectedModel):
             and attentions of both stacks.
 
         Raises:
-            ValueError: the stacks' errors; labels with a token after padding; a count without labels.
+            ValueError: the stacks' errors; labels with a token after padding; a count without labels; a cache.
         """
         if labels is not None:
             labels, num_items_in_batch = without_padding(labels, num_items_in_batch, self.config)
@@ -226,6 +227,11 @@ class NarHead(ProjectedModel):
             )
         draws = {name: kwargs.pop(name, None) for name in self.draws}
         kwargs.pop("use_cache", None)
+        if given_cache(kwargs.pop("past_key_values", None), kwargs) is not None:
+            raise ValueError(
+                f"past_key_values: {type(self).__name__} predicts all words at once and has no cache; got one, expected "
+                "None. Of PEFT's methods PREFIX_TUNING needs a cache; use LORA or PROMPT_TUNING."
+            )
         encoder_outputs = self.encode(input_ids, attention_mask, encoder_outputs, inputs_embeds, **kwargs)
         kwargs.pop("position_ids", None)
         source = self.read_source(encoder_outputs[0], attention_mask)

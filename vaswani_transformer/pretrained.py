@@ -57,11 +57,14 @@ def check_private_names() -> None:
 
 
 def given_cache(past_key_values: Cache | None, kwargs: dict[str, Any]) -> Cache | None:
-    """Return the cache of a call, under either of Transformers' names, and take it out of `kwargs`."""
+    """Return the cache of a call, under either of Transformers' names, and take it out of `kwargs`.
+
+    Of two the `cache` counts once it holds something: PEFT's prefix tuning adds its prefix as `past_key_values` to the
+    empty cache that `generate()` makes, and again at later steps.
+    """
     cache = kwargs.pop("cache", None)
-    if cache is not None and past_key_values is not None:
-        raise ValueError("cache: is another name of past_key_values; got both, expected one. Leave one out.")
-    return past_key_values if cache is None else cache
+    is_empty = cache is None or (past_key_values is not None and cache.get_seq_length() == 0)
+    return past_key_values if is_empty else cache
 
 
 def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
