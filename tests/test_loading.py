@@ -67,23 +67,6 @@ def test_logits_and_ties_are_the_same_for_every_way_of_saving_and_loading(
     assert_matrix_shared(again, variant != "untied")
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_dtype_is_saved_and_loading_in_it_equals_converting_afterwards(
-    dtype: torch.dtype, variant: str, tmp_path: Path
-) -> None:
-    model, batch = tiny_model(**VARIANTS[variant]), random_batch()
-    model.save_pretrained(tmp_path / "float32")
-    model.to(dtype).save_pretrained(tmp_path / "converted")
-    expected = model(**batch).logits
-    for again in (
-        AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "float32", dtype=dtype),
-        AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "converted"),
-    ):
-        assert {parameter.dtype for parameter in again.parameters()} == {again.dtype} == {dtype}
-        assert torch.equal(again(**batch).logits, expected)
-
-
 def test_body_and_complete_model_load_from_each_other(tmp_path: Path) -> None:
     model, batch = tiny_model(), random_batch()
     model.save_pretrained(tmp_path / "whole")

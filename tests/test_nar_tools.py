@@ -1,12 +1,11 @@
-"""The non-autoregressive families with Hugging Face tools: Trainer and PEFT; prepared copies."""
+"""The non-autoregressive families with Hugging Face's Trainer; prepared copies."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from tests.helpers import PAIRS, random_tokens
 from tests.nar_models import FAMILY, family_of_pairs, targets
@@ -85,32 +84,6 @@ def test_trainer_with_beams_is_an_error_before_training(family: str, tmp_path: P
     trainer = trainer_for(family, tmp_path, generation_num_beams=4)
     with pytest.raises(ValueError, match=r"^num_beams: "):
         trainer.evaluate()
-
-
-@pytest.mark.parametrize("family", FAMILY)
-def test_lora_learns_merges_and_saves(family: str, tmp_path: Path) -> None:
-    model, source, labels = FAMILY[family](dropout=0.0), random_tokens(3, 6), targets(5, 3, 4)
-    model.save_pretrained(tmp_path / "base")
-    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="SEQ_2_SEQ_LM")
-    adapter = get_peft_model(model, config).train()
-    optimizer = torch.optim.Adam([weight for weight in adapter.parameters() if weight.requires_grad], lr=0.05)
-    for _ in range(3):
-        optimizer.zero_grad()
-        adapter(input_ids=source, labels=labels).loss.backward()
-        optimizer.step()
-    adapter.eval()
-    expected = adapter(input_ids=source, labels=labels)
-    tokens = adapter.generate(input_ids=source, length_beam_size=3)
-    with adapter.disable_adapter():
-        assert not torch.allclose(adapter(input_ids=source, labels=labels).logits, expected.logits)
-    adapter.save_pretrained(str(tmp_path / "adapter"))
-    again = PeftModel.from_pretrained(
-        AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "base"), tmp_path / "adapter"
-    ).eval()
-    assert torch.equal(again(input_ids=source, labels=labels).logits, expected.logits)
-    assert torch.equal(again.generate(input_ids=source, length_beam_size=3), tokens)
-    merged = adapter.merge_and_unload()
-    torch.testing.assert_close(merged(input_ids=source, labels=labels).logits, expected.logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILY)

@@ -229,8 +229,8 @@ class NarHead(ProjectedModel):
         kwargs.pop("use_cache", None)
         if given_cache(kwargs.pop("past_key_values", None), kwargs) is not None:
             raise ValueError(
-                f"past_key_values: {type(self).__name__} predicts all words at once and has no cache; got one, expected "
-                "None. Of PEFT's methods PREFIX_TUNING needs a cache; use LORA or PROMPT_TUNING."
+                f"past_key_values: {type(self).__name__} predicts all words at once and has no cache; got one, "
+                "expected None. Of PEFT's methods PREFIX_TUNING needs a cache; use LORA or PROMPT_TUNING."
             )
         encoder_outputs = self.encode(input_ids, attention_mask, encoder_outputs, inputs_embeds, **kwargs)
         kwargs.pop("position_ids", None)

@@ -51,7 +51,12 @@ def check_model_name(model: str) -> None:
         raise UserError("The model has no name; give a folder with a model, or a model on the Hub.")
     if path.is_file():
         raise UserError(f"{model}: is a file; name the folder of a model, or a model on the Hub.")
-    if path.is_dir() and not any((path / name).is_file() for name in (MODEL_MARKER, "adapter_config.json")):
+    if path.is_dir() and not (path / MODEL_MARKER).is_file():
+        if (path / "adapter_config.json").is_file():
+            raise UserError(
+                f"{model}: holds a PEFT adapter, expected a complete model. Load it in Python by "
+                "PeftModel.from_pretrained(model, folder), and save the result of its merge_and_unload()."
+            )
         raise UserError(f"{model}: has no {MODEL_MARKER}, so it holds no model; name a folder with a model.")
     if model.startswith((".", "/", "~")) and not path.is_dir():
         raise UserError(f"{model}: there is no such folder; name one with a model, or a model on the Hub.")

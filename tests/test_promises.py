@@ -1,0 +1,276 @@
+"""Every promise of docs/integrations.md holds for every family, except for the cells that its table calls "not given".
+
+Models are in float64 where tokens are compared: rounding decides between no tokens there.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from accelerate import cpu_offload
+from peft import LoraConfig, PeftConfig, PeftModel, PrefixTuningConfig, PromptTuningConfig, get_peft_model
+from torch import Tensor
+from transformers import AutoModelForSeq2SeqLM, pipeline
+
+from tests.convert.test_ctranslate2_exporter import assert_same_probabilities
+from tests.helpers import FLOAT32, PAIRS, ROOT, assert_equal_at_tokens, save, source_batch, tiny_model
+from tests.nar_models import FAMILY, family_of_pairs, targets
+from tests.test_compile_export import exported
+from tests.test_exporters import exported as exported_to_onnx
+from tests.test_exporters import opened, step_logits
+from tests.test_publishing import assert_same_results, load_without_the_package
+from vaswani_transformer import to_ctranslate2, to_onnx
+from vaswani_transformer.pipeline import TASK
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
+)  # of PEFT, Accelerate and the exporters
+
+FAMILIES: dict[str, Callable[..., Any]] = {
+    "autoregressive": tiny_model,
+    **{family: FAMILY[family] for family in ("nat", "cmlm", "iterative_vae", "flowseq")},
+}
+NAR = list(FAMILIES)[1:]
+
+
+def batch_of(*lengths: int) -> dict[str, Tensor]:
+    """Return sources with their mask, and labels of these lengths."""
+    return source_batch([6, 4, 5]) | {"labels": targets(*lengths)}
+
+
+def target_of(family: str, batch: dict[str, Tensor]) -> dict[str, Any]:
+    """Return a batch whose target is given without labels, by its mask and, if the family reads words, its words."""
+    labels = batch.pop("labels")
+    words = {"decoder_input_ids": labels.clamp(min=3)} if family in ("autoregressive", "cmlm") else {}
+    return batch | words | {"decoder_attention_mask": labels.ne(-100).long()}
+
+
+def assert_same_answers(model: Any, expected: Any, batch: dict[str, Tensor], **tolerance: float) -> None:
+    """Compare loss, logits and tokens."""
+    source = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        for answer in (lambda m: m(**batch).loss, lambda m: m(**batch).logits):
+            torch.testing.assert_close(answer(model), answer(expected), **tolerance)
+    assert torch.equal(model.generate(**source, max_new_tokens=9), expected.generate(**source, max_new_tokens=9))
+
+
+def offloads_to_the_cpu(family: str, folder: Path) -> None:
+    model = cpu_offload(FAMILIES[family]().double(), torch.device("cpu"))
+    assert {weight.device.type for weight in model.parameters()} == {"meta"}  # until it is needed
+    assert_same_answers(model, FAMILIES[family]().double(), batch_of(5, 3, 4))
+
+
+def offloads_to_the_disk(family: str, folder: Path) -> None:
+    FAMILIES[family]().double().save_pretrained(folder)
+    model = AutoModelForSeq2SeqLM.from_pretrained(
+        folder, device_map="auto", max_memory={"cpu": 20_000}, offload_folder=folder / "offloaded"
+    )
+    assert {weight.device.type for weight in model.parameters()} == {"meta"}
+    assert_same_answers(model, FAMILIES[family]().double(), batch_of(5, 3, 4))
+
+
+def compiles_with_labels(family: str, folder: Path) -> None:
+    """In training and evaluation, without dropout, whose draws differ in a graph.
+
+    There is no padding, for whose positions only a graph of IterativeVAE draws noise.
+    """
+    rates = {"dropout": 0.0} | ({"latent_dropout": 0.0} if family == "iterative_vae" else {})
+    for is_training in (True, False):
+        results, batch = [], batch_of(5, 5, 5)
+        for compiles in (False, True):
+            model = FAMILIES[family](**rates).train(is_training)
+            torch.manual_seed(0)
+            loss = (torch.compile(model, fullgraph=True, backend="eager") if compiles else model)(**batch).loss
+            results.append((loss, *torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True)))
+        torch.testing.assert_close(results[1], results[0], **FLOAT32)
+
+
+def compiles_without_labels(family: str, folder: Path) -> None:
+    model, batch = FAMILIES[family](), target_of(family, batch_of(5, 3, 4))
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    assert_equal_at_tokens(compiled(**batch).logits, model(**batch).logits, batch["decoder_attention_mask"])
+
+
+def learns(family: str, folder: Path, config: PeftConfig) -> None:
+    """An adapter learns a batch, and gives the same results loaded onto the model; LoRA also merged into it."""
+    config.task_type, batch = "SEQ_2_SEQ_LM", batch_of(5, 3, 4)
+    adapter: Any = get_peft_model(FAMILIES[family]().double(), config).train()
+    optimizer = torch.optim.Adam([weight for weight in adapter.parameters() if weight.requires_grad], lr=0.05)
+    losses = []
+    for _ in range(5):
+        torch.manual_seed(0)
+        losses.append(adapter(**batch).loss)
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < losses[0]
+    adapter.eval().save_pretrained(str(folder))
+    assert_same_answers(PeftModel.from_pretrained(FAMILIES[family]().double(), str(folder)).eval(), adapter, batch)
+    if isinstance(config, LoraConfig):
+        assert_same_answers(adapter.merge_and_unload(), adapter, batch)
+
+
+def learns_by_lora(family: str, folder: Path) -> None:
+    learns(family, folder, LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+
+
+def learns_by_prompt_tuning(family: str, folder: Path) -> None:
+    learns(family, folder, PromptTuningConfig(num_virtual_tokens=4))
+
+
+def learns_by_prefix_tuning(family: str, folder: Path) -> None:
+    learns(family, folder, PrefixTuningConfig(num_virtual_tokens=4))
+
+
+def has_dtypes(family: str, folder: Path) -> None:
+    """A saved dtype, and loading in one, give what `.to()` gives, near float32."""
+    batch = batch_of(5, 3, 4)
+    FAMILIES[family]().save_pretrained(folder)
+    loss = FAMILIES[family]()(**batch).loss
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        model = FAMILIES[family]().to(dtype)
+        model.save_pretrained(folder / "converted")
+        for path, settings in ((folder, {"dtype": dtype}), (folder / "converted", {})):
+            again = AutoModelForSeq2SeqLM.from_pretrained(path, **settings)
+            kept = {name: weight.dtype for name, weight in again.named_parameters()}
+            assert again.dtype == dtype
+            assert kept == {name: weight.dtype for name, weight in model.named_parameters()}
+            assert_same_answers(again, model, batch, rtol=0, atol=0)
+        torch.testing.assert_close(model(**batch).loss.float(), loss, rtol=0.05, atol=0)
+
+
+def saves_and_loads(family: str, folder: Path) -> None:
+    for size in ("1GB", "20KB"):
+        FAMILIES[family]().save_pretrained(folder / size, max_shard_size=size)
+        again = AutoModelForSeq2SeqLM.from_pretrained(folder / size)
+        assert type(again) is type(FAMILIES[family]())
+        assert_same_answers(again, FAMILIES[family](), batch_of(5, 3, 4), rtol=0, atol=0)
+    assert len(list((folder / "20KB").glob("*.safetensors"))) > 2
+
+
+def carries_its_code(family: str, folder: Path) -> None:
+    """Another process that cannot import the package also makes a pipeline of it."""
+    save(folder / family, *(component.with_remote_code() for component in components_of_pairs(family)))
+    (results,) = load_without_the_package(folder / "home", (str(folder / family), "main"))
+    assert_same_results(results, folder / family)
+
+
+def components_of_pairs(family: str) -> tuple[Any, Any]:
+    if family in FAMILY:
+        return family_of_pairs(family)
+    _, tokenizer = family_of_pairs("nat")
+    return tiny_model(vocab_size=len(tokenizer)), tokenizer
+
+
+def makes_a_pipeline(family: str, folder: Path) -> None:
+    model, tokenizer = components_of_pairs(family)
+    model, texts = model.double(), list(PAIRS)
+    tokens = model.generate(**tokenizer(texts, padding=True, return_tensors="pt"), max_new_tokens=9)
+    records = pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu")(texts, batch_size=6, max_new_tokens=9)
+    expected = tokenizer.batch_decode(tokens, skip_special_tokens=True)
+    assert [record["translation_text"] for record in records] == expected
+
+
+def exports_to_onnx(family: str, folder: Path) -> None:
+    """The runtime has the logits of other batches and lengths than those of the export."""
+    model, batch = FAMILIES[family](), target_of(family, batch_of(9, 2, 7))
+    mask = batch["decoder_attention_mask"]
+    if family == "autoregressive":
+        source = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        logits = step_logits(
+            opened(exported_to_onnx(model, source_batch([5, 3]), "onnx")), source, batch["decoder_input_ids"]
+        )
+    else:
+        to_onnx(model, folder / "onnx")
+        encoder, decoder = (
+            onnxruntime.InferenceSession(folder / "onnx" / f"{stack}.onnx") for stack in ("encoder", "decoder")
+        )
+        known: dict[str, np.ndarray] = {name: values.numpy() for name, values in batch.items()}
+
+        def run(session: Any) -> list[np.ndarray]:
+            return session.run(None, {given.name: known[given.name] for given in session.get_inputs()})
+
+        known["encoder_states"], lengths = run(encoder)
+        states = model.encode(batch["input_ids"], batch["attention_mask"]).last_hidden_state
+        expected = model.read_source(states, batch["attention_mask"]).length_logits
+        torch.testing.assert_close(torch.tensor(lengths), expected, **FLOAT32)
+        logits = torch.tensor(run(decoder)[0])
+    assert_equal_at_tokens(logits, model(**batch).logits, mask)
+
+
+def exports_by_torch(family: str, folder: Path) -> None:
+    model = FAMILIES[family]().requires_grad_(False)
+    batch, other = (target_of(family, batch_of(*lengths)) | {"use_cache": False} for lengths in ((5, 3, 4), (9, 2, 7)))
+    logits = exported(model, batch).module()(**other).logits
+    assert_equal_at_tokens(logits, model(**other).logits, other["decoder_attention_mask"])
+
+
+def exports_to_ctranslate2(family: str, folder: Path) -> None:
+    model = FAMILIES[family]()
+    assert_same_probabilities(model, to_ctranslate2(model, None, folder / "converted"))
+
+
+def accepts_no_cache(family: str, folder: Path) -> None:
+    model, batch = FAMILIES[family](), batch_of(5, 3, 4)
+    assert torch.equal(model(**batch, past_key_values=None, cache=None).loss, model(**batch).loss)
+
+
+PROMISES: dict[str, Callable[[str, Path], None]] = {
+    "`device_map`: CPU offload": offloads_to_the_cpu,
+    "`device_map`: disk offload": offloads_to_the_disk,
+    "`torch.compile(fullgraph=True)` with labels": compiles_with_labels,
+    "`torch.compile(fullgraph=True)` without labels": compiles_without_labels,
+    "PEFT: LoRA": learns_by_lora,
+    "PEFT: prompt tuning": learns_by_prompt_tuning,
+    "PEFT: prefix tuning": learns_by_prefix_tuning,
+    "float32, bfloat16, float16": has_dtypes,
+    "saving and loading, also in shards": saves_and_loads,
+    "loading with the code in its repository": carries_its_code,
+    "`pipeline`": makes_a_pipeline,
+    "ONNX": exports_to_onnx,
+    "`torch.export`": exports_by_torch,
+    "CTranslate2": exports_to_ctranslate2,
+    "`past_key_values=None` in a call": accepts_no_cache,
+}
+SLOW = (
+    *(compiles_with_labels, compiles_without_labels, has_dtypes, carries_its_code),
+    *(exports_to_onnx, exports_by_torch, exports_to_ctranslate2),
+)
+NO_CACHE = r"^past_key_values: Vaswani\w+ predicts all words at once .* PREFIX_TUNING needs a cache; use LORA or PROMPT"
+# The errors in place of a promise; None: it may work and is not tested.
+NOT_GIVEN: dict[str, dict[str, str | None]] = {
+    "PEFT: prefix tuning": dict.fromkeys(NAR, NO_CACHE),
+    "ONNX": {"flowseq": r"^VaswaniFlowSeqFor\w+: inverts matrices of its flow, for which ONNX has no operator"},
+    "`torch.export`": dict.fromkeys(NAR),
+    "CTranslate2": dict.fromkeys(NAR, r"^A Vaswani\w+ is not a VaswaniTransformerForConditionalGeneration; convert"),
+}
+CELLS = [
+    pytest.param(promise, family, marks=[pytest.mark.slow] if PROMISES[promise] in SLOW else [])
+    for promise in PROMISES
+    for family in FAMILIES
+    if NOT_GIVEN.get(promise, {}).get(family, "tested") is not None
+]
+
+
+@pytest.mark.parametrize(("promise", "family"), CELLS)
+def test_promise_holds_or_is_an_error_of_one_line(promise: str, family: str, tmp_path: Path) -> None:
+    torch.compiler.reset()
+    if (message := NOT_GIVEN.get(promise, {}).get(family)) is None:
+        PROMISES[promise](family, tmp_path)
+        return
+    with pytest.raises(ValueError, match=message) as error:
+        PROMISES[promise](family, tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_table_of_the_page_lists_the_promises() -> None:
+    page = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
+    lines = page.partition("| --- |")[2].partition("\n\n")[0].splitlines()[1:]
+    assert [[cell.strip() for cell in line.strip("|").split("|")] for line in lines] == [
+        [promise, *("not given" if family in NOT_GIVEN.get(promise, {}) else "yes" for family in FAMILIES)]
+        for promise in PROMISES
+    ]
