@@ -34,7 +34,7 @@ from transformers import (
 
 # Files of `training/` have their path, all others that in the package.
 PRIVATE_NAMES: dict[Any, dict[str, str]] = {
-    GenerationConfig: {"_get_default_generation_params": "nar_generation pretrained"},
+    GenerationConfig: {"_get_default_generation_params": "generation_settings pretrained"},
     GenerationMixin: {"_beam_search": "generation", "_sample": "generation"},
     Pipeline: {
         "_forward": "pipeline",

@@ -22,7 +22,7 @@ def limit_of(model: VaswaniTransformerForConditionalGeneration, **arguments: Any
     It is what the settings say before the search.
     """
     settings: dict[str, Any] = arguments | {"attention_mask": torch.ones(1, 3)}
-    call = generation_settings.CallSettings(settings.pop("generation_config", None), model.generation_config, settings)
+    call = generation_settings.CallSettings(settings.pop("generation_config", None), model, settings)
     length = model.generate(source(3, 4), suppress_tokens=[1, 2], **arguments).shape[1] - 1
     assert call.target_limits().tolist() == [length]
     return length
@@ -65,7 +65,7 @@ INVALID = [
     ({"length_penalty": float("nan")}, r"length_penalty: .*got nan, expected a finite one"),
     ({"length_penalty": float("inf")}, r"length_penalty: .*got inf, expected a finite one"),
     ({"num_beams": 0}, r"num_beams: .*got 0, expected a whole number of at least 1"),
-    ({"forced_eos_token_id": END, "max_source_relative_length": 3}, r"forced_eos_token_id: .*got 2 and 3\. Set one"),
+    ({"forced_eos_token_id": 4, "max_source_relative_length": 3}, r"forced_eos_token_id: .*got 4 and 3\. Set one"),
     ({"num_beams": -2}, r"num_beams: .*got -2, expected a whole number of at least 1"),
 ]
 
@@ -82,6 +82,19 @@ def test_invalid_setting_is_an_error_of_one_line(settings: dict[str, Any], messa
     with pytest.raises(ValueError, match=message) as error:
         model.generate(source(3), **given)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("level", ["call", "config", "model"])
+@pytest.mark.parametrize("num_beams", [1, 2])
+def test_forced_end_that_is_the_end_is_ignored_where_each_source_has_a_limit(num_beams: int, level: str) -> None:
+    model, forced = small_model(0), {"forced_eos_token_id": END}
+    config, call = GenerationConfig(num_beams=num_beams), forced if level == "call" else {}
+    expected = model.generate(source(3, 4), config, min_new_tokens=53)
+    vars({"call": GenerationConfig(), "config": config, "model": model.generation_config}[level]).update(forced)
+    targets = model.generate(source(3, 4), config, min_new_tokens=53, **call)
+    assert (targets.shape[1], END in targets) == (54, False)
+    assert torch.equal(targets, expected)
+    assert model.generate(source(3, 4), config, min_new_tokens=3, max_new_tokens=3, **call)[0, -1] == END
 
 
 def test_none_against_a_saved_beam_setting_is_transformers_default() -> None:
@@ -120,6 +133,7 @@ def test_saved_max_length_that_is_ignored_is_named_in_a_warning(monkeypatch: pyt
         {"max_length": 5},
         {"max_length": None},
         {"max_source_relative_length": None},
+        {"max_source_relative_length": 5},
     ):
         assert not warnings_of(model, monkeypatch, **arguments)
 
@@ -150,6 +164,7 @@ def test_target_beyond_the_learned_positions_is_an_error_before_the_first_step()
         model.generate(source(3), max_new_tokens=7)
     padded, mask = torch.tensor([[3, END, 1, 1, 1]]), torch.tensor([[1, 1, 0, 0, 0]])
     assert model.generate(padded, attention_mask=mask, max_source_relative_length=4).shape[1] <= 7
+    assert model.generate(source(3), suppress_tokens=[END], max_source_relative_length=50).shape[1] == 7
     model.generation_config.max_new_tokens = 7
     assert model.generate(padded, attention_mask=mask, max_source_relative_length=4).shape[1] <= 7
     with pytest.raises(ValueError, match=r"max_length \(8, .* max_new_tokens of at most 6"):

@@ -32,7 +32,6 @@ from training.report.results import commit, versions
 from training.run.command import check_writable, flush_stdout, start_log
 from training.run.distributed import exit_together, init_distributed, raise_together
 from training.run.folder import diff_trees
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.parsing.constraint import tree_constraint
 from vaswani_transformer.support.command_line import positive_argument
 from vaswani_transformer.support.errors import UserError
@@ -57,7 +56,7 @@ def shard_of(text: str) -> tuple[int, int]:
 
 def add_search_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that the pairs depend on: of the search, and of the pairs that are kept."""
-    search = parser.add_argument_group("search", "the model's generation config is the default, then beam 4, alpha 0.6")
+    search = parser.add_argument_group("search", "the model's generation config is the default")
     add_beam_options(search)
     kept = parser.add_argument_group("kept pairs", "lengths in the teacher's tokens, </s> included")
     kept.add_argument(
@@ -109,8 +108,6 @@ def load_teacher(options: argparse.Namespace, recipe: DataRecipe) -> tuple[Trans
     """Return the teacher's translator, a parser's with well-formed trees only, and the settings of its search."""
     model, tokenizer = load_model_and_tokenizer(LoadOptions.of(options))
     set_up_tokenizer(tokenizer, options.model, "pad")
-    if isinstance(model, VaswaniTransformerForConditionalGeneration) and model.generation_config.num_beams is None:
-        model.use_paper_decoding()
     given = {"num_beams": options.beams, "length_penalty": options.length_penalty}
     settings = {name: value for name, value in given.items() if value is not None}
     if settings and is_non_autoregressive(model):
@@ -120,10 +117,8 @@ def load_teacher(options: argparse.Namespace, recipe: DataRecipe) -> tuple[Trans
     engine = TransformersEngine(model, tokenizer.pad_token_id, **settings)
     limit = min(recipe.max_length, engine.max_source_tokens(recipe.max_length))
     constraint = tree_constraint(model, tokenizer) if recipe.kind == "trees" else None
-    saved = model.generation_config.to_diff_dict()
-    saved.pop("transformers_version", None)
     batches = (options.batch_tokens, options.sort_lines)
-    return Translator(engine, tokenizer, limit, *batches, constraint=constraint), saved | settings
+    return Translator(engine, tokenizer, limit, *batches, constraint=constraint), engine.search
 
 
 def make_record(options: argparse.Namespace, recipe: DataRecipe, search: dict[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from training.run.checkpoints import RECIPE
 from training.run.command import check_empty, flush_stdout
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.body import ProjectedModel
+from vaswani_transformer.generation_settings import CallSettings
 from vaswani_transformer.support.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
 from vaswani_transformer.support.command_line import ArgumentParser
 from vaswani_transformer.support.errors import UserError, exit_on_user_error, one_line
@@ -59,15 +60,16 @@ def load_run(run: Path) -> tuple[ProjectedModel, PreTrainedTokenizerBase]:
     return model, tokenizer
 
 
-def check_search(run: Path, model: ProjectedModel, results: dict[str, Any]) -> None:
+def check_search(run: Path, model: ProjectedModel, tokenizer: PreTrainedTokenizerBase, results: dict[str, Any]) -> None:
     """Check that a run's folder has the search by which its results were scored, as the card says."""
-    search = recipe_of(results).search
-    for name, expected in search.items():
-        is_unused = name.startswith("length_penalty") and search.get("num_beams") == 1
-        if not is_unused and (saved := getattr(model.generation_config, name, None)) != expected:
+    recipe = recipe_of(results)
+    search = CallSettings(recipe.generation_config(model.config, tokenizer), model, {}).search()
+    scored, saved = results.get("test", {}).get("search", search), CallSettings(None, model, {}).search()
+    for name in (*recipe.search, *scored, *saved):
+        if saved.get(name) != scored.get(name):
             raise UserError(
-                f"{run}: {name} in its generation_config.json is not that of {RESULTS}; got {saved!r}, expected "
-                f"{expected!r}. Restore the file."
+                f"{run}: {name} in its generation_config.json is not that of {RESULTS}; got {saved.get(name)!r}, "
+                f"expected {scored.get(name)!r}. Restore the file."
             )
 
 
@@ -187,7 +189,7 @@ def publish(
     if dry_run is not None:
         check_empty(dry_run, "--dry_run")
     model, tokenizer = load_run(run)
-    check_search(run, model, results)
+    check_search(run, model, tokenizer, results)
     if dry_run is not None:
         with staged_files(dry_run) as staging:
             write_repository(staging, model, tokenizer, results, repository, license)

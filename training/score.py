@@ -25,6 +25,7 @@ from training.data.tokenizing import set_up_tokenizer
 from training.recipe.families import family_of
 from training.recipe.fields import Recipe, load_recipe
 from training.recipe.help import parse_with_recipe, recipe_parser
+from training.report.card import describe_search
 from training.report.results import commit, fingerprint, hardware, versions
 from training.run.command import check_new_file, flush_stdout
 from training.tasks import make_task
@@ -128,10 +129,9 @@ class HistoryEngine(TransformersEngine):
 def translate_all(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list[str], recipe: Recipe, tokens: int
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return the hypotheses and their speed; a model of another kind uses its own generation settings."""
-    is_own = family_of(model.config) is recipe.family
+    """Return the hypotheses, their speed and search; a model of another kind uses its own generation settings."""
     settings: dict[str, Any] = {}
-    if is_own:
+    if family_of(model.config) is recipe.family:
         settings["generation_config"] = recipe.generation_config(cast(Any, model.config), tokenizer)
     make_engine = HistoryEngine if is_non_autoregressive(model) else TransformersEngine
     engine = make_engine(model, tokenizer.pad_token_id, **settings)
@@ -147,7 +147,7 @@ def translate_all(
         "output_tokens": output_tokens,
         "sentences_per_second": len(hypotheses) / seconds,
         "output_tokens_per_second": output_tokens / seconds,
-        "search": recipe.search if is_own else model.generation_config.to_diff_dict(),
+        "search": engine.search,
     }
 
 
@@ -208,6 +208,7 @@ def report(scores: dict[str, Any]) -> None:
         print(f"{'nll_at_gold_length':<20} {nll:>8.3f}  nats a position, each predicted by itself, {tokens}")
     if shares := scores.get("changed_by_iteration"):
         print(f"{'changed':<20} {' '.join(f'{share:.3f}' for share in shares)}  of the tokens, by iteration 2, 3, ...")
+    print(f"search: {describe_search(scores['search'])}")
     if note := scores.get("note"):
         print(note)
     print(

@@ -23,7 +23,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from .config import VaswaniTransformerConfig
 from .decoder import empty_cache
-from .generation_settings import CallSettings, SourceLimitCriteria, search_settings
+from .generation_settings import CallSettings, SourceLimitCriteria, free_end, search_settings
 from .pretrained import CACHE, KNOWN_VERSIONS, given_cache
 from .search import Decoder, beam_search, greedy_search
 
@@ -224,14 +224,14 @@ class PaperBeamSearch(GenerationMixin):
         """
         check_entry_points(PaperBeamSearch)
         self.config.check_generation_settings(generation_config)
-        call = CallSettings(generation_config, self.generation_config, kwargs)
+        call = CallSettings(generation_config, self, kwargs)
         call.check()
         limits = call.source_limits(inputs)
         if limits is not None and len(limits):
             call.apply_limit(int(limits.max()))
             criterion = SourceLimitCriteria(limits, call.prompt_length())
             stopping_criteria = StoppingCriteriaList([*(stopping_criteria or []), criterion])
-        call.check_positions(self.config)
+        call.check_positions()
         if (cache := given_cache(call.kwargs.pop("past_key_values", None), call.kwargs)) is not None:
             call.kwargs[CACHE] = cache
             prompt, name = call.kwargs.get("decoder_input_ids"), "decoder_attention_mask"
@@ -263,6 +263,7 @@ class PaperBeamSearch(GenerationMixin):
     ) -> Any:
         """Beam search for `generate()`, over the k rows of each source (k B, T)."""
         config, k = generation_config, generation_config.num_beams
+        logits_processor = free_end(logits_processor, stopping_criteria)
         if config.prefill_chunk_size is not None or config.low_memory:
             if config.length_penalty_type == "gnmt":
                 raise ValueError(
@@ -303,6 +304,7 @@ class PaperBeamSearch(GenerationMixin):
     ) -> Any:
         """Greedy search or sampling for `generate()`; what shows more than tokens goes to Transformers' own loop."""
         config, rows = generation_config, generation_config.num_return_sequences
+        logits_processor = free_end(logits_processor, stopping_criteria)
         is_special = config.is_assistant or config.prefill_chunk_size is not None
         shares_source = has_new_cache(model_kwargs, config) and not is_special
         if not shares_source or config.return_dict_in_generate or streamer is not None or synced_gpus:

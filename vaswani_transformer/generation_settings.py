@@ -4,6 +4,7 @@ B sources, k beams or n samples of a source, T tokens of a target so far, V voca
 """
 
 import copy
+import functools
 import math
 from numbers import Integral, Real
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers.generation import (
     EosTokenCriteria,
+    ForcedEOSTokenLogitsProcessor,
     GenerationConfig,
     MaxLengthCriteria,
     StoppingCriteria,
@@ -19,12 +21,23 @@ from transformers.generation import (
 )
 from transformers.utils import logging
 
-from .config import VaswaniTransformerConfig, as_token_ids
+from .config import NAR_SETTINGS, as_token_ids
 from .search import LENGTH_PENALTY_TYPES, SearchSettings
 
 logger = logging.get_logger(__name__)
 
 DEFAULT_NEW_TOKENS = 20  # of Transformers, where nothing limits a target
+PAPER_LIMIT = {"max_source_relative_length": 50}  # 6.1
+LIMITS = ("max_new_tokens", "max_length")
+OWN_SETTINGS = {*NAR_SETTINGS, "max_source_relative_length"}
+WEIGHTS = ("length_penalty", "length_penalty_type", "early_stopping")  # of beams, without a meaning for one
+
+
+@functools.cache
+def default_settings() -> dict[str, Any]:
+    """Return Transformers' settings with their defaults, and the one that `PaperBeamSearch` adds to a search."""
+    defaults = vars(GenerationConfig()) | GenerationConfig._get_default_generation_params()
+    return defaults | {"length_penalty_type": "power"}
 
 
 class SourceLimitCriteria(StoppingCriteria):
@@ -45,24 +58,26 @@ class SourceLimitCriteria(StoppingCriteria):
 
 
 class CallSettings:
-    """The settings of one call: its arguments, otherwise the model's saved values.
+    """The settings of one call of any model: its arguments, otherwise the model's saved values.
 
     Args:
         generation_config: the call's, or None.
-        saved: the model's.
+        model: the model, with its generation config.
         kwargs: the call's further arguments.
 
     Attributes:
         config: only the call's settings, for Transformers.
         kwargs: what is left for the model, and settings that are given as None against a saved one.
+        given: the call's settings, None included.
+        values: the settings that hold, None excluded.
     """
 
-    def __init__(
-        self, generation_config: GenerationConfig | None, saved: GenerationConfig, kwargs: dict[str, Any]
-    ) -> None:
-        self.saved, self.kwargs = saved, dict(kwargs)
+    def __init__(self, generation_config: GenerationConfig | None, model: Any, kwargs: dict[str, Any]) -> None:
+        saved, self.kwargs = model.generation_config, dict(kwargs)
+        self.saved, self.model_config = saved, model.config
         self.config = GenerationConfig() if generation_config is None else copy.copy(generation_config)
-        self.given = {name: value for name, value in vars(self.config).items() if value is not None}
+        set_values = vars(self.config).items()
+        self.given = {name: value for name, value in set_values if value is not None or name in OWN_SETTINGS}
         for name, value in kwargs.items():
             if name in ("length_penalty_type", "max_source_relative_length"):
                 self.given[name] = self.kwargs.pop(name)
@@ -72,35 +87,57 @@ class CallSettings:
                 if chosen is not None or getattr(saved, name, None) is None:
                     setattr(self.config, name, chosen)
                     del self.kwargs[name]
+            elif name in OWN_SETTINGS:
+                self.given[name] = value
+        self.values = self.merge()
         if self.kwargs.get("max_length", 0) is None and self.get("max_new_tokens") is None:
             # None against a saved one; Transformers would compare it with a number.
             self.config.max_length = self.prompt_length() + DEFAULT_NEW_TOKENS
             del self.kwargs["max_length"]
-        if hasattr(self.config, "max_source_relative_length"):
-            self.given.setdefault("max_source_relative_length", None)
         if self.get("num_beams", 1) == 1:  # they mean nothing then, and Transformers would warn of saved ones
             self.config.length_penalty, self.config.early_stopping = 1.0, False
 
+    def merge(self) -> dict[str, Any]:
+        """Return the settings of the call over the model's own, without those that have no effect beside others.
+
+        A limit of the call switches a saved `max_source_relative_length` off. A saved `max_length` holds only without
+        another limit, and unless it is Transformers' default, which Seq2SeqTrainer saves. Where each source has a limit
+        of its own, no target is forced to its end.
+        """
+        saved, relative = dict(vars(self.saved)), "max_source_relative_length"
+        if any(self.given.get(name) is not None for name in LIMITS):
+            saved.pop(relative, None)
+        values = {name: value for name, value in (saved | self.given).items() if value is not None}
+        is_default = saved.get("max_length") == default_settings().get("max_length")
+        if "max_length" not in self.given and (is_default or relative in values or "max_new_tokens" in values):
+            values.pop("max_length", None)
+        forced, ends = (as_token_ids(values.get(name)) for name in ("forced_eos_token_id", "eos_token_id"))
+        if relative in values and set(forced) <= set(ends):
+            values.pop("forced_eos_token_id", None)
+        return values
+
     def get(self, name: str, default: Any = None) -> Any:
         """Return a setting of the call, else of the model."""
-        value = self.given[name] if name in self.given else getattr(self.saved, name, None)
-        return default if value is None else value
+        return self.values.get(name, default)
 
-    @property
-    def has_own_limit(self) -> bool:
-        return any(self.given.get(name) is not None for name in ("max_new_tokens", "max_length"))
+    def search(self) -> dict[str, Any]:
+        """Return the complete search, as commands record it.
 
-    @property
-    def max_source_relative_length(self) -> int | None:
-        """The tokens that a target may have beyond its source; a limit of the call switches a saved one off."""
-        if "max_source_relative_length" in self.given:
-            return self.given["max_source_relative_length"]
-        return None if self.has_own_limit else getattr(self.saved, "max_source_relative_length", None)
+        It leaves out Transformers' defaults, except for beams and their length penalty, and what means nothing.
+        """
+        hidden = ("_", "output_", "return_", "transformers_version", "use_cache")
+        hidden += WEIGHTS if self.get("num_beams", 1) == 1 else ()
+        return {
+            name: value
+            for name, value in sorted(self.values.items())
+            if not name.startswith(hidden)
+            if name in ("num_beams", *WEIGHTS[:2]) or value != default_settings().get(name)
+        }
 
     def check(self) -> None:
         """Raise ValueError for a setting that has a value that it cannot have, or two that exclude each other."""
         beams, alpha = self.get("num_beams", 1), self.get("length_penalty", 1.0)
-        penalty_type, relative = self.get("length_penalty_type", "power"), self.max_source_relative_length
+        penalty_type, relative = self.get("length_penalty_type", "power"), self.get("max_source_relative_length")
         if penalty_type not in LENGTH_PENALTY_TYPES:
             raise ValueError(f"length_penalty_type is {penalty_type!r}; choose one of {LENGTH_PENALTY_TYPES}.")
         if isinstance(alpha, bool) or not isinstance(alpha, Real) or not math.isfinite(alpha):
@@ -132,21 +169,30 @@ class CallSettings:
 
     def source_limits(self, inputs: Tensor | None) -> Tensor | None:
         """Return how many new tokens each target may have (B,); None where its source does not limit it."""
-        relative, mask = self.max_source_relative_length, self.kwargs.get("attention_mask")
+        relative, mask = self.get("max_source_relative_length"), self.kwargs.get("attention_mask")
         if relative is None:
             return None
-        if mask is not None:
-            return mask.ne(0).sum(-1) + relative
-        encoded = self.kwargs.get("encoder_outputs")
-        given = (inputs, self.kwargs.get("input_ids"), self.kwargs.get("inputs_embeds"), encoded and encoded[0])
-        source = next((tensor for tensor in given if tensor is not None), None)
-        return None if source is None else torch.full((len(source),), source.shape[1] + relative, device=source.device)
+        if mask is None:
+            encoded = self.kwargs.get("encoder_outputs")
+            given = (inputs, self.kwargs.get("input_ids"), self.kwargs.get("inputs_embeds"), encoded and encoded[0])
+            source = next((tensor for tensor in given if tensor is not None), None)
+            if source is None:
+                return None
+            mask = torch.ones(source.shape[:2], device=source.device)
+        limits = mask.ne(0).sum(-1) + relative
+        return limits if self.table is None else limits.clamp(max=self.table + 1 - self.prompt_length())
+
+    @property
+    def table(self) -> int | None:
+        """The number of learned positions of a model of this package; None where positions have no end."""
+        is_learned = getattr(self.model_config, "position_embedding", None) == "learned"
+        return self.model_config.max_position_embeddings if is_learned else None
 
     def target_limits(self) -> Tensor:
         """Return how many new tokens each target may have (B,); `attention_mask` must be one of the arguments."""
         relative, limit = self.source_limits(None), self.get("max_new_tokens")
-        if limit is None and (self.has_own_limit or (relative is None and self.get("max_length") is not None)):
-            limit = self.get("max_length") - self.prompt_length()
+        if limit is None and (max_length := self.get("max_length")) is not None:
+            limit = max_length - self.prompt_length()
         if relative is not None:
             return relative if limit is None else relative.clamp(max=limit)
         mask = self.kwargs["attention_mask"]
@@ -158,27 +204,46 @@ class CallSettings:
             self.config.max_new_tokens = min(max_new_tokens, longest)
             return
         in_all = self.prompt_length() + longest
-        if self.has_own_limit:
-            in_all = min(in_all, self.given["max_length"])
-        elif "max_length" not in self.given and self.saved.max_length not in (None, in_all):
+        is_saved = not self.given.keys() & {"max_length", "max_source_relative_length"}
+        if (max_length := self.get("max_length")) is not None:
+            in_all = min(in_all, max_length)
+        elif is_saved and self.saved.max_length not in (None, in_all):
             logger.warning_once(
                 f"generate(): the model's own generation config has max_length={self.saved.max_length}, which is "
-                f"ignored: its max_source_relative_length={self.max_source_relative_length} limits each target. Give "
-                "max_length or max_new_tokens in the call to limit it otherwise."
+                f"ignored: its max_source_relative_length={self.get('max_source_relative_length')} limits each target. "
+                "Give max_length or max_new_tokens in the call to limit it otherwise."
             )
         self.config.max_length = in_all
 
-    def check_positions(self, config: VaswaniTransformerConfig) -> None:
+    def check_positions(self) -> None:
         """Raise ValueError where a target may go beyond learned positions."""
-        table, max_length = config.max_position_embeddings, self.config.max_length or self.get("max_length")
+        table, max_length = self.table, self.config.max_length or self.get("max_length")
         max_new_tokens = self.config.max_new_tokens or self.get("max_new_tokens")
         if max_new_tokens is not None:
             max_length = self.prompt_length() + max_new_tokens
-        if config.position_embedding == "learned" and max_length is not None and max_length - 1 > table:
+        if table is not None and max_length is not None and max_length - 1 > table:
             raise ValueError(
                 f"max_length ({max_length}, with the start token) goes beyond the table of {table} learned "
                 f"positions; ask for a max_length of at most {table + 1} or max_new_tokens of at most {table}."
             )
+
+
+def default_limit(model: Any, **settings: Any) -> dict[str, Any]:
+    """Return the paper's limit for a call to which neither its settings nor the model's own give any, else nothing.
+
+    `generate()` would end such a target at Transformers' default of 20 tokens. Models of other packages have no such
+    setting, and one that predicts all words at once predicts the length.
+    """
+    values = CallSettings(settings.pop("generation_config", None), model, settings).values
+    has_limit = not values.keys().isdisjoint({*LIMITS, *PAPER_LIMIT})
+    return PAPER_LIMIT if hasattr(model, "use_paper_decoding") and not has_limit else {}
+
+
+def free_end(processors: Any, criteria: StoppingCriteriaList) -> Any:
+    """Return the processors of a search, without a forced end where each source has a limit of its own."""
+    if not any(isinstance(criterion, SourceLimitCriteria) for criterion in criteria):
+        return processors
+    return type(processors)(one for one in processors if not isinstance(one, ForcedEOSTokenLogitsProcessor))
 
 
 def split_criteria(

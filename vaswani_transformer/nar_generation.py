@@ -4,7 +4,6 @@ B sources, l lengths of a length beam, n returned targets of a source, T target,
 iterations, or layers of a model that refines from layer to layer.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -15,7 +14,8 @@ from torch import Tensor, nn
 from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.utils import ModelOutput
 
-from .config import NAR_SETTINGS, TOKEN_IDS, as_token_ids
+from .config import TOKEN_IDS, as_token_ids
+from .generation_settings import LIMITS, OWN_SETTINGS, CallSettings, default_settings
 from .lengths import canvas
 from .nar_head import EncodedSource, NarHead
 
@@ -24,8 +24,6 @@ TARGET_INPUTS = ("labels", "decoder_input_ids", "decoder_attention_mask", "decod
 # Outputs of each step of a search; `output_scores` is none of them, since scores are always returned.
 STEP_OUTPUTS = ("output_attentions", "output_hidden_states", "output_logits")
 COUNTS = ("num_iterations", "length_beam_size", "num_latent_samples", "num_return_sequences")
-LIMITS = ("max_new_tokens", "max_length")
-OWN_SETTINGS = {*NAR_SETTINGS, "max_source_relative_length"}
 # Every other setting must have Transformers' default: it would change a search from left to right.
 SUPPORTED = {
     *OWN_SETTINGS,
@@ -96,13 +94,6 @@ class NarSettings:
     return_history: bool
     do_sample: bool = False
     latent_temperature: float = 0.0
-
-
-@functools.cache
-def default_settings() -> dict[str, Any]:
-    """Return Transformers' settings with their defaults, and the one that `PaperBeamSearch` adds to a search."""
-    defaults = vars(GenerationConfig()) | GenerationConfig._get_default_generation_params()
-    return defaults | {"length_penalty_type": "power"}
 
 
 def fail(subject: str, problem: str, fix: str) -> Never:
@@ -231,9 +222,8 @@ class NarGeneration(NarHead, GenerationMixin):
             fail(
                 name, "generate() has no such argument", f"Give source inputs ({', '.join(SOURCE_INPUTS)}) or settings."
             )
-        config = {} if generation_config is None else vars(generation_config)
-        given = {name: value for name, value in config.items() if value is not None or name in OWN_SETTINGS} | call
-        values = self.merge(given)
+        merged = CallSettings(generation_config, self, call)
+        given, values = merged.given, merged.values
         self.check_search(values)
         for name in STEP_OUTPUTS:  # the model's own configuration may ask `forward` for them
             if given.get(name):
@@ -258,20 +248,6 @@ class NarGeneration(NarHead, GenerationMixin):
         )
         self.check_settings(settings)
         return settings
-
-    def merge(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the settings that are not None: those of a call, None included, over the model's own.
-
-        A limit of the call switches a saved `max_source_relative_length` off. A saved `max_length` holds without such a
-        limit, and unless it is Transformers' default, which Seq2SeqTrainer saves.
-        """
-        saved, relative = dict(vars(self.generation_config)), "max_source_relative_length"
-        if any(given.get(name) is not None for name in LIMITS):
-            saved.pop(relative, None)
-        is_default = saved.get("max_length") == default_settings().get("max_length")
-        if is_default or (saved | given).get(relative) is not None:
-            saved.pop("max_length", None)
-        return {name: value for name, value in (saved | given).items() if value is not None}
 
     def check_search(self, values: dict[str, Any]) -> None:
         """Raise ValueError for a setting that only a search from left to right, or a draw of words, could obey."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers.pipelines import Pipeline
 
+from .generation_settings import default_limit
 from .tokenizer import check_own_vocabulary, text_encoder
 
 TASK = "vaswani-translation"
@@ -36,7 +37,8 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
         clean_up_tokenization_spaces: remove spaces before punctuation; None: the tokenizer's setting.
         truncation: truncate texts at the tokenizer's `model_max_length`; a bool, or a strategy of the tokenizer.
         **generate_kwargs: arguments of `generate()`, such as `num_beams=1` or `max_new_tokens=100`, which override the
-            generation config. With `return_dict_in_generate` and `output_scores` beam search adds `score`.
+            generation config. Where neither limits a target of a model of this package, it has at most 50 tokens more
+            than its source. With `return_dict_in_generate` and `output_scores` beam search adds `score`.
     """
 
     model: Any  # any model with generate(), its tokenizer with it
@@ -88,6 +90,7 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
     def _forward(self, input_tensors: dict[str, Any], **generate_kwargs: Any) -> Any:
         """Return the translations' tokens, (B, n, T), and their scores, (B, n) or None."""
         has_text = input_tensors.pop("has_text")  # (B,)
+        generate_kwargs |= default_limit(self.model, **generate_kwargs)
         output = self.model.generate(**input_tensors, **generate_kwargs)
         tokens = output if isinstance(output, torch.Tensor) else output.sequences  # (n B, T)
         scores = None if isinstance(output, torch.Tensor) else output.get("sequences_scores")  # (n B,)

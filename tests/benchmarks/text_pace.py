@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tests.measuring import add_tiny, make_parser, report, resident_mib, seconds_of, traced_megabytes
 from training.data.distilled import Distillation, digest_sources
@@ -41,6 +41,7 @@ class EchoEngine:
     """An engine that returns its sources at once."""
 
     num_translations, scores = 1, False
+    search: ClassVar[dict[str, Any]] = {}
 
     def __call__(self, sources: list[list[int]]) -> list[list[ScoredTokens]]:
         return [[(source, None)] for source in sources]

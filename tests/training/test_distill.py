@@ -8,7 +8,18 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import PAIRS, Run, error_line, model_of_pairs, no_space, run_main, save, tiny_model, user_error
+from tests.helpers import (
+    PAIRS,
+    Run,
+    error_line,
+    model_of_pairs,
+    no_space,
+    paper_model_of_pairs,
+    run_main,
+    save,
+    tiny_model,
+    user_error,
+)
 from tests.nar_models import tiny_nat
 from tests.training.runs import TWO_PROCESSES, kill, last_of_each, make_arguments, run_to_end, start
 from training import distill as command
@@ -204,11 +215,15 @@ def test_lengths_are_those_of_the_text_in_training_and_not_of_the_ids_that_the_t
 
 
 def test_search_is_the_models_unless_it_is_given(distill: Run, tmp_path: Path) -> None:
-    for arguments, expected in (([], (4, 0.6)), (["--beams=2", "--length_penalty=1"], (2, 1.0))):
-        folder = tmp_path / f"beams{expected[0]}"
-        distill(*arguments, folder=folder)
+    model, tokenizer = paper_model_of_pairs()
+    saved = {"num_beams": 3, "max_length": 512, "bad_words_ids": [[1]], "forced_eos_token_id": 2}  # as of Marian
+    model.generation_config = model.config.make_generation_config(**saved)
+    save(tmp_path / "model", model, tokenizer)
+    for arguments, more in (([], {}), (["--beams=2", "--length_penalty=1"], {"num_beams": 2, "length_penalty": 1.0})):
+        folder = tmp_path / f"options{len(arguments)}"
+        assert distill(*arguments, model=tmp_path / "model", folder=folder)[2] == 0
         search = Distillation.load(folder).record["search"]
-        assert (search["num_beams"], search["length_penalty"]) == expected
+        assert search == saved | more | {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
 
 
 @pytest.mark.parametrize("option", ["--beams=2", "--length_penalty=1"])
@@ -238,7 +253,7 @@ def test_fingerprint_of_the_data_holds_that_of_the_distillation(
     distillation = prints["train"]["distilled"]
     assert distillation["teacher"] == {"name": saved.name, "digest": LoadOptions(str(saved)).digest()}
     assert distillation["kept"] == prints["train"]["pairs"] == 12
-    assert distillation["search"]["num_beams"] == 4
+    assert distillation["search"]["max_source_relative_length"] == 50
     assert json.loads(json.dumps(prints)) == prints
     assert Distillation.load(folder.rename(tmp_path / "moved")).fingerprint() == distillation
 

@@ -25,6 +25,7 @@ from tests.helpers import (
     error_line,
     model_of_pairs,
     no_space,
+    paper_model_of_pairs,
     run_main,
     save,
     tiny_model,
@@ -194,6 +195,19 @@ def test_search_is_that_of_the_recipe(score: Score, monkeypatch: pytest.MonkeyPa
     assert searches[0].length_penalty_type == "gnmt"
 
 
+def test_recorded_search_has_the_saved_settings_that_the_recipe_leaves_open(score: Score, tmp_path: Path) -> None:
+    model, tokenizer = paper_model_of_pairs()
+    kept = {"bad_words_ids": [[1]], "renormalize_logits": True, "no_repeat_ngram_size": 2}
+    marian: dict[str, Any] = {"num_beams": 6, "max_length": 512, "forced_eos_token_id": 2}
+    model.generation_config = model.config.make_generation_config(**kept, **marian)
+    save(tmp_path / "model", model, tokenizer)
+    scores, output = score(model=tmp_path / "model")
+    paper = {"num_beams": 4, "length_penalty": 0.6, "length_penalty_type": "gnmt", "max_source_relative_length": 50}
+    assert scores["search"] == paper | kept | {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
+    assert "search: 4 beams, length penalty lp(Y) with alpha 0.6, at most source length + 50 tokens, bad" in output
+    assert "no_repeat_ngram_size 2" in output
+
+
 def test_another_split_and_other_fields_of_the_recipe_can_be_given(run: Run, tmp_path: Path) -> None:
     output, _, _ = run("--split=validation", "--data.target=en", "--data.source=de")
     assert "2 sentences of validation in" in output
@@ -330,6 +344,6 @@ def test_output_that_cannot_be_written_ends_the_command_before_its_work(
 
 def test_text_beyond_the_learned_positions_ends_the_command_with_one_line(run: Run, tmp_path: Path) -> None:
     _, tokenizer = model_of_pairs()
-    model = tiny_model(vocab_size=len(tokenizer), position_embedding="learned", max_position_embeddings=30)
+    model = tiny_model(vocab_size=len(tokenizer), position_embedding="learned", max_position_embeddings=8)
     save(tmp_path, model, tokenizer)
     assert "learned positions" in error_line(run(model=tmp_path))

@@ -92,6 +92,27 @@ def test_search_is_the_models_unless_options_set_it(run: Run, monkeypatch: pytes
     assert calls == [{"num_return_sequences": 1}, saved]
 
 
+@pytest.mark.parametrize(("max_source_tokens", "can_keep"), [([], False), (["--max_source_tokens=2"], True)])
+def test_advice_for_a_line_that_is_too_long_works(
+    run: Run, tmp_path: Path, max_source_tokens: list[str], can_keep: bool
+) -> None:
+    tokenizer = model_of_pairs()[1]
+    positions: dict[str, Any] = {"position_embedding": "learned", "max_position_embeddings": 5}
+    save(tmp_path, tiny_model(vocab_size=len(tokenizer), **positions), tokenizer)
+    line = b"a a\n" if can_keep else b"the cat is black\n"
+    for choice in ("truncate", "error", "keep"):
+        _, errors, status = run(f"--too_long={choice}", *max_source_tokens, stdin=line, model=tmp_path)
+        assert ("--too_long=keep" in errors) == (can_keep and choice != "keep")
+        assert status == (0 if choice == "truncate" or (choice == "keep" and can_keep) else 2)
+
+
+def test_record_of_an_output_has_the_complete_search(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "source").write_text("cat\n")
+    run("--beams=2", "--input", tmp_path / "source", "--output", tmp_path / "target")
+    search = json.loads((tmp_path / "target.record").read_text())["search"]
+    assert (search["num_beams"], search["length_penalty_type"], search["max_source_relative_length"]) == (2, "gnmt", 50)
+
+
 @pytest.fixture(scope="module")
 def folder_of_words(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Save a model whose vocabulary holds every word of its texts, "hello" and "world" among them."""

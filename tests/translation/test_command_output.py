@@ -119,7 +119,7 @@ def test_finished_output_is_not_translated_again(run: Run, tmp_path: Path, monke
     source, path = tmp_path / "source", tmp_path / "path"
     source.write_text(lines(SOURCES))
     assert run("--input", source, "--output", path) == ("", "", 0)
-    monkeypatch.setattr(command, "make_translator", lambda *_: pytest.fail("the model is loaded"))
+    monkeypatch.setattr(command, "load_translator", lambda *_: pytest.fail("the model is loaded"))
     expected = ("", f"{path}: is finished already and stays unchanged.\n", 0)
     assert run("--input", source, "--output", path) == expected
     assert run("--output", path, stdin=source.read_bytes()) == expected

@@ -21,7 +21,9 @@ from tests.helpers import (
     paper_model_of_pairs,
     tiny_model,
 )
+from tests.nar_models import FAMILY, family_of_pairs
 from vaswani_transformer import VaswaniTransformerTokenizer
+from vaswani_transformer.pipeline import VaswaniTransformerTranslationPipeline
 from vaswani_transformer.translation.engine import ScoredTokens, TransformersEngine, log_probabilities
 from vaswani_transformer.translation.translator import (
     Hypothesis,
@@ -64,6 +66,7 @@ class Echo:
 
     def __init__(self) -> None:
         self.batches: list[list[list[int]]] = []
+        self.search: dict[str, Any] = {}
 
     def __call__(self, sources: list[list[int]]) -> list[list[ScoredTokens]]:
         self.batches.append(sources)
@@ -189,6 +192,51 @@ def test_texts_may_be_endless(model_and_tokenizer: ModelAndTokenizer) -> None:
     assert len(taken) == 12
 
 
+FAMILIES = ("autoregressive", *FAMILY)
+
+
+def family(name: str) -> tuple[Any, Any]:
+    return family_of_pairs(name) if name in FAMILY else paper_model_of_pairs()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_search_of_a_record_is_the_complete_search(name: str) -> None:
+    """The same model with the record as its only settings has the same translations."""
+    (model, tokenizer), is_autoregressive = family(name), name not in FAMILY
+    saved = {"max_length": 512, "suppress_tokens": [5, 9]}
+    saved |= {"num_beams": 4, "forced_eos_token_id": 2} if is_autoregressive else {"length_beam_size": 3}
+    model.generation_config = model.config.make_generation_config(**saved)
+    limit = {"max_source_relative_length": 3}
+    call = {"length_penalty": 0.6, "length_penalty_type": "gnmt"} if is_autoregressive else {"length_beam_size": 2}
+    settings: dict[str, Any] = {"generation_config": GenerationConfig(**limit), **call}
+    search = TransformersEngine(model, 1, **settings).search
+    expected = [translation.text for translation in translate(model, tokenizer, SOURCES, **settings)]
+    kept = {"suppress_tokens": [5, 9]} | ({"num_beams": 4} if is_autoregressive else {})
+    assert search == kept | limit | call | {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
+    model.generation_config = GenerationConfig(**search)
+    assert [translation.text for translation in translate(model, tokenizer, SOURCES)] == expected
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_model_that_saves_no_limit_has_targets_of_more_than_twenty_tokens(name: str, trained: bool) -> None:
+    """An autoregressive model has the paper's limit, and the others predict a length."""
+    model, tokenizer = family(name)
+    model.generation_config = model.config.make_generation_config()
+    if trained:  # Seq2SeqTrainer writes Transformers' defaults into it, a max_length of 20 among them
+        defaults = GenerationConfig._get_default_generation_params()
+        model.generation_config.update(**defaults, defaults_only=True)
+    settings: dict[str, Any] = {"suppress_tokens": [tokenizer.eos_token_id]}
+    expected = len(tokenizer("hello world")["input_ids"]) + 50
+    if name in FAMILY:
+        settings, expected = {}, 30
+        model.best_lengths = lambda source, beam: torch.full((len(source.lengths), beam), expected)
+    (translation,) = translate(model, tokenizer, ["hello world"], **settings)
+    assert translation.hypotheses[0].tokens == expected
+    translator = VaswaniTransformerTranslationPipeline(model=model, tokenizer=tokenizer)
+    assert translator("hello world", **settings) == [{"translation_text": translation.text}]
+
+
 LONG = "the cat is black i love you this is a book"
 
 
@@ -221,17 +269,13 @@ def test_text_that_is_too_long_raises_on_request_before_its_window_is_translated
     assert str(refusal.value.in_command("in.txt")).startswith(expected)
 
 
-def test_learned_positions_bound_the_source_and_its_translation() -> None:
+@pytest.mark.parametrize("settings", [{}, {"max_source_relative_length": 10}, {"max_new_tokens": 5}], ids=str)
+def test_learned_positions_bound_the_source_and_its_translation(settings: dict[str, Any]) -> None:
     _, tokenizer = model_of_pairs()
     model = tiny_model(vocab_size=len(tokenizer), position_embedding="learned", max_position_embeddings=30)
-    assert TransformersEngine(model, 1).max_source_tokens() == 30
-    model.use_paper_decoding()
-    model.generation_config.update(max_source_relative_length=10)
-    assert TransformersEngine(model, 1).max_source_tokens() == 20
-    assert TransformersEngine(model, 1, max_new_tokens=5).max_source_tokens() == 30
-    assert TransformersEngine(model, 1, generation_config=GenerationConfig(max_new_tokens=5)).max_source_tokens() == 30
-    (translation,) = translate(model, tokenizer, [LONG * 3])
-    assert translation.is_truncated
+    assert TransformersEngine(model, 1, **settings).max_source_tokens() == 30
+    (translation,) = translate(model, tokenizer, [LONG * 3], suppress_tokens=[tokenizer.eos_token_id], **settings)
+    assert (translation.is_truncated, translation.hypotheses[0].tokens) == (True, settings.get("max_new_tokens", 30))
     assert TransformersEngine(tiny_model(), 1).max_source_tokens() == 1024
 
 
@@ -311,24 +355,24 @@ def test_model_in_training_translates_without_dropout_and_stays_in_training(
         model.eval()
 
 
-def test_text_beyond_the_learned_positions_is_an_error_before_its_window_is_translated() -> None:
-    """A table of 30 has room for a text of 20 tokens and its translation, which may be ten tokens longer."""
+@pytest.mark.parametrize("too_long", ["keep", "error"])
+def test_text_beyond_the_learned_positions_is_an_error_before_its_window_is_translated(too_long: str) -> None:
     _, tokenizer = model_of_pairs()
     model = tiny_model(vocab_size=len(tokenizer), position_embedding="learned", max_position_embeddings=30)
-    settings: dict[str, Any] = {"max_source_relative_length": 10, "too_long": "keep"}
-    longest = next(text for count in range(99) if len(tokenizer(text := "a" * count)["input_ids"]) == 20)
+    settings: dict[str, Any] = {"max_source_relative_length": 10, "too_long": too_long}
+    longest = next(text for count in range(99) if len(tokenizer(text := "a" * count)["input_ids"]) == 30)
     assert len(list(translate(model, tokenizer, [longest], **settings))) == 1
     translations = translate(model, tokenizer, ["a", longest, longest + "a"], sort_lines=2, **settings)
     assert len(list(itertools.islice(translations, 2))) == 2
     with pytest.raises(
-        TooLongError, match=r"Text 2 has 21 tokens, more than 20; shorten it, or give .*positions"
+        TooLongError, match=r"Text 2 has 31 tokens, more than 30; shorten it, or give .*positions"
     ) as refusal:
         next(translations)
     assert str(refusal.value.in_command("in.txt")).endswith(
         "give --too_long=truncate: the model has positions for no more."
     )
-    with pytest.raises(ValueError, match=r"max_source_tokens \(21\) is more than .* give at most 20\."):
-        translate(model, tokenizer, [], max_source_tokens=21, **settings)
+    with pytest.raises(ValueError, match=r"max_source_tokens \(31\) is more than .* give at most 30\."):
+        translate(model, tokenizer, [], max_source_tokens=31, **settings)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from training.recipe.fields import DataRecipe, Recipe, TrainingRecipe
 from training.report.licenses import check_license
 from training.report.results import read_results, recipe_of, results_errors
 from training.tasks import Metric, make_task, selection_metric
+from vaswani_transformer.config import TOKEN_IDS
 from vaswani_transformer.support.command_line import ArgumentParser
 from vaswani_transformer.support.errors import UserError, exit_on_user_error, printable
 from vaswani_transformer.support.files import write_errors
@@ -88,7 +89,7 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
         scores=("\n".join(f"- {line}" for line in score_lines(results, recipe)) or "Not yet measured.") + sample,
         repository=python_literal(repository),
         example=example,
-        search=describe_search(recipe.search),
+        search=describe_search(results.get("test", {}).get("search", recipe.search)),
         longest=recipe.data.max_length,
         losses=describe_losses(recipe),
         curve=curve_table(results["curve"], make_task(recipe).best_metric),
@@ -243,14 +244,14 @@ def score_lines(results: dict[str, Any], recipe: Recipe) -> Iterator[str]:
     task = make_task(recipe)
     first, *other_metrics = task.metrics
     if (scores := results.get("test")) is not None:
-        how = describe_search(recipe.search)
+        how = describe_search(scores.get("search", recipe.search))
         yield f"test set, {scores['sentences']:,} sentences, {how}: {scored(scores, first)}"
         for metric in other_metrics:
             yield f"the same outputs: {scored(scores, metric)}"
         if recipe.published:
             yield f"published on the same test set: {recipe.published}"
     if (scores := results.get("validation")) is not None:
-        how = describe_search(recipe.evaluation_search)
+        how = describe_search(scores.get("search", recipe.evaluation_search))
         yield f"validation set, {how}: {scored(scores, task.best_metric)}"
     if recipe.note:
         yield recipe.note
@@ -260,18 +261,24 @@ def scored(scores: dict[str, Any], metric: Metric) -> str:
     return f"{metric.title} {scores[metric.key]:.2f}, `{scores[metric.signature_key]}`"
 
 
-def describe_search(decoding: dict[str, Any]) -> str:
-    if "length_beam_size" in decoding:
-        passes, lengths = decoding.get("num_iterations", 1), decoding["length_beam_size"]
+def describe_search(search: dict[str, Any]) -> str:
+    """Describe a complete search, as records have it; settings without a sentence of their own have their names."""
+    rest = {name: value for name, value in search.items() if name not in TOKEN_IDS}
+    if "length_beam_size" in rest:
+        passes, lengths = rest.pop("num_iterations", 1), rest.pop("length_beam_size")
         tried = "the predicted length" if lengths == 1 else f"each of the {lengths} likeliest lengths"
-        if (samples := decoding.get("num_latent_samples", 1)) > 1:
-            tried += f" with {samples} latents of temperature {decoding['latent_temperature']}"
-        return f"{passes} pass{'' if passes == 1 else 'es'} over {tried}"
-    limit = f"at most source length + {decoding['max_source_relative_length']} tokens"
-    if decoding["num_beams"] == 1:
-        return f"greedy, {limit}"
-    formula = {"gnmt": "lp(Y) with alpha", "power": "length to the power of"}[decoding["length_penalty_type"]]
-    return f"{decoding['num_beams']} beams, length penalty {formula} {decoding['length_penalty']}, {limit}"
+        samples, temperature = rest.pop("num_latent_samples", 1), rest.pop("latent_temperature", 0)
+        if samples > 1:
+            tried += f" with {samples} latents of temperature {temperature}"
+        parts = [f"{passes} pass{'' if passes == 1 else 'es'} over {tried}"]
+    else:
+        beams, alpha = rest.pop("num_beams", 1), rest.pop("length_penalty", 1.0)
+        formulas = {"gnmt": "lp(Y) with alpha", "power": "length to the power of"}
+        formula = formulas[rest.pop("length_penalty_type", "power")]
+        parts = ["greedy" if beams == 1 else f"{beams} beams, length penalty {formula} {alpha}"]
+    if (relative := rest.pop("max_source_relative_length", None)) is not None:
+        parts.append(f"at most source length + {relative} tokens")
+    return ", ".join(parts + [f"{name} {value}" for name, value in rest.items()])
 
 
 def python_literal(text: str) -> str:

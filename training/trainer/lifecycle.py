@@ -197,6 +197,7 @@ def test_scores(trainer: RecipeTrainer, prepared: Prepared) -> dict[str, Any]:
     return {
         **scores,
         **{name: (output.metrics or {})[f"test_{name}"] for name in trainer.metric_names},
+        "search": trainer.recorded_search(),
         "sentences": len(texts),
         "seconds": time.perf_counter() - start,
         "examples": [

@@ -423,7 +423,7 @@ class RecipeTrainer(Seq2SeqTrainer):
         """Return what excludes tokens from the search for sources with this mask (B, S), if the task does."""
         if self.constraint is None:
             return None
-        call = CallSettings(self.search, self.model.generation_config, {"attention_mask": mask})
+        call = CallSettings(self.search, self.model, {"attention_mask": mask})
         return [self.constraint(sources, call.target_limits())]
 
     def sentence_statistics(self, logits: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -433,7 +433,11 @@ class RecipeTrainer(Seq2SeqTrainer):
     def scores_of(self, metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         """Return the scores of the last evaluation, whose metrics have a prefix, as `results.json` has them."""
         scores = {name: metrics[f"{prefix}_{name}"] for name in self.metric_names}
-        return scores | {self.task.best_metric.signature_key: self.signature}
+        return scores | {self.task.best_metric.signature_key: self.signature, "search": self.recorded_search()}
+
+    def recorded_search(self) -> dict[str, Any]:
+        """Return the complete search of evaluations, as `results.json` has it."""
+        return CallSettings(self.search, self.model, {}).search()
 
     # A checkpoint
 

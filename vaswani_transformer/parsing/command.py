@@ -7,9 +7,9 @@ from pathlib import Path
 from ..support.errors import UserError
 from ..support.files import write_errors
 from ..translation.command import LineFormat, run_command
-from ..translation.loading import TranslateTexts, make_translator
+from ..translation.loading import load_translator
 from ..translation.options import line_parser, parse_with_checks
-from ..translation.translator import Translation
+from ..translation.translator import Translation, Translator
 from .constraint import tree_constraint
 from .linear import delinearize
 from .parser import check_parser
@@ -36,8 +36,8 @@ class TreeFormat(LineFormat):
             fix = 'Run pip install "vaswani-transformer[figures]".'
             raise UserError(f"--svg: figures need Matplotlib, which is not installed. {fix}")
 
-    def load(self) -> TranslateTexts:
-        return make_translator(self.options, check_parser, tree_constraint)
+    def load(self) -> Translator:
+        return load_translator(self.options, check_parser, tree_constraint)
 
     def source_text(self, line: str) -> str:
         """Return the words of a line, with a space between them."""

@@ -16,11 +16,11 @@ from transformers.utils import logging
 from ..support.command_line import silence_stdout
 from ..support.errors import OutputError, UserError, exit_on_user_error
 from ..support.files import lines_of, read_errors
-from .loading import LoadOptions, TranslateTexts, make_translator
+from .loading import LoadOptions, load_translator
 from .options import parse_arguments
 from .output import ResumableFile, StreamOutput, is_finished
 from .readers import DigestedInput, json_texts, text_lines
-from .translator import TooLongError, Translation
+from .translator import TooLongError, Translation, Translator
 
 NAMED_WORDS = 10  # of a line, in a message about a file
 
@@ -47,9 +47,9 @@ class LineFormat:
         self.options = options
         self.lines_per_text = options.nbest or 1 if options.format == "text" else 1
 
-    def load(self) -> TranslateTexts:
+    def load(self) -> Translator:
         """Return what translates texts with the command's model."""
-        return make_translator(self.options)
+        return load_translator(self.options)
 
     def source_text(self, line: str) -> str:
         """Return the text to translate of a line of text."""
@@ -91,11 +91,12 @@ def resume_settings(options: argparse.Namespace, form: LineFormat) -> dict[str, 
 
 
 def open_output(
-    options: argparse.Namespace, form: LineFormat, settings: dict[str, Any]
+    options: argparse.Namespace, form: LineFormat, settings: dict[str, Any], search: dict[str, Any]
 ) -> StreamOutput | ResumableFile:
     """Return where the results go."""
     if settings:
-        return ResumableFile(options.output, form.lines_per_text, settings, [options.batch_tokens, options.sort_lines])
+        batches = [options.batch_tokens, options.sort_lines]
+        return ResumableFile(options.output, form.lines_per_text, settings, batches, search)
     if options.output is None:
         return StreamOutput(sys.stdout.buffer, "standard output")
     return StreamOutput(options.output.open("wb"), str(options.output))
@@ -111,10 +112,12 @@ def progress_bar(options: argparse.Namespace, done: int) -> tqdm:
     return tqdm(total=total, initial=done, unit="line", disable=not is_shown, file=sys.stderr)
 
 
-def warn_of_truncation(translation: Translation, name: str, number: int) -> None:
+def warn_of_truncation(translations: Translator, translation: Translation, name: str, number: int) -> None:
+    can_keep = translations.can_keep(translation.source_tokens)
+    longer = "--too_long=keep translates all of it" if can_keep else "the model has positions for no more"
     log(
         f"{name}, line {number}: {translation.source_tokens} tokens, more than {translation.max_source_tokens}, so it "
-        "was truncated; --too_long=keep translates all of it, --too_long=error ends at such a line."
+        f"was truncated; {longer}, --too_long=error ends at such a line."
     )
 
 
@@ -142,7 +145,7 @@ class UnknownWords:
 
 
 def translate_lines(
-    translations: TranslateTexts, texts: DigestedInput, output: StreamOutput | ResumableFile, form: LineFormat
+    translations: Translator, texts: DigestedInput, output: StreamOutput | ResumableFile, form: LineFormat
 ) -> None:
     """Write the results of all texts that have none yet."""
     unknown = UnknownWords(texts.name, form.options)
@@ -151,7 +154,7 @@ def translate_lines(
             results = translations(texts, skip=output.done, progress=bar.update)
             for number, translation in enumerate(results, output.done + 1):
                 if translation.is_truncated:
-                    warn_of_truncation(translation, texts.name, number)
+                    warn_of_truncation(translations, translation, texts.name, number)
                 unknown.count(translation, number)
                 output.write(form.write(translation, number), texts)
         except TooLongError as error:
@@ -171,7 +174,7 @@ def translate_input(options: argparse.Namespace, form: LineFormat) -> None:
             log(f"{options.output}: is finished already and stays unchanged.")
             return
         translations = form.load()
-        with contextlib.closing(open_output(options, form, settings)) as output:
+        with contextlib.closing(open_output(options, form, settings, translations.engine.search)) as output:
             if output.done:
                 log(f"{options.output}: resumes after line {output.done} of {name}.")
             if output.batching_changed:
@@ -214,7 +217,7 @@ def run_interactive(options: argparse.Namespace, form: LineFormat) -> None:
             log(f"{error.tokens} tokens, more than {error.limit}; shorten the line.")
             continue
         if translation.is_truncated:
-            warn_of_truncation(translation, "standard input", number)
+            warn_of_truncation(translations, translation, "standard input", number)
         if translation.unknown_words:
             log(f"Unknown words, whose results are guesses: {', '.join(map(repr, translation.unknown_words))}.")
         output.write(form.write(translation, number))

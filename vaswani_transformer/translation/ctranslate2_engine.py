@@ -163,6 +163,20 @@ class CTranslate2Engine:
                 "lower it, or convert the model with more positions."
             )
 
+    @property
+    def search(self) -> dict[str, Any]:
+        """The complete search, for records."""
+        search = {
+            "num_beams": self.num_beams,
+            "length_penalty": self.alpha,
+            "length_penalty_type": self.penalty_type,
+            "patience": self.patience,
+            "max_new_tokens": self.max_new_tokens,
+            "max_source_relative_length": self.relative,
+            "bad_words": self.suppressed or None,
+        }
+        return {name: value for name, value in search.items() if value is not None}
+
     def max_source_tokens(self) -> int:
         """Return the tokens that a text may have, so that positions are left for its translation."""
         return max(1, self.positions - (self.relative or 0))

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel
 
 from ..config import as_token_ids
-from ..generation_settings import CallSettings
+from ..generation_settings import CallSettings, default_limit
 from ..search import length_penalty
 from ..support.modes import eval_mode, is_non_autoregressive
 
@@ -32,6 +32,11 @@ class DecodingEngine(Protocol):
     """n, the translations of each text."""
     scores: bool
     """True if hypotheses have scores."""
+
+    @property
+    def search(self) -> dict[str, Any]:
+        """The complete search, for records."""
+        ...
 
     def __call__(self, sources: list[list[int]]) -> list[list[ScoredTokens]]:
         """Return, for each text of a batch of token lists, the new tokens and scores of its n best hypotheses."""
@@ -79,18 +84,20 @@ class TransformersEngine:
         pad_token_id: the token that pads the sources of a batch; the attention mask hides it.
         scores: whether to return scores, by one more pass over each hypothesis; a model that predicts all tokens at
             once has scores of its search.
-        **generate_kwargs: arguments of `generate()`, which override the model's generation config.
+        **generate_kwargs: arguments of `generate()`, which override the model's generation config. A target of a model
+            of this package that neither limits has at most 50 tokens more than its source.
     """
 
     def __init__(self, model: PreTrainedModel, pad_token_id: int, scores: bool = False, **generate_kwargs: Any) -> None:
         self.model, self.pad_token_id, self.scores = model, pad_token_id, scores
-        self.generate_kwargs = generate_kwargs
+        self.generate_kwargs = generate_kwargs | default_limit(model, **generate_kwargs)
+        self.search = self.call_settings().search()
         self.num_translations = self.resolve_setting("num_return_sequences", 1)
 
     def call_settings(self, **more: Any) -> CallSettings:
         """Return the settings of a call of `generate()` with more of its arguments."""
         given = self.generate_kwargs | more
-        return CallSettings(given.pop("generation_config", None), self.model.generation_config, given)
+        return CallSettings(given.pop("generation_config", None), self.model, given)
 
     def resolve_setting(self, name: str, default: Any = None) -> Any:
         """Return a setting as `generate()` resolves it: the call's, or else the model's."""
@@ -149,16 +156,11 @@ class TransformersEngine:
         alpha = float(self.resolve_setting("length_penalty", 1.0))  # torch raises no integer to a negative one
         return sums / length_penalty(lengths.clamp(min=1), alpha, self.resolve_setting("length_penalty_type", "power"))
 
-    def max_source_tokens(self, without_table: int = DEFAULT_MAX_SOURCE_TOKENS) -> int:
-        """Return the tokens that a text may have: all that leave positions for its translation, or `without_table`."""
-        config = self.model.config
-        table = getattr(config, "max_position_embeddings", None)
-        if table is None or getattr(config, "position_embedding", None) == "sinusoidal":
-            return without_table
-        relative = 0 if self.call_settings().has_own_limit else self.resolve_setting("max_source_relative_length", 0)
-        return max(1, table - relative)
-
     def max_positions(self) -> int | None:
-        """Return the tokens that no text may exceed; None where no table of learned positions of this package ends."""
-        is_learned = getattr(self.model.config, "position_embedding", None) == "learned"
-        return self.max_source_tokens() if is_learned else None
+        """Return the tokens that no text may exceed, those of a table of positions; None without a table."""
+        is_endless = getattr(self.model.config, "position_embedding", None) == "sinusoidal"
+        return None if is_endless else getattr(self.model.config, "max_position_embeddings", None)
+
+    def max_source_tokens(self, without_table: int = DEFAULT_MAX_SOURCE_TOKENS) -> int:
+        """Return the tokens that a text may have by default: those of a table of positions, or `without_table`."""
+        return self.max_positions() or without_table

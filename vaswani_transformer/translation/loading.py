@@ -2,8 +2,7 @@
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,10 +24,7 @@ from ..support.files import digest_of_model
 from ..support.modes import is_non_autoregressive
 from .ctranslate2_engine import CTranslate2Engine
 from .engine import Constraint
-from .translator import Translation, Translator, translate
-
-TranslateTexts = Callable[..., Iterator[Translation]]
-"""`translate`, or a `Translator`, with its model and settings."""
+from .translator import Translator, make_translator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,11 +171,11 @@ def load_ct2_engine(options: argparse.Namespace) -> tuple[CTranslate2Engine, Pre
     return engine, engine.tokenizer
 
 
-def make_translator(
+def load_translator(
     options: argparse.Namespace,
     check: Callable[[PreTrainedTokenizerBase, str], None] = lambda tokenizer, name: None,
     make_constraint: Callable[[PreTrainedModel, PreTrainedTokenizerBase], Constraint | None] = lambda *_: None,
-) -> TranslateTexts:
+) -> Translator:
     """Return the translator by the engine of `--engine`; CTranslate2 searches without a constraint.
 
     `check` raises an error for a model that is not of the command's task, by its tokenizer.
@@ -192,8 +188,7 @@ def make_translator(
         return Translator(engine, tokenizer, limit, max_positions=engine.positions, **texts)
     model, tokenizer = load_model_and_tokenizer(LoadOptions.of(options))
     check(tokenizer, options.model)
-    return partial(
-        translate,
+    return make_translator(
         model,
         tokenizer,
         max_source_tokens=options.max_source_tokens,

@@ -119,7 +119,8 @@ def is_finished(path: Path, settings: dict[str, Any], texts: Iterable[str], name
 class ResumableFile:
     """A file of results with a record, `FILE.record`, from which a later command can resume it.
 
-    The record holds what the results depend on: the settings, and the number and digest of the texts that were read.
+    The record holds what the results depend on: the settings, the complete search that they and the model give, and the
+    number and digest of the texts that were read.
     It is written before any result of those texts. At the end the size and digest of the file are added to it. An
     unfinished file is truncated after its last complete result; an empty one starts from the beginning.
 
@@ -128,6 +129,7 @@ class ResumableFile:
         lines: the lines of a text's result.
         settings: what the results depend on, besides the texts.
         batches: what they depend on only by the rounding of sums.
+        search: the complete search, which settings and model give.
 
     Attributes:
         done: how many texts have their result.
@@ -135,9 +137,16 @@ class ResumableFile:
         batching_changed: whether the unfinished file was started with other `batches`.
     """
 
-    def __init__(self, path: Path, lines: int, settings: dict[str, Any], batches: list[int]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        lines: int,
+        settings: dict[str, Any],
+        batches: list[int],
+        search: dict[str, Any] | None = None,
+    ) -> None:
         self.path, self.lines = path, lines
-        self.record: dict[str, Any] = {"settings": settings, "batches": batches}
+        self.record: dict[str, Any] = {"settings": settings, "batches": batches, "search": search}
         read_record(path)  # before a file is made
         with write_errors(path, "name another --output"):
             self.file = path.open("ab")

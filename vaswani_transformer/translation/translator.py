@@ -64,19 +64,19 @@ class TooLongError(UserError):
 
     index: its number among the texts, from 0.
     tokens, limit: how many it has, and how many it may have.
-    is_final: whether the model has no positions for more.
+    can_keep: whether the model has positions for the text.
     """
 
-    def __init__(self, index: int, tokens: int, limit: int, is_final: bool = False) -> None:
+    def __init__(self, index: int, tokens: int, limit: int, can_keep: bool) -> None:
         fix = 'raise max_source_tokens, or give too_long="truncate" or "keep".'
-        fix = 'or give too_long="truncate": the model has positions for no more.' if is_final else fix
+        fix = fix if can_keep else 'or give too_long="truncate": the model has positions for no more.'
         super().__init__(f"Text {index} has {tokens} tokens, more than {limit}; shorten it, {fix}")
-        self.index, self.tokens, self.limit, self.is_final = index, tokens, limit, is_final
+        self.index, self.tokens, self.limit, self.can_keep = index, tokens, limit, can_keep
 
     def in_command(self, name: str) -> UserError:
         """Return the same error with the options of a command, for a text of the input `name`."""
         fix = "or give --too_long=truncate, --too_long=keep or another --max_source_tokens."
-        fix = "or give --too_long=truncate: the model has positions for no more." if self.is_final else fix
+        fix = fix if self.can_keep else "or give --too_long=truncate: the model has positions for no more."
         line = f"{name}, line {self.index + 1}"
         return UserError(f"{line}: {self.tokens} tokens, more than {self.limit}; shorten it, {fix}")
 
@@ -117,8 +117,12 @@ class Translator:
         if self.max_positions is not None and self.max_source_tokens > self.max_positions:
             raise UserError(
                 f"max_source_tokens ({self.max_source_tokens}) is more than the model's table of positions has room "
-                f"for, translation included; give at most {self.max_positions}."
+                f"for; give at most {self.max_positions}."
             )
+
+    def can_keep(self, length: int) -> bool:
+        """Return whether the model has positions for a text of `length` tokens."""
+        return self.max_positions is None or length <= self.max_positions
 
     def __call__(
         self, texts: Iterable[str], skip: int = 0, progress: Callable[[int], object] | None = None
@@ -162,13 +166,12 @@ class Translator:
         encoded = encode(texts)
         tokens, unknown = encoded["input_ids"], unknown_words(self.tokenizer, encoded, texts)
         lengths = [len(row) if text.strip() else 0 for row, text in zip(tokens, texts, strict=True)]
+        limit = self.max_positions if self.too_long == "keep" else self.max_source_tokens
         for index, length in enumerate(lengths):
-            if length > self.max_source_tokens and self.too_long != "keep":
-                if self.too_long == "error":
-                    raise TooLongError(first + index, length, self.max_source_tokens)
-                tokens[index] = encode(texts[index], truncation=True, max_length=self.max_source_tokens)["input_ids"]
-            elif self.max_positions is not None and length > self.max_positions:
-                raise TooLongError(first + index, length, self.max_positions, is_final=True)
+            if limit is not None and length > limit:
+                if self.too_long != "truncate":
+                    raise TooLongError(first + index, length, limit, self.can_keep(length))
+                tokens[index] = encode(texts[index], truncation=True, max_length=limit)["input_ids"]
         return {index: tokens[index] for index, length in enumerate(lengths) if length}, lengths, unknown
 
     def _decode(self, targets: list[ScoredTokens]) -> list[Hypothesis]:
@@ -203,18 +206,19 @@ def translate(
         batch_tokens: source tokens of a batch, padding included; a text counts for at least 16, and one that is longer
             than the budget is a separate batch.
         sort_lines: the number of texts that are sorted together, a window; translation starts when it is full.
-        max_source_tokens: the tokens that a text may have, `</s>` included; None for those of a table of positions that
-            also holds the translation, or 1,024.
+        max_source_tokens: the tokens that a text may have, `</s>` included; None for those of a table of positions, or
+            1,024.
         too_long: what happens to a longer text: "truncate" translates its first tokens and sets `is_truncated`; "keep"
             translates all of it; "error" raises `TooLongError` before its window is translated, and so does "keep"
-            where a table of learned positions has no room for the text and its translation.
+            for a text that is longer than a table of positions.
         scores: whether translations have scores, which takes one more pass over each; not of a model that predicts all
             tokens at once.
         skip: how many texts at the beginning are skipped. The batches of the others stay the same.
         progress: called with the number of newly translated texts.
         constraint: makes the logits processor of a batch from its texts and its limits of new tokens.
         **generate_kwargs: arguments of `generate()`, such as `num_beams=1` or `num_return_sequences=4`, which override
-            the model's generation config.
+            the model's generation config. Where neither limits a target of a model of this package, it has at most 50
+            tokens more than its source, as in the paper.
 
     Raises:
         TypeError: `texts` is a single text, whose characters would be the texts.
@@ -224,11 +228,25 @@ def translate(
     """
     if isinstance(texts, str):
         raise TypeError(f"texts is the str {texts!r}; give a list of texts, for example [text].")
+    lines = (batch_tokens, sort_lines, max_source_tokens, too_long)
+    return make_translator(model, tokenizer, *lines, scores, constraint, **generate_kwargs)(texts, skip, progress)
+
+
+def make_translator(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    batch_tokens: int,
+    sort_lines: int,
+    max_source_tokens: int | None,
+    too_long: TooLong,
+    scores: bool,
+    constraint: Constraint | None,
+    **generate_kwargs: Any,
+) -> Translator:
+    """Return the translator of `translate`, which has the same arguments."""
     if tokenizer.pad_token_id is None:
         raise UserError("The tokenizer has no padding token; set tokenizer.pad_token, for example to its eos_token.")
     check_own_vocabulary(model, tokenizer)
     engine = TransformersEngine(model, tokenizer.pad_token_id, scores, **generate_kwargs)
     limit = engine.max_source_tokens() if max_source_tokens is None else max_source_tokens
-    settings = (batch_tokens, sort_lines, too_long, engine.max_positions(), constraint)
-    translator = Translator(engine, tokenizer, limit, *settings)
-    return translator(texts, skip, progress)
+    return Translator(engine, tokenizer, limit, batch_tokens, sort_lines, too_long, engine.max_positions(), constraint)
