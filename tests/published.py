@@ -8,16 +8,18 @@ EVERY_FAMILY = {
     "dropout.py",
     "embeddings.py",
     "encoder.py",
+    "generation_settings.py",
     "layers.py",
     "loss.py",
     "pipeline.py",
     "pretrained.py",
     "restricted.py",
+    "search.py",
     "tokenizer.py",
 }
 EVERY_NAR_FAMILY = EVERY_FAMILY | {"lengths.py", "nar_decoder.py", "nar_generation.py", "nar_head.py"}
 PUBLISHED_FILES = {
-    "transformer": EVERY_FAMILY | {"generation.py", "generation_settings.py", "model.py", "search.py"},
+    "transformer": EVERY_FAMILY | {"generation.py", "model.py"},
     "nat": EVERY_NAR_FAMILY | {"nat.py", "nat_decoder.py"},
     "iterative_vae": EVERY_NAR_FAMILY | {"iterative_vae.py", "latent.py", "nat.py", "nat_decoder.py"},
     "flowseq": EVERY_NAR_FAMILY | {"flow.py", "flowseq.py", "nat.py", "nat_decoder.py"},

@@ -114,10 +114,10 @@ def progress_bar(options: argparse.Namespace, done: int) -> tqdm:
 
 def warn_of_truncation(translations: Translator, translation: Translation, name: str, number: int) -> None:
     can_keep = translations.can_keep(translation.source_tokens)
-    longer = "--too_long=keep translates all of it" if can_keep else "the model has positions for no more"
+    keep = "--too_long=keep translates all of it, " if can_keep else ""
     log(
         f"{name}, line {number}: {translation.source_tokens} tokens, more than {translation.max_source_tokens}, so it "
-        f"was truncated; {longer}, --too_long=error ends at such a line."
+        f"was truncated; {keep}--too_long=error ends at such a line."
     )
 
 
