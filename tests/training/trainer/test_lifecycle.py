@@ -100,8 +100,11 @@ def test_results_have_the_scores_of_both_sets_and_the_test_set_is_searched_by_th
     monkeypatch.setattr(trainer.model, "generate", watched)
     results = lifecycle.write_results(trainer, prepared)
     assert beams == [1, 3]
-    assert results["validation"].keys() == {"loss", "perplexity", "bleu", "signature"}
+    assert results["validation"].keys() == {"loss", "perplexity", "bleu", "signature", "search"}
     test = results["test"]
+    limit = {"max_source_relative_length": 2, "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
+    assert results["validation"]["search"] == {"num_beams": 1} | limit
+    assert test["search"] == {"num_beams": 3, "length_penalty": 0.6, "length_penalty_type": "gnmt"} | limit
     assert test["sentences"] == len(runs.LANGUAGE)
     assert test["loss"] == pytest.approx(results["validation"]["loss"])  # the same pairs
     assert [example["source"] for example in test["examples"]] == [runs.LANGUAGE[0], runs.LANGUAGE[8]]
