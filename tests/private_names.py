@@ -66,7 +66,11 @@ PRIVATE_NAMES: dict[Any, dict[str, str]] = {
         "_tied_weights_keys": "body pretrained",
         "_tp_plan": "body decoder encoder nat_decoder pretrained",
     },
-    PreTrainedTokenizerFast: {"_auto_class": "tokenizer", "_tokenizer": "tokenizer"},
+    PreTrainedTokenizerFast: {
+        "_auto_class": "tokenizer",
+        "_convert_encoding": "tokenizer",
+        "_tokenizer": "tokenizer",
+    },
     Trainer: {
         "_created_lr_scheduler": "training/trainer/trainer",
         "_get_grad_norm": "training/trainer/trainer",

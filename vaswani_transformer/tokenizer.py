@@ -20,6 +20,11 @@ LOADING_KEYS = ("auto_map", "is_local", "local_files_only")
 
 ALL_WORDS_KEY = "holds_all_words"
 """In tokenizer_config.json: True where every word of the texts that vocabulary and model learned from is an entry."""
+PASSING_KEY = "passing_pieces"
+"""In tokenizer_config.json: the first id, and that after the last, of pieces that merges make and the vocabulary lacks.
+
+Later merges consume most of them; one that remains in a text is `<unk>`.
+"""
 UNKNOWN_TOKEN = {"unk_token": "<unk>"}  # 3, where the vocabulary cannot spell every text
 CONTROL_TOKENS = ("bos_token", "pad_token", "eos_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
@@ -148,6 +153,26 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
         settings: dict[str, Any] = {ALL_WORDS_KEY: True} if tokenizer.get_vocab_size() < vocab_size else {}
         return cls(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **names, **settings)
 
+    @property
+    def passing_ids(self) -> range:
+        """The ids of pieces that only pass through merges, for which a model has no entries."""
+        return range(*self.init_kwargs.get(PASSING_KEY, (0, 0)))
+
+    def __len__(self) -> int:
+        return 1 + max(self.get_vocab().values()) if self.passing_ids else super().__len__()
+
+    def get_vocab(self) -> dict[str, int]:
+        """Return the entries that a model has, with their ids."""
+        passing = self.passing_ids
+        return {token: index for token, index in super().get_vocab().items() if index not in passing}
+
+    def _convert_encoding(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], list[Any]]:
+        fields, encodings = super()._convert_encoding(*args, **kwargs)
+        if passing := self.passing_ids:
+            rows = fields["input_ids"]
+            fields["input_ids"] = [[self.unk_token_id if index in passing else index for index in row] for row in rows]
+        return fields, encodings
+
     def with_remote_code(self) -> Self:
         """Return a shallow copy whose `save_pretrained` adds the package's code and `auto_map`.
 
@@ -217,9 +242,9 @@ def unknown_words(tokenizer: Any, encoded: Any, texts: Sequence[str]) -> list[li
         words = [text.split() if has else [] for text, has in zip(texts, has_unknown, strict=True)]
         return [[word for word in line if unknown_id in tokenizer(word)["input_ids"]] for line in words]
     results = []
-    for text, encoding in zip(texts, encoded.encodings, strict=True):
+    for text, ids, encoding in zip(texts, encoded["input_ids"], encoded.encodings, strict=True):
         pieces: dict[int, list[int]] = {}  # the positions of each word's pieces, by its number
-        if holds_all_words or unknown_id in encoding.ids:
+        if holds_all_words or unknown_id in ids:
             for position, word in enumerate(encoding.word_ids):
                 if word is not None:
                     pieces.setdefault(word, []).append(position)
@@ -227,7 +252,7 @@ def unknown_words(tokenizer: Any, encoded: Any, texts: Sequence[str]) -> list[li
         for positions in pieces.values():
             word = text[encoding.offsets[positions[0]][0] : encoding.offsets[positions[-1]][1]].strip()
             is_split = holds_all_words and len(positions) > 1 and any(map(str.isalnum, word))
-            if is_split or unknown_id in [encoding.ids[position] for position in positions]:
+            if is_split or unknown_id in [ids[position] for position in positions]:
                 lacked.append(word)
         results.append(lacked)
     return results

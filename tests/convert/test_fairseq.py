@@ -2,122 +2,37 @@
 
 import argparse
 import json
-import math
+import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoModelForSeq2SeqLM
 
-from tests.convert.originals import END, FF, HEADS, LAYERS, PAD, D, V, assert_alike, randomize_weights
-from tests.helpers import load_tokenizer, user_error
+from tests.convert.originals import (
+    ARGUMENTS,
+    CODES,
+    END,
+    LAYERS,
+    PAD,
+    SIDES,
+    WORDS,
+    D,
+    FairseqTransformer,
+    V,
+    assert_alike,
+    save_checkpoint,
+)
+from tests.helpers import PAIRS, load_tokenizer, user_error
 from vaswani_transformer.convert.command import main
 from vaswani_transformer.convert.fairseq import from_fairseq
 from vaswani_transformer.convert.fairseq_tokenizer import fairseq_tokenizer
-from vaswani_transformer.tokenizer import text_encoder
-
-
-def positions_of_fairseq(count: int) -> Tensor:
-    """Return the table by its formula: position p has the number p + 2, and frequency i is 10000^(-i / (d / 2 - 1))."""
-    rows = []
-    for position in range(count):
-        angles = [(position + PAD + 1) * math.exp(-i * math.log(10000) / (D // 2 - 1)) for i in range(D // 2)]
-        rows.append([*map(math.sin, angles), *map(math.cos, angles)])
-    return torch.tensor(rows)
-
-
-class FairseqLayer(nn.Module):
-    """A post-norm layer of plain torch modules with fairseq's weight names."""
-
-    def __init__(self, has_memory: bool) -> None:
-        super().__init__()
-        self.self_attn = nn.MultiheadAttention(D, HEADS, batch_first=True)
-        self.self_attn_layer_norm = nn.LayerNorm(D)
-        if has_memory:
-            self.encoder_attn = nn.MultiheadAttention(D, HEADS, batch_first=True)
-            self.encoder_attn_layer_norm = nn.LayerNorm(D)
-        self.fc1, self.fc2 = nn.Linear(D, FF), nn.Linear(FF, D)
-        self.final_layer_norm = nn.LayerNorm(D)
-
-    def forward(
-        self, x: Tensor, is_padding: Tensor, mask: Tensor | None = None, memory: Tensor | None = None
-    ) -> Tensor:
-        key_padding = is_padding if memory is None else None
-        x = self.self_attn_layer_norm(x + self.self_attn(x, x, x, key_padding_mask=key_padding, attn_mask=mask)[0])
-        if memory is not None:
-            seen = self.encoder_attn(x, memory, memory, key_padding_mask=is_padding)[0]
-            x = self.encoder_attn_layer_norm(x + seen)
-        return self.final_layer_norm(x + self.fc2(self.fc1(x).relu()))
-
-
-class FairseqTransformer(nn.Module):
-    """The oracle: fairseq's transformer_wmt_en_de with torch's own attention."""
-
-    encoder: Any
-    decoder: Any
-
-    def __init__(self, scale: bool = True) -> None:
-        super().__init__()
-        for name in ("encoder", "decoder"):
-            stack = nn.Module()
-            stack.embed_tokens = nn.Embedding(V, D)
-            stack.layers = nn.ModuleList(FairseqLayer(name == "decoder") for _ in range(LAYERS))
-            setattr(self, name, stack)
-        randomize_weights(self)
-        self.decoder.embed_tokens.weight = self.encoder.embed_tokens.weight
-        self.scale = D**0.5 if scale else 1.0
-        self.positions = [positions_of_fairseq(64)] * 2
-
-    def forward(self, input_ids: Tensor, decoder_input_ids: Tensor, **ignored: Any) -> argparse.Namespace:
-        is_padding, length = input_ids.eq(PAD), decoder_input_ids.shape[1]
-        x = self.encoder.embed_tokens(input_ids) * self.scale + self.positions[0][: input_ids.shape[1]]
-        for layer in self.encoder.layers:
-            x = layer(x, is_padding)
-        y = self.decoder.embed_tokens(decoder_input_ids) * self.scale + self.positions[1][:length]
-        mask = torch.ones(length, length, dtype=torch.bool).triu(1)
-        for layer in self.decoder.layers:
-            y = layer(y, is_padding, mask, memory=x)
-        return argparse.Namespace(logits=y @ self.decoder.embed_tokens.weight.T)
-
-
-def split(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the state by the names of newer versions, with separate queries, keys and values."""
-    split_state = {}
-    for key, value in state.items():
-        if "in_proj" in key:
-            split_state |= {
-                key.replace("in_proj_", f"{n}_proj."): v for n, v in zip("qkv", value.chunk(3), strict=True)
-            }
-        else:
-            split_state[key] = value
-    return split_state
-
-
-ARGUMENTS: dict[str, Any] = {
-    "arch": "transformer_wmt_en_de", "encoder_attention_heads": HEADS, "decoder_attention_heads": HEADS,
-    "max_source_positions": 64, "max_target_positions": 48, "encoder_normalize_before": False,
-    "share_all_embeddings": True, "activation_fn": "relu", "dropout": 0.3,
-}  # fmt: skip
-
-
-SIDES = ("encoder", "decoder")
-
-
-def save_checkpoint(path: Path, state: dict[str, Tensor], newer: bool = True, **arguments: Any) -> Path:
-    arguments = {**ARGUMENTS, **arguments}
-    extra = {"encoder.version": torch.tensor([3.0]), "decoder.version": torch.tensor([3.0])}
-    for stack in SIDES:
-        extra[f"{stack}.embed_positions._float_tensor"] = torch.zeros(1)
-    if newer:
-        state = split(state) | {"decoder.output_projection.weight": state["decoder.embed_tokens.weight"]}
-        settings = {"args": None, "cfg": {"model": argparse.Namespace(**arguments)}}
-    else:
-        settings = {"args": argparse.Namespace(**arguments)}
-    torch.save(settings | {"model": state | extra, "last_optimizer_state": None}, path)
-    return path
+from vaswani_transformer.tokenizer import text_encoder, unknown_words
 
 
 @pytest.mark.parametrize("scale", [True, False])
@@ -151,6 +66,17 @@ def test_fairseq_learned_positions_begin_after_the_padding_id(tmp_path: Path) ->
     tables["decoder.embed_positions.weight"] = torch.randn(9, D)
     with pytest.raises(ValueError, match=r"has positions for \[7, 30\] tokens of source and target; here both"):
         from_fairseq(save_checkpoint(tmp_path / "c.pt", original.state_dict() | tables))
+
+
+@pytest.mark.parametrize("module", ["numpy._core", "numpy.core"])  # of NumPy 2 and 1
+def test_numpy_values_in_a_checkpoint_are_read(module: str, tmp_path: Path) -> None:
+    state = FairseqTransformer().state_dict()
+    values = {"best": np.float64(2.5), "step": np.int64(3), "counts": np.array([1, 2]), "names": np.array(["a"])}
+    saved = {"model": state, "args": argparse.Namespace(**ARGUMENTS), "extra_state": values}
+    torch.save(saved, tmp_path / "c.pt", _use_new_zipfile_serialization=False)  # no checksums
+    content = (tmp_path / "c.pt").read_bytes()
+    (tmp_path / "c.pt").write_bytes(re.sub(rb"numpy\._?core", module.encode(), content))
+    assert from_fairseq(tmp_path / "c.pt").difference is not None
 
 
 class Malicious:
@@ -249,13 +175,6 @@ def test_checkpoint_without_its_settings_takes_them_from_a_file(tmp_path: Path) 
         from_fairseq(tmp_path / "c.pt")
 
 
-WORDS = [
-    *("l@@", "o@@", "w@@", "e@@", "r@@", "s@@", "t", "r", "w", "lo@@", "low", "low@@", "es@@", "est", "er"),
-    "madeupword0000",
-]
-CODES = "#version: 0.2\nl o\nlo w\nlo w</w>\ne s\nes t</w>\ne r</w>\n"
-
-
 @pytest.fixture
 def vocabulary(tmp_path: Path) -> Path:
     (tmp_path / "dict.txt").write_text("".join(f"{word} 7\n" for word in WORDS))
@@ -289,7 +208,6 @@ def test_fairseq_vocabulary_and_merges_become_a_tokenizer(vocabulary: Path) -> N
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("codes", CODES + "q w\n", "1 of 7 merges have pieces that the vocabulary lacks, the first 'q w'; a"),
         ("codes", "l o\nw </w>\n", "line 2: not a merge of subword-nmt 0.2 or fastBPE"),
         ("dict.txt", "a 1\nb\n", "line 2: not a token and its count; give fairseq's dict.txt"),
         ("dict.txt", "\udcff 1\n", r"dict.txt: not UTF-8 \(.*byte 0xff in position 0.*\); give the file that fairseq"),
@@ -300,6 +218,89 @@ def test_malformed_vocabulary_or_merges_are_an_error(name: str, content: str, me
     (vocabulary / name).write_text(content, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(ValueError, match=message):
         fairseq_tokenizer(vocabulary / "dict.txt", vocabulary / "codes")
+
+
+def split_word(word: str, merges: list[tuple[str, str]]) -> list[str]:
+    """Return the pieces of a word by subword-nmt's rules: of the pairs in it, the first of the merges is merged."""
+    pieces = [*word[:-1], word[-1] + "</w>"]
+    while pairs := [pair for pair in pairwise(pieces) if pair in merges]:
+        first, second = min(pairs, key=merges.index)
+        index = 0
+        while index < len(pieces) - 1:
+            if (pieces[index], pieces[index + 1]) == (first, second):
+                pieces[index : index + 2] = [first + second]
+            index += 1
+    return [*(f"{piece}@@" for piece in pieces[:-1]), pieces[-1].removesuffix("</w>")]
+
+
+def test_dictionary_of_final_pieces_gives_the_ids_of_subword_nmt_and_fairseq(tmp_path: Path) -> None:
+    """A word cut short ends in pieces that the dictionary lacks and merges pass through: <unk> in fairseq."""
+    texts = [*PAIRS, *PAIRS.values()]
+    words = [word for text in texts for word in text.split()]
+    learned = Tokenizer(models.BPE())
+    learned.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = trainers.BpeTrainer(vocab_size=90, end_of_word_suffix="</w>", show_progress=False)
+    learned.train_from_iterator(texts, trainer)
+    merges = [(first, second) for first, second in json.loads(learned.to_str())["model"]["merges"]]
+    pieces = list(dict.fromkeys(piece for word in words for piece in split_word(word, merges)))
+    (tmp_path / "dict.txt").write_text("".join(f"{piece} 1\n" for piece in pieces))
+    (tmp_path / "codes").write_text("#version: 0.2\n" + "".join(f"{first} {second}\n" for first, second in merges))
+    fairseq_tokenizer(tmp_path / "dict.txt", tmp_path / "codes").save_pretrained(tmp_path / "saved")
+    tokenizer = load_tokenizer(tmp_path / "saved")
+    ids = {piece: index for index, piece in enumerate(["<s>", "<pad>", "</s>", "<unk>", *pieces])}
+    assert len(tokenizer) == len(tokenizer.get_vocab()) == len(ids)
+    cut = sorted({word[:end] for word in words for end in range(1, len(word) + 1)})
+    split = {word: split_word(word, merges) for word in cut}
+    made = {first + second for first, second in merges}
+    passing = [word for word in cut if any(p.removesuffix("@@") in made for p in split[word] if p not in ids)]
+    assert passing
+    for text in (*texts, " ".join(cut)):
+        expected = [ids.get(piece, 3) for word in text.split() for piece in split[word]]
+        assert text_encoder(tokenizer)(text)["input_ids"] == [*expected, 2]
+    assert [tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) for text in texts] == texts
+    assert unknown_words(tokenizer, tokenizer(passing), passing) == [[word] for word in passing]
+
+
+@pytest.mark.parametrize(
+    ("dictionary", "ids"),
+    [
+        ("a -0\nb -1\n", [4, 5, 2]),  # scores of sentencepiece as counts
+        ("a 2 \nb 1\t\r\n", [4, 5, 2]),
+        ("<s> 0 #fairseq:overwrite\n</s> 0 #fairseq:overwrite\na 2\nb 1\n", [6, 7, 2]),
+        ("a 2\nb 1\na 1 #fairseq:overwrite \n", [6, 5, 2]),
+    ],
+)
+def test_dictionary_is_read_as_fairseq_reads_it(dictionary: str, ids: list[int], tmp_path: Path) -> None:
+    (tmp_path / "dict.txt").write_text(dictionary)
+    tokenizer = fairseq_tokenizer(tmp_path / "dict.txt", None)
+    assert tokenizer("a b")["input_ids"] == ids
+    assert len(tokenizer) == 4 + len(dictionary.splitlines())
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "a b"
+
+
+def test_sentencepiece_model_splits_and_joins_texts(tmp_path: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    texts, path = [*PAIRS, *PAIRS.values()], tmp_path / "bpe.model"
+    with path.open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts), model_writer=file, vocab_size=60, hard_vocab_limit=False, minloglevel=2
+        )
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    split = [pieces.encode(text, out_type=str) for text in texts]
+    known = dict.fromkeys(piece for line in split[:-1] for piece in line)
+    (tmp_path / "dict.txt").write_text("".join(f"{piece} 1\n" for piece in known), encoding="utf-8")
+    fairseq_tokenizer(tmp_path / "dict.txt", path).save_pretrained(tmp_path / "saved")
+    tokenizer = load_tokenizer(tmp_path / "saved")
+    ids = {piece: index for index, piece in enumerate(["<s>", "<pad>", "</s>", "<unk>", *known])}
+    for text, line in zip([*texts, "a</s>"], [*split, pieces.encode("a</s>", out_type=str)], strict=True):
+        assert tokenizer(text)["input_ids"] == [*(ids.get(piece, 3) for piece in line), 2]
+    split_by_hand = fairseq_tokenizer(tmp_path / "dict.txt", None)
+    for text, line in zip(texts[:-1], split, strict=False):
+        assert split_by_hand(" ".join(line))["input_ids"] == tokenizer(text)["input_ids"]
+        for each in (tokenizer, split_by_hand):
+            assert each.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
+    with user_error(r"none\.model: cannot be loaded: "):
+        fairseq_tokenizer(tmp_path / "dict.txt", tmp_path / "none.model")
 
 
 def test_command_imports_a_fairseq_checkpoint(vocabulary: Path, capsys: pytest.CaptureFixture[str]) -> None:

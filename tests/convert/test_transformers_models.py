@@ -16,32 +16,18 @@ from transformers import (
     FSMTConfig,
     FSMTForConditionalGeneration,
     FSMTTokenizer,
-    MarianConfig,
     MarianMTModel,
     MarianTokenizer,
     PreTrainedModel,
 )
 
-from tests.convert.originals import END, FF, HEADS, LAYERS, PAD, D, V, assert_alike, randomize_weights
+from tests.convert.originals import END, PAD, SHAPE, D, V, assert_alike, marian, randomize_weights
 from tests.helpers import FLOAT32, error_line, load_tokenizer, no_space, run_main
 from tests.nar_models import tiny_nat
 from vaswani_transformer.convert.command import main, save
 from vaswani_transformer.convert.transformers_models import from_fsmt, from_marian
 from vaswani_transformer.support.errors import OutputError
 from vaswani_transformer.translation.ctranslate2_engine import CTranslate2Engine
-
-SHAPE: dict[str, Any] = {
-    "d_model": D, "encoder_layers": LAYERS, "decoder_layers": LAYERS, "encoder_attention_heads": HEADS,
-    "decoder_attention_heads": HEADS, "encoder_ffn_dim": FF, "decoder_ffn_dim": FF, "max_position_embeddings": 32,
-}  # fmt: skip
-
-
-def marian(**overrides: Any) -> MarianMTModel:
-    ids = {"pad_token_id": V - 1, "decoder_start_token_id": V - 1, "eos_token_id": 0, "forced_eos_token_id": 0}
-    settings: dict[str, Any] = {"vocab_size": V, **SHAPE, **ids, **overrides}
-    model = randomize_weights(MarianMTModel(MarianConfig(**settings)))
-    model.generation_config.bad_words_ids = [[V - 1]]
-    return model
 
 
 def fsmt(**overrides: Any) -> FSMTForConditionalGeneration:
@@ -139,31 +125,6 @@ def test_setting_without_a_counterpart_is_an_error_that_names_it(
         import_again(make(), tmp_path)
 
 
-@pytest.fixture(scope="module")
-def marian_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save a Marian model with its usual tokenizer: two sentencepiece models and a vocabulary."""
-    sentencepiece = pytest.importorskip("sentencepiece")
-    folder = tmp_path_factory.mktemp("models") / "marian"
-    folder.mkdir()
-    texts = ["the cat is black", "good morning", "el gato es negro", "buenos dias"] * 20
-    for name in ("source", "target"):
-        with (folder / f"{name}.spm").open("wb") as file:
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter(texts), model_writer=file, vocab_size=40, hard_vocab_limit=False, minloglevel=2
-            )
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "source.spm"))
-    strings = [pieces.id_to_piece(index) for index in range(len(pieces))]
-    order = ["</s>", "<unk>", *(piece for piece in strings if piece not in ("<s>", "</s>", "<unk>")), "<pad>"]
-    (folder / "vocab.json").write_text(json.dumps({piece: index for index, piece in enumerate(order)}))
-    MarianTokenizer(str(folder / "source.spm"), str(folder / "target.spm"), str(folder / "vocab.json")).save_pretrained(
-        folder
-    )
-    model = marian(vocab_size=len(order), pad_token_id=len(order) - 1, decoder_start_token_id=len(order) - 1)
-    model.generation_config.bad_words_ids = [[len(order) - 1]]
-    model.save_pretrained(folder)
-    return folder
-
-
 def test_command_imports_a_marian_model_with_its_tokenizer(
     marian_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,6 +142,23 @@ def test_command_imports_a_marian_model_with_its_tokenizer(
     assert tokenizer.batch_decode(generated) == reference.batch_decode(expected)
     main(["marian", str(marian_folder), str(tmp_path / "bare"), "--without_tokenizer"])
     assert "without a tokenizer" in capsys.readouterr().out
+
+
+def test_entry_without_a_token_is_decoded_as_nothing(marian_folder: Path, tmp_path: Path) -> None:
+    """A padded vocabulary has more entries than its tokenizer, and a search may choose one."""
+    folder = shutil.copytree(marian_folder, tmp_path / "padded")
+    tokenizer = MarianTokenizer.from_pretrained(folder)
+    pad = tokenizer.pad_token_id
+    model = marian(vocab_size=(size := len(tokenizer) + 5), pad_token_id=pad, decoder_start_token_id=pad)
+    model.generation_config.bad_words_ids = [[pad]]
+    model.save_pretrained(folder)
+    imported: Any = from_marian(str(folder))
+    imported.tokenizer.save_pretrained(tmp_path / "saved")
+    saved: Any = load_tokenizer(tmp_path / "saved")
+    assert len(saved) == len(saved.get_vocab()) == size
+    token_ids = saved(text_target="buenos dias")["input_ids"]
+    assert token_ids == tokenizer(text_target="buenos dias")["input_ids"]
+    assert saved.decode([size - 1, *token_ids[:-1], size - 5], skip_special_tokens=True) == "buenos dias"
 
 
 def test_imported_marian_model_converts_to_ctranslate2(

@@ -86,12 +86,14 @@ def check_shape(recipe: Recipe, field: str, name: str, config: PreTrainedConfig)
                 f"training.{field}: {name} has {config.encoder_layers} encoder layers, and the recipe only "
                 f"{expected.encoder_layers}; set model.encoder_layers, or name another teacher."
             )
-    for each in names:
-        if (theirs := getattr(config, each)) != (ours := getattr(expected, each)):
-            raise UserError(
-                f"training.{field}: {name} has {each} {theirs}, and the recipe {ours}; set model.{each}, or name "
-                f"another {what}."
-            )
+    if differing := [each for each in names if getattr(config, each) != getattr(expected, each)]:
+        differences = (
+            f"{each} {getattr(config, each)}, and the recipe {getattr(expected, each)}" for each in differing
+        )
+        raise UserError(
+            f"training.{field}: {name} has {'; '.join(differences)}; set model.{', model.'.join(differing)}, or name "
+            f"another {what}."
+        )
 
 
 def copy_weights(models: dict[str, TrainedModel], model: ProjectedModel) -> None:

@@ -48,7 +48,10 @@ def add_fairseq(parser: ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="CHECKPOINT", help="the .pt file; no code in it runs")
     parser.add_argument("--dict", type=Path, metavar="FILE", help="dict.txt, the vocabulary of source and target")
     parser.add_argument(
-        "--codes", type=Path, metavar="FILE", help="the merges; without them texts must be split beforehand"
+        "--codes",
+        type=Path,
+        metavar="FILE",
+        help="the merges, or a SentencePiece *.model; without it texts must be split into sub-words",
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="JSON with settings by fairseq's names")
     parser.set_defaults(run=convert_from_fairseq)

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import FSMTConfig, FSMTForConditionalGeneration, PreTrainedModel
@@ -29,13 +30,23 @@ from .foreign import (
 )
 
 
+def numpy_globals() -> list[Any]:
+    """Return what pickled NumPy numbers and arrays name, by the module names of NumPy 1 and 2."""
+    dtypes = (getattr(np.dtypes, name) for name in np.dtypes.__all__)
+    makers: tuple[Any, ...] = (np.float64(0).__reduce__()[0], np.zeros(0).__reduce__()[0])
+    modules = ("numpy.core.multiarray", "numpy._core.multiarray")
+    named = [(maker, f"{module}.{maker.__name__}") for maker in makers for module in modules]
+    return [np.ndarray, np.dtype, *dtypes, *named]
+
+
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the weights and the settings of a fairseq checkpoint.
 
-    No code in it runs: it may contain only tensors, plain containers and `argparse.Namespace`, whose fields are read.
+    No code in it runs: it may contain only tensors, NumPy's numbers and arrays, plain containers and
+    `argparse.Namespace`, whose fields are read.
     """
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with torch.serialization.safe_globals([argparse.Namespace, *numpy_globals()]):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise UserError(f"{path}: there is no such file; give the .pt file that fairseq saved.") from error
@@ -175,7 +186,7 @@ def from_fairseq(
     Args:
         checkpoint: the file; no code in it runs.
         dictionary: `dict.txt`; None: without a tokenizer.
-        codes: the merges; None: texts must be split by them beforehand.
+        codes: the merges, or the SentencePiece model, named `*.model`; None: texts must be split by them beforehand.
         config: a JSON file with settings by fairseq's names, which override the checkpoint's.
 
     Raises:
@@ -187,9 +198,9 @@ def from_fairseq(
         check_finite(name, original.state)
         model = build_model(original, name)
     tokenizer = None if dictionary is None else fairseq_tokenizer(dictionary, codes)
-    if tokenizer is not None and len(tokenizer) != model.config.vocab_size:
+    if tokenizer is not None and (entries := len(tokenizer.get_vocab())) != model.config.vocab_size:
         raise UserError(
-            f"{dictionary}: has {len(tokenizer)} entries with the special ones, and the model "
+            f"{dictionary}: has {entries} entries with the special ones, and the model "
             f"{model.config.vocab_size}; give the model's own dict.txt."
         )
     reference = as_fsmt(original, model.config)

@@ -1,11 +1,15 @@
-"""A tokenizer from fairseq's vocabulary and merges."""
+"""A tokenizer from fairseq's vocabulary, with the merges or the SentencePiece model that split its texts."""
 
+import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerBase, Speech2TextTokenizer
 
+from ..support.checked_loading import load_errors
 from ..support.errors import UserError
-from ..tokenizer import VaswaniTransformerTokenizer
+from ..tokenizer import PASSING_KEY, VaswaniTransformerTokenizer
 
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")  # 0 to 3 in every vocabulary of fairseq
 
@@ -18,14 +22,20 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_dictionary(path: Path) -> list[str]:
-    """Return the tokens of a `dict.txt` in the order of their ids, after the four special tokens."""
+    """Return the tokens of a `dict.txt` in the order of their ids, after the four special tokens, as fairseq does.
+
+    A line with `#fairseq:overwrite` repeats a token: the last entry is the token's, and those before it, except the
+    special ones, get a name that no text has.
+    """
     tokens = list(SPECIAL_TOKENS)
     for number, line in enumerate(read_lines(path), start=1):
-        token, _, count = line.removesuffix(" #fairseq:overwrite").rpartition(" ")
-        if not token or not count.isdigit():
+        entry, _, flag = line.rstrip().rpartition(" ")
+        token, _, count = entry.rpartition(" ") if flag == "#fairseq:overwrite" else (entry, "", flag)
+        if not token or not count.removeprefix("-").isdigit():
             raise UserError(f"{path}, line {number}: not a token and its count; give fairseq's dict.txt.")
         tokens.append(token)
-    return tokens
+    last = {token: index for each in (tokens, SPECIAL_TOKENS) for index, token in enumerate(each)}
+    return [token if last[token] == index else f"{token} {index}" for index, token in enumerate(tokens)]
 
 
 def read_merges(path: Path) -> list[tuple[str, str]]:
@@ -42,43 +52,62 @@ def read_merges(path: Path) -> list[tuple[str, str]]:
 
 
 def word_tokenizer(tokens: list[str]) -> Tokenizer:
-    """Return a tokenizer of texts that are split into sub-words already, with "@@" after each that continues."""
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace(Regex(r"\z"), " "), decoders.Fuse(), decoders.Replace("@@ ", ""), decoders.Strip(" ", 0, 1)]
-    )
+    """Return a tokenizer of texts that are split into sub-words already.
+
+    SentencePiece marks each piece that begins a word with "▁", subword-nmt each that continues with "@@".
+    """
+    tokenizer = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens)}, unk_token="<unk>"))
+    if any(token.startswith("▁") for token in tokens):
+        tokenizer.decoder = decoders.Metaspace()
+    else:
+        joins = (decoders.Replace(Regex(r"\z"), " "), decoders.Fuse(), decoders.Replace("@@ ", ""))
+        tokenizer.decoder = decoders.Sequence([*joins, decoders.Strip(" ", 0, 1)])
     return tokenizer
 
 
 def merging_tokenizer(tokens: list[str], merges: list[tuple[str, str]]) -> Tokenizer:
     """Return a tokenizer of texts that are split into words.
 
-    A piece that ends a word has the suffix "</w>" here and none in `dict.txt`.
+    A piece that ends a word has the suffix "</w>" here and none in `dict.txt`. The pieces that only merges have follow
+    those of `dict.txt`.
     """
-    ends = {token: token if token in SPECIAL_TOKENS else token + "</w>" for token in tokens}
     vocabulary = {
-        token.removesuffix("@@") if token.endswith("@@") else ends[token]: index for index, token in enumerate(tokens)
+        token.removesuffix("@@") if token.endswith("@@") or token in SPECIAL_TOKENS else f"{token}</w>": index
+        for index, token in enumerate(tokens)
     }
-    if unknown := [pair for pair in merges if not vocabulary.keys() >= {*pair, pair[0] + pair[1]}]:
-        raise UserError(
-            f"{len(unknown)} of {len(merges)} merges have pieces that the vocabulary lacks, the first "
-            f"{' '.join(unknown[0])!r}; a tokenizer.json cannot treat those as unknown: leave out --codes, and "
-            "split the texts by them beforehand."
-        )
+    for first, second in merges:
+        for piece in (first, second, first + second):
+            vocabulary.setdefault(piece, len(vocabulary))
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", end_of_word_suffix="</w>"))
     tokenizer.decoder = decoders.BPEDecoder("</w>")
     return tokenizer
 
 
-def fairseq_tokenizer(dictionary: Path, codes: Path | None) -> VaswaniTransformerTokenizer:
-    """Return a tokenizer of texts that are split into words, as by Moses, or without `codes` into sub-words."""
+def sentencepiece_tokenizer(tokens: list[str], model: Path) -> PreTrainedTokenizerBase:
+    """Return Transformers' tokenizer that looks up the pieces of a SentencePiece model in a vocabulary, as fairseq."""
+    with TemporaryDirectory() as folder, load_errors(str(model)):
+        (vocabulary := Path(folder, "vocab.json")).write_text(
+            json.dumps({token: index for index, token in enumerate(tokens)}), encoding="utf-8"
+        )
+        return Speech2TextTokenizer(str(vocabulary), str(model), split_special_tokens=True)
+
+
+def fairseq_tokenizer(dictionary: Path, codes: Path | None) -> PreTrainedTokenizerBase:
+    """Return a tokenizer of texts that are split into words, as by Moses, or without `codes` into sub-words.
+
+    `codes` may also be a SentencePiece model, named `*.model`, whose texts are not split.
+    """
     tokens = read_dictionary(dictionary)
+    if codes is not None and codes.suffix == ".model":
+        return sentencepiece_tokenizer(tokens, codes)
     tokenizer = word_tokenizer(tokens) if codes is None else merging_tokenizer(tokens, read_merges(codes))
+    settings = {} if (entries := tokenizer.get_vocab_size()) == len(tokens) else {PASSING_KEY: [len(tokens), entries]}
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", SPECIAL_TOKENS.index("</s>"))]
     )
     names = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token"), SPECIAL_TOKENS, strict=True))
-    return VaswaniTransformerTokenizer(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **names)
+    return VaswaniTransformerTokenizer(
+        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **names, **settings
+    )

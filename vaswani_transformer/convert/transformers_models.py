@@ -67,6 +67,9 @@ def import_transformers_model(
     model = build_model(read_transformers_model(original, folder), folder)
     difference, largest = check_equivalence(model, original, folder)
     model.generation_config = original.generation_config
+    if tokenizer is not None:  # a padded vocabulary has more entries, which may be decoded too
+        spare = range(len(tokenizer), model.config.vocab_size)
+        tokenizer.add_tokens([f"<spare {index}>" for index in spare], special_tokens=True)
     return ImportResult(model, tokenizer, difference, largest)
 
 
