@@ -7,7 +7,6 @@ import os
 import re
 import runpy
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -224,7 +223,6 @@ def test_shell_command_is_accepted_by_its_own_parser(
 ) -> None:
     for name in ("source.txt", "test.jsonl"):  # files that the page expects
         (tmp_path / name).touch()
-    shutil.copy(ROOT / "training/recipes/tatoeba-en-de.yaml", tmp_path / "own.yaml")
     (tmp_path / "training").symlink_to(ROOT / "training")
     monkeypatch.chdir(tmp_path)
     program, *arguments = shlex.split(command)
