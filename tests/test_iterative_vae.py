@@ -13,6 +13,7 @@ from torch import Tensor
 from tests.helpers import FLOAT32, padded_batch, random_tokens
 from tests.nar_models import targets, tiny_iterative_vae
 from vaswani_transformer import VaswaniIterativeVaeConfig, latent
+from vaswani_transformer.latent import LatentPass
 
 STILL: dict[str, Any] = {"dropout": 0.0, "latent_dropout": 0.0}
 
@@ -54,6 +55,80 @@ def test_training_loss_equals_loops_over_layers_and_tokens() -> None:
     kl = (3.0 * kls[0] + 0.5 * kls[1]) / 10
     total = sum(losses) / 10 + 0.25 * kl + 0.5 * float(outputs.length_loss.detach())
     torch.testing.assert_close(float(outputs.loss.detach()), total, **FLOAT32)
+
+
+@torch.no_grad()
+def test_bound_equals_the_enumeration_of_all_latents_and_lies_above_the_negative_log_likelihood(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two tokens, five words, two latent steps: 625 latents. The mean over samples is within five standard errors."""
+    sizes: dict[str, Any] = {"vocab_size": 5, "d_model": 4, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 3}
+    model: Any = tiny_iterative_vae(**sizes, d_ff=8).double()
+    torch.manual_seed(0)
+    for weight in model.parameters():
+        weight.normal_()
+    source, labels = torch.tensor([[3, 4, 3, 2]]), torch.tensor([[4, 3]])
+    latents = torch.cartesian_prod(*[torch.arange(5)] * 4).view(625, 2, 2)  # (rows, step, place)
+    forced = iter(latents.unbind(1))
+    noise = lambda scores: 1e9 * torch.nn.functional.one_hot(next(forced).flatten(), 5).to(scores)  # noqa: E731
+    with monkeypatch.context() as patched:
+        patched.setattr(latent, "gumbel_noise", noise)
+        patched.setattr(latent, "chunk_size", lambda device: 2 * 625)
+        settings: dict[str, Any] = {"has_hint": True, "output_hidden_states": True}
+        outputs = model(input_ids=source, labels=labels.repeat(625, 1), **settings)
+
+    def log_prob(scores: Tensor, words: Tensor) -> Tensor:
+        return scores.log_softmax(-1).gather(-1, words[..., None]).sum((1, 2))  # (625,)
+
+    log_prior = log_q = torch.zeros(625, dtype=torch.float64)
+    for step, states, words in zip(
+        model.model.decoder.latent_steps, outputs.decoder_hidden_states[1:-1], latents.unbind(1), strict=True
+    ):
+        a, b, _ = step.mixing(states).split(1, dim=-1)
+        prior = torch.nn.functional.softplus(a) * model.lm_head(states)
+        hint = torch.nn.functional.softplus(b) * torch.nn.functional.one_hot(labels, 5)
+        log_prior, log_q = log_prior + log_prob(prior, words), log_q + log_prob(prior + hint, words)
+    log_likelihoods = log_prob(outputs.logits, labels.repeat(625, 1))
+    bound = float((log_q.exp() * (log_q - log_prior - log_likelihoods)).sum())
+    negative_log_likelihood = -float((log_prior + log_likelihoods).logsumexp(0))
+    assert float(log_q.exp().sum()) == pytest.approx(1)
+    assert bound > negative_log_likelihood + 0.01
+    samples = [2 * float(model(input_ids=source, labels=labels.repeat(500, 1), has_hint=True).bound) for _ in range(20)]
+    mean, deviation = torch.tensor(samples).mean(), torch.tensor(samples).std()
+    assert abs(float(mean) - bound) < 5 * float(deviation) / math.sqrt(20)
+
+
+def test_without_a_hint_training_feeds_the_words_that_inference_feeds() -> None:
+    """There is neither noise nor divergence, and no sample at inference (DSLP, Huang et al. 2022)."""
+    model, source, labels = tiny_iterative_vae(**STILL, hint=False), random_tokens(3, 6), targets(5, 1, 4)
+    expected = model(input_ids=source, labels=labels)
+    outputs = model.train()(input_ids=source, labels=labels)
+    torch.testing.assert_close(outputs.layer_losses, expected.layer_losses, **FLOAT32)
+    assert float(outputs.kl_loss.detach()) == 0
+    assert torch.equal(outputs.bound, outputs.token_loss)
+    with pytest.raises(ValueError, match=r"^do_sample: .* got True, expected False"):
+        model.generate(source, do_sample=True)
+
+
+@pytest.mark.usefixtures("no_noise")
+def test_words_that_glancing_shows_have_neither_hint_nor_loss_in_any_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hidden words' losses are those of the shown input, and another word at a shown place changes only that."""
+    model, source, labels = tiny_iterative_vae(**STILL, decoder_layers=3).train(), random_tokens(1, 6), targets(5)
+    seen = torch.tensor([[True, False, True, False, False]])
+    monkeypatch.setattr(type(model), "glance", lambda *_, **__: (seen, torch.zeros(())))
+    model.glancing_ratio = 0.5
+    outputs = model(input_ids=source, labels=labels)
+    encoded = model.read_source(model.encode(source)[0], None)
+    copy = torch.where(seen[..., None], model.model.decoder.embed_tokens(labels), encoded.memory[:, [0, 1, 2, 3, 4]])
+    hidden = labels.masked_fill(seen, -100)
+    given = LatentPass(model.lm_head, labels=hidden, has_hint=True)
+    states = model.run_decoder(encoded, torch.ones_like(labels), inputs_embeds=copy, latent=given)[0]
+    last = torch.nn.functional.cross_entropy(model.lm_head(states)[0], hidden[0], reduction="sum") / 5
+    layers = [tokens.losses.sum() / 5 for tokens in given.tokens]
+    torch.testing.assert_close(outputs.layer_losses, torch.stack([*layers, last]), **FLOAT32)
+    for tokens, kl in zip(given.tokens, outputs.layer_kl, strict=True):
+        assert tokens.losses.count_nonzero() == tokens.kl.count_nonzero() == 3
+        torch.testing.assert_close(kl, tokens.kl.sum() / 5, **FLOAT32)
 
 
 def test_evaluation_has_neither_hint_nor_noise() -> None:

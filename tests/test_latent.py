@@ -1,4 +1,4 @@
-"""A latent step against loops and finite differences: its divergence, its noise.
+"""A latent step against loops, finite differences and Monte Carlo: its sample, its divergence, its noise.
 
 B batch, T target, V vocabulary.
 """
@@ -15,15 +15,15 @@ from vaswani_transformer import VaswaniIterativeVaeConfig, latent
 from vaswani_transformer.latent import LatentPass, LatentStep, gumbel_noise
 
 
-def make_step(temperature: float = 1.0, dropout: float = 0.0) -> LatentStep:
+def make_step(temperature: float = 1.0, is_relaxed: bool = False) -> LatentStep:
     sizes: dict[str, Any] = TINY | {"d_model": 4, "num_heads": 2}
-    return LatentStep(VaswaniIterativeVaeConfig(**sizes), temperature, dropout)
+    return LatentStep(VaswaniIterativeVaeConfig(**sizes), temperature, 0.0, is_relaxed)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_step_equals_loops(temperature: float) -> None:
+@pytest.mark.parametrize(("temperature", "is_relaxed"), [(1.0, False), (1.0, True), (0.7, True)])
+def test_step_equals_loops(temperature: float, is_relaxed: bool) -> None:
     """States, divergence and cross-entropy are compared over three tokens and a vocabulary of five."""
-    step = make_step(temperature).double()
+    step = make_step(temperature, is_relaxed).double()
     states, table = torch.randn(3, 4).double(), torch.randn(5, 4).double()
     logits, words, noise = states @ table.T, torch.tensor([0, 3, 4]), torch.randn(3, 5).double()
     mixed, tokens = step(states, logits, table, words, has_hint=True, noise=lambda _: noise, smoothing=0.1)
@@ -35,7 +35,10 @@ def test_step_equals_loops(temperature: float) -> None:
         log_q = [x - math.log(sum(map(math.exp, s))) for x in s]
         log_prior = [a * x - math.log(sum(math.exp(a * y) for y in p)) for x in p]
         kl = sum(math.exp(q) * (q - prior) for q, prior in zip(log_q, log_prior, strict=True))
-        z = [math.exp((x + float(g)) / temperature) for x, g in zip(s, noise[i], strict=True)]
+        noisy = [x + float(g) for x, g in zip(s, noise[i], strict=True)]
+        z = [float(x == max(noisy)) for x in noisy]
+        if is_relaxed:
+            kl, z = b - 1 + math.exp(-b), [math.exp(x / temperature) for x in noisy]
         e = sum((z[v] / sum(z)) * table[v] for v in range(5)) * 2.0  # sqrt(d_model)
         expected = torch.nn.functional.layer_norm(gate * states[i] + (1 - gate) * e, (4,), eps=1e-6)
         torch.testing.assert_close(mixed[i], expected)
@@ -44,9 +47,10 @@ def test_step_equals_loops(temperature: float) -> None:
             assert math.isclose(float(getattr(tokens, name)[i].detach()), value, rel_tol=1e-9), name
 
 
-def test_gradient_of_a_step_equals_finite_differences() -> None:
+def test_gradient_of_a_relaxed_step_equals_finite_differences() -> None:
     """In float64, with fixed noise, through states, projection, embeddings and the weights of the mixture."""
-    step, words, noise = make_step(0.8).double(), torch.tensor([0, 3, 4]), torch.randn(3, 5).double()
+    step, noise = make_step(0.8, is_relaxed=True).double(), torch.randn(3, 5).double()
+    words = torch.tensor([0, 3, -100])
 
     def run(states: Tensor, table: Tensor, projection: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
         values = {"mixing.weight": weight, "mixing.bias": bias}
@@ -57,6 +61,78 @@ def test_gradient_of_a_step_equals_finite_differences() -> None:
     shapes = [(3, 4), (5, 4), (5, 4), (3, 4), (3,)]
     inputs = tuple(torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
     assert torch.autograd.gradcheck(run, inputs)
+
+
+def test_discrete_latent_is_the_embedding_of_one_word_with_the_gradient_of_the_relaxed_one() -> None:
+    """The gradient is that of z, not of the table; without noise or gradient the word is looked up."""
+    scores, table, noise = torch.randn(6, 9, requires_grad=True), torch.randn(9, 4), torch.randn(6, 9)
+    discrete, relaxed = (make_step(0.7, is_relaxed).embed for is_relaxed in (False, True))
+    embedded, weights = discrete(scores, table, lambda _: noise), torch.randn(6, 4)
+    words = (scores + noise).argmax(1)
+    torch.testing.assert_close(embedded, table[words])
+    gradients = [
+        torch.autograd.grad((values * weights).sum(), scores)[0]
+        for values in (embedded, relaxed(scores, table, lambda _: noise))
+    ]
+    torch.testing.assert_close(*gradients, **FLOAT32)
+    assert torch.equal(discrete(scores, table, None), table[scores.argmax(1)])
+    with torch.no_grad():
+        assert torch.equal(discrete(scores, table, lambda _: noise), table[words])
+
+
+def draw_latents(prior: Tensor, words: Tensor, b: float, is_relaxed: bool) -> Tensor:
+    """Return z (n, V) of a step whose prior has these logits (n, V), under a hint of weight b at `words` (n,)."""
+    scores = prior.scatter_add(1, words[:, None], prior.new_full((len(words), 1), b))
+    torch.manual_seed(0)
+    return make_step(is_relaxed=is_relaxed).embed(scores, torch.eye(prior.shape[1]).to(prior), gumbel_noise)
+
+
+def log_ratios(latents: Tensor, prior: Tensor, b: float) -> Tensor:
+    """Return (n, V), for a hint at each word the log-ratio of the densities of relaxed `latents` with and without it.
+
+    From Maddison et al. 2017, equation 10, at tau 1.
+    """
+    return b - latents.shape[1] * ((prior - latents.log()).softmax(1) * math.expm1(b)).log1p()
+
+
+@pytest.mark.parametrize(("surprise", "b"), [(1.0, 2.0), (6.0, 4.6), (15.0, 12.0)])
+def test_relaxed_latent_passes_on_more_than_the_divergence_of_words_and_no_more_than_it_is_charged(
+    surprise: float, b: float
+) -> None:
+    """By Monte Carlo against b + V E log(1 - r (1 - exp(-b))), r ~ Beta(1, V - 1), a formula without the prior."""
+    count, size = 4000, 50
+    words, hint = torch.zeros(count, dtype=torch.long), torch.tensor([[b]], dtype=torch.float64)
+    others = math.log(math.expm1(surprise) / (size - 1))  # relative to the word, whose probability is exp(-surprise)
+    prior = torch.full((1, size), others, dtype=torch.float64).index_fill(1, words[:1], 0.0)
+    passed = log_ratios(draw_latents(prior.repeat(count, 1), words, b, is_relaxed=True), prior, b)[:, 0]
+    uniform = (torch.arange(1_000_000, dtype=torch.float64) + 0.5) / 1_000_000
+    beta = 1 - uniform ** (1 / (size - 1))
+    formula = b + size * float((beta * math.expm1(-b)).log1p().mean())
+    assert abs(float(passed.mean()) - formula) < 5 * float(passed.std()) / math.sqrt(count)
+    step = make_step()
+    assert float(step.divergence(prior, words[:1, None], hint)) < 0.8 * formula
+    assert formula < float(step.relaxed_divergence(hint)) < 1.05 * formula
+
+
+@pytest.mark.parametrize("b", [2.0, 4.0, 6.0])
+def test_no_bound_lies_below_the_entropy_of_uniform_words_but_that_of_a_relaxed_latent_at_the_price_of_words(
+    b: float,
+) -> None:
+    """Words are uniform, whatever the source, and the reader is the best possible one: Bayes' rule."""
+    count, size = 20_000, 50
+    words, prior = torch.randint(0, size, (count,)), torch.zeros(count, size, dtype=torch.float64)
+    step, hint = make_step(), torch.tensor([[b]], dtype=torch.float64)
+    price_of_words = float(step.divergence(prior[:1], words[:1, None], hint))
+
+    def losses(log_odds: Tensor) -> Tensor:
+        return -log_odds.log_softmax(1).gather(1, words[:, None])
+
+    relaxed = losses(log_ratios(draw_latents(prior, words, b, is_relaxed=True), prior, b))
+    discrete = losses(b * draw_latents(prior, words, b, is_relaxed=False))
+    error = 5 * float(torch.maximum(relaxed.std(), discrete.std())) / math.sqrt(count)
+    assert float(relaxed.mean()) + price_of_words < math.log(size) - 0.2 - error
+    assert float(relaxed.mean()) + float(step.relaxed_divergence(hint)) > math.log(size)
+    assert abs(float(discrete.mean()) + price_of_words - math.log(size)) < error
 
 
 def test_divergence_without_a_hint_is_exactly_zero() -> None:
@@ -105,6 +181,7 @@ def test_noise_differs_from_sentence_to_sentence_and_from_position_to_position()
     states = torch.randn(4).expand(2, 3, 4)
     plain = LatentPass(lambda states: states @ table.T)
     noisy = LatentPass(lambda states: states @ table.T, has_noise=True)
+    step.is_relaxed = True  # whose samples are all different
     assert len(plain.apply(step, states, table).flatten(0, 1).unique(dim=0)) == 1
     assert len(noisy.apply(step, states, table).flatten(0, 1).unique(dim=0)) == 6
 

@@ -64,28 +64,35 @@ def test_mask_predict_equals_plain_python(seed: int) -> None:
         logits = model.read_source(model.encode(source).last_hidden_state, None).length_logits[0]
         candidates = logits.argsort(descending=True)[:lengths].tolist()
         results = [(*mask_predict(model, source, m, rounds), m) for m in candidates]
-        history, scores, m = max(results, key=lambda result: sum(result[1]) / result[2])
+        log_lengths = logits.log_softmax(0).tolist()
+        ranks = [(sum(scores) + log_lengths[m]) / m for _, scores, m in results]
+        history, scores, m = results[ranks.index(max(ranks))]
         assert generated.sequences[row, 1 : m + 1].tolist() == history[-1]
         assert [step[row, 1 : m + 1].tolist() for step in generated.history] == history
         assert generated.lengths[row] == m
         expected = torch.tensor(scores, dtype=torch.float64)
         torch.testing.assert_close(generated.token_scores[row, :m], expected, rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(generated.sequences_scores[row], expected.mean(), rtol=1e-9, atol=1e-9)
+        assert generated.sequences_scores[row].item() == pytest.approx(max(ranks), rel=1e-9)
 
 
 @torch.no_grad()
-def test_nat_finds_the_best_length_of_all() -> None:
-    """The oracle computes each length of every sentence separately, by forward."""
+@pytest.mark.parametrize("settings", [{}, {"length_weight": 0}, {"length_penalty": 0.4, "length_weight": 2.5}], ids=str)
+def test_nat_finds_the_best_length_of_all(settings: dict[str, float]) -> None:
+    """The oracle computes each length of every sentence separately, by forward, and ranks them by the rule."""
     model: Any = tiny_nat(min_length_difference=-3, max_length_difference=4).double()
     source = random_tokens(4, 5)
     model.config.mask_token_id = MASK  # NAT has no such token, but the reference bans it
-    generated: Any = model.generate(source, length_beam_size=8, return_dict_in_generate=True)
+    for weight in model.length_difference.parameters():
+        weight.data.mul_(8)  # lengths that matter
+    generated: Any = model.generate(source, length_beam_size=8, return_dict_in_generate=True, **settings)
+    alpha, weight = (settings.get(name, 1.0) for name in ("length_penalty", "length_weight"))
+    log_lengths = model.read_source(model.encode(source)[0], None).length_logits.log_softmax(-1)  # (B, 8)
     for row in range(4):
         results = []
         for m in range(2, 10):
             logits = model(input_ids=source[row][None], decoder_attention_mask=torch.ones(1, m)).logits[0]
             words, scores = best_words(logits, m)
-            results.append((sum(scores) / m, words))
+            results.append(((sum(scores) + weight * float(log_lengths[row, m - 2])) / m**alpha, words))
         score, words = max(results)
         assert generated.sequences[row, 1 : len(words) + 1].tolist() == words
         assert generated.sequences_scores[row].item() == pytest.approx(score)
@@ -277,7 +284,8 @@ def test_every_setting_of_a_search_from_left_to_right_must_have_its_default() ->
             "temperature: .* got 0.5, expected 1.0. Leave it out",
         ),
         ("nat", {"num_beams": 0}, "num_beams: .* got 0, expected 1. Leave it out, or set it to None"),
-        ("nat", {"length_penalty": 0}, "length_penalty: .* got 0, expected 1.0"),
+        ("nat", {"length_penalty": float("inf")}, "length_penalty: got inf, expected a finite number. Give 1.0, or"),
+        ("flowseq", {"length_weight": "1"}, "length_weight: got '1', expected a finite number. Give 1.0, or leave"),
         ("nat", {"generation_config": GenerationConfig(num_iteration=4)}, "num_iteration: .* got 4, expected None"),
         ("nat", {"num_latent_samples": 3}, "num_latent_samples: .* has no prior over latents; got 3. Give 1, or"),
         ("iterative_vae", {"latent_temperature": 0.5}, "latent_temperature: .* has no prior over latents; got 0.5"),

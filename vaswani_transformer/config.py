@@ -15,7 +15,10 @@ MAX_LAYERS = 1000  # their objects take time and memory before any weight does
 TOKEN_IDS = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
 """The special tokens, which a configuration and its GenerationConfig both name."""
 SEARCH_SETTINGS = ("length_penalty_type", "max_source_relative_length")
-NAR_SETTINGS = ("num_iterations", "length_beam_size", "return_history", "num_latent_samples", "latent_temperature")
+NAR_SETTINGS = (
+    *("num_iterations", "length_beam_size", "return_history", "num_latent_samples", "latent_temperature"),
+    "length_weight",
+)
 """Settings of a GenerationConfig in addition to those of Transformers: of a search, of non-autoregressive decoding."""
 
 

@@ -267,13 +267,9 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
         mask, temperature = canvas(lengths), settings.latent_temperature  # (l B, T)
         states = self.run_decoder(source, mask, inputs_embeds=self.prior_latents(source, mask, temperature))[0]
         tokens, log_probs = self.read_words(states, lengths, mask.bool(), settings)
-        scores = None
-        if temperature:
-            estimates = self.estimate_log_probs(source, tokens, lengths, settings.num_latent_samples)
-            classes = self.length_classes(source, lengths).view(len(source.length_logits), -1)  # (B, l)
-            log_lengths = source.length_logits.to(estimates.dtype).log_softmax(-1).gather(1, classes).flatten()
-            scores = (estimates + log_lengths) / lengths
-        return NarTargets(tokens, log_probs, [tokens], scores)
+        samples = settings.num_latent_samples
+        estimates = self.estimate_log_probs(source, tokens, lengths, samples) if temperature else None
+        return NarTargets(tokens, log_probs, [tokens], estimates)
 
     def estimate_log_probs(self, source: EncodedSource, tokens: Tensor, lengths: Tensor, samples: int) -> Tensor:
         """Return log mean_i p(y | z_i, x) p(z_i | x) / q(z_i | x, y) (k B,), an estimate of log p(y | x, m).

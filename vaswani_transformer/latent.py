@@ -1,7 +1,8 @@
 """The latent of IterativeVAE: words that the states predict, sampled, and mixed back into the states.
 
-B batch, T target, k target rows of one source row, N real positions, n of them in a chunk, V vocabulary. The sample is
-a Gumbel-softmax (Jang et al. 2017), independent at every position.
+B batch, T target, k target rows of one source row, N real positions, n of them in a chunk, V vocabulary. A sample is a
+word with the gradient of a Gumbel-softmax (straight-through), or the Gumbel-softmax itself (Jang et al. 2017). It is
+independent at every position.
 """
 
 import functools
@@ -27,12 +28,18 @@ def gumbel_noise(scores: Tensor) -> Tensor:
     return uniform.log_().neg_().clamp_(min=tiny).log_().neg_()
 
 
+def straight_through(scores: Tensor, soft: Tensor) -> Tensor:
+    """Return the one-hot of the largest of `scores` (N, V), whose gradient is that of `soft` (N, V)."""
+    one_hot = functional.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
+    return one_hot + (soft - soft.detach())
+
+
 class LatentTokens(NamedTuple):
-    """The results of a latent step for each of n tokens.
+    """The results of a latent step for each of n tokens; losses and divergence are 0 where a position has no word.
 
     Attributes:
         losses: (n,), the cross-entropy of the words under the distribution that the step began with.
-        kl: (n,), KL(q || prior), 0 without a hint.
+        kl: (n,), KL(q || prior) of the sample, 0 without a hint.
         prior_weights, hint_weights: (n,), a and b.
     """
 
@@ -41,26 +48,30 @@ class LatentTokens(NamedTuple):
     prior_weights: Tensor
     hint_weights: Tensor
 
-    @classmethod
-    def join(cls, chunks: "list[LatentTokens]", is_target: Tensor) -> "LatentTokens":
-        """Return the results for all tokens (N,), 0 where `is_target` (N,) is False."""
-        return cls(*(torch.cat(parts) * is_target for parts in zip(*chunks, strict=True)))
-
 
 class LatentStep(nn.Module):
     """A step from states to a latent over the vocabulary and back, with a highway around it.
 
-    Let p = log softmax(logits). Then s = a p + b onehot(y) under a hint, a p otherwise; q = softmax(s), the prior
-    softmax(a p); z = softmax((s + g) / tau); the result is LN(gate h + Dropout((1 - gate) sqrt(d_model) z E)). a and b
-    are softplus, the gate a sigmoid, of linear functions of h.
+    Let p = log softmax(logits). Then s = a p + b onehot(y) under a hint, a p otherwise. The latent z is the word
+    argmax(s + g), with the gradient of softmax((s + g) / tau), or if it is relaxed softmax((s + g) / tau) itself. The
+    result is LN(gate h + Dropout((1 - gate) sqrt(d_model) z E)). a and b are softplus, the gate a sigmoid, of linear
+    functions of h.
+
+    Args:
+        config: the model's.
+        temperature: tau.
+        dropout: of what the latent adds.
+        is_relaxed: whether z is the Gumbel-softmax in place of a word.
     """
 
-    def __init__(self, config: VaswaniTransformerConfig, temperature: float, dropout: float) -> None:
+    def __init__(
+        self, config: VaswaniTransformerConfig, temperature: float, dropout: float, is_relaxed: bool = False
+    ) -> None:
         super().__init__()
         self.mixing = nn.Linear(config.d_model, 3)
         self.dropout = Dropout(dropout)
         self.norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
-        self.temperature = temperature
+        self.temperature, self.is_relaxed = temperature, is_relaxed
         self.scale = config.embedding_scale
 
     def forward(
@@ -79,36 +90,40 @@ class LatentStep(nn.Module):
             states: h (n, d_model).
             logits: (n, V), the output projection of `states`.
             table: E (V, d_model), the embeddings.
-            words: y (n,).
+            words: y (n,), -100 where a position has neither hint nor loss.
             has_hint: whether the latent sees `words`.
             noise: makes g from s (n, V); None: g = 0.
             smoothing: of the cross-entropy.
         """
-        wide = accumulation_dtype(logits.dtype)
-        prior_weight, hint_weight, gate = self.mixing(states).to(wide).split(1, dim=-1)  # (n, 1) each
+        logits = logits.to(accumulation_dtype(logits.dtype))  # p but for a constant, which changes no latent
+        prior_weight, hint_weight, gate = self.mixing(states).to(logits.dtype).split(1, dim=-1)  # (n, 1) each
         prior_weight, hint_weight = functional.softplus(prior_weight), functional.softplus(hint_weight)
-        log_probs = logits.to(wide).log_softmax(-1)  # (n, V), p
-        prior = prior_weight * log_probs  # (n, V), the prior's logits
-        noisy = prior if noise is None else prior + noise(prior)  # (n, V), a p + g
+        scores = prior_weight * logits  # (n, V), the prior's logits
         kl = torch.zeros_like(prior_weight)
         if has_hint and words is not None:
-            noisy = noisy.scatter_add(1, words[:, None], hint_weight)  # (n, V), s + g
-            kl = self.divergence(prior, words[:, None], hint_weight)  # (n, 1)
-        if self.temperature != 1:
-            noisy = noisy / self.temperature
-        probs = noisy.softmax(-1)  # (n, V), z
+            seen = words.clamp(min=0)[:, None]  # (n, 1)
+            hint = hint_weight * words.ne(-100)[:, None]
+            kl = self.relaxed_divergence(hint) if self.is_relaxed else self.divergence(scores, seen, hint)
+            scores = scores.scatter_add(1, seen, hint)  # (n, V), s
         gate = gate.sigmoid().to(states.dtype)
-        embedded = self.scale * (probs.to(table.dtype) @ table).to(states.dtype)  # (n, d_model), e
+        embedded = self.scale * self.embed(scores, table, noise).to(states.dtype)  # (n, d_model)
         mixed = self.norm(gate * states + self.dropout((1 - gate) * embedded)).to(states.dtype)
         if words is None:
             return mixed, None
-        losses = (smoothing - 1) * log_probs.gather(1, words[:, None]).squeeze(1)
-        if smoothing:
-            losses = losses - smoothing * log_probs.mean(1)
+        losses = functional.cross_entropy(logits, words, reduction="none", label_smoothing=smoothing)  # (n,)
         return mixed, LatentTokens(losses, kl.squeeze(1), prior_weight.squeeze(1), hint_weight.squeeze(1))
 
+    def embed(self, scores: Tensor, table: Tensor, noise: Callable[[Tensor], Tensor] | None) -> Tensor:
+        """Return z E (n, d_model) for s (n, V)."""
+        noisy = scores if noise is None else scores + noise(scores)
+        if not self.is_relaxed and (noise is None or not torch.is_grad_enabled()):
+            return table[noisy.argmax(-1)]
+        soft = (noisy / self.temperature).softmax(-1)
+        latents = soft if self.is_relaxed else straight_through(noisy, soft)  # (n, V), z
+        return latents.to(table.dtype) @ table
+
     def divergence(self, prior: Tensor, words: Tensor, hint_weight: Tensor) -> Tensor:
-        """Return KL(q || softmax(prior)) (n, 1), which needs no sum over the vocabulary.
+        """Return KL(softmax(s) || softmax(prior)) (n, 1), which needs no sum over the vocabulary.
 
         The hint keeps the proportions of all words but y, so it is the divergence of two numbers: y, and any other.
         """
@@ -118,6 +133,13 @@ class LatentStep(nn.Module):
         log_q = torch.cat([word + hint_weight, others], dim=1).log_softmax(1)  # (n, 2)
         return (log_q.exp() * (log_q - log_prior)).sum(1, keepdim=True)
 
+    def relaxed_divergence(self, hint_weight: Tensor) -> Tensor:
+        """Return b - 1 + exp(-b) (n, 1), to which the KL divergence of the two Gumbel-softmaxes rises as V grows.
+
+        It depends neither on the prior nor on tau: the V numbers reveal b, however unlikely the word is.
+        """
+        return hint_weight + torch.expm1(-hint_weight)
+
 
 @dataclass
 class LatentPass:
@@ -126,7 +148,7 @@ class LatentPass:
     Attributes:
         project: the output projection, states (n, d_model) to logits (n, V).
         is_real: (k B, T), the positions of tokens; None: all.
-        labels: (k B, T), the target's words, -100 at padding; None: unknown.
+        labels: (k B, T), the target's words, -100 where a position has neither hint nor loss; None: unknown.
         has_hint, has_noise: whether the latents see `labels`, and whether they are samples.
         smoothing: of the cross-entropy.
         tokens: the results of each step for the words; empty without `labels`.
@@ -158,12 +180,13 @@ class LatentPass:
         chosen = states if rows is None else states[rows]
         chosen_words = words if words is None or rows is None else words[rows]
         size = chunk_size(states.device)
-        chunks = [None] * len(chosen.split(size)) if chosen_words is None else chosen_words.clamp(min=0).split(size)
+        chunks = [None] * len(chosen.split(size)) if chosen_words is None else chosen_words.split(size)
         results = [self.chunk(step, *pair, table) for pair in zip(chosen.split(size), chunks, strict=True)]
         mixed = torch.cat([result[0] for result in results])
         if chosen_words is not None:
-            tokens = [tokens for _, tokens in results if tokens is not None]
-            self.tokens.append(LatentTokens.join(tokens, chosen_words.ne(-100)))
+            is_word = chosen_words.ne(-100)
+            values = zip(*(tokens for _, tokens in results if tokens is not None), strict=True)
+            self.tokens.append(LatentTokens(*(torch.cat(chunks) * is_word for chunks in values)))
         return (mixed if rows is None else states.index_copy(0, rows, mixed)).view_as(hidden_states)
 
     def chunk(

@@ -4,6 +4,7 @@ B sources, l lengths of a length beam, n returned targets of a source, T target,
 iterations, or layers of a model that refines from layer to layer.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -24,9 +25,12 @@ TARGET_INPUTS = ("labels", "decoder_input_ids", "decoder_attention_mask", "decod
 # Outputs of each step of a search; `output_scores` is none of them, since scores are always returned.
 STEP_OUTPUTS = ("output_attentions", "output_hidden_states", "output_logits")
 COUNTS = ("num_iterations", "length_beam_size", "num_latent_samples", "num_return_sequences")
+# alpha and w of the targets' scores; where length_penalty is not set, Transformers and its trainers save 1.0.
+SCORE_SETTINGS = {"length_penalty": 1.0, "length_weight": 1.0}
 # Every other setting must have Transformers' default: it would change a search from left to right.
 SUPPORTED = {
     *OWN_SETTINGS,
+    *SCORE_SETTINGS,
     *LIMITS,
     *STEP_OUTPUTS,
     *TOKEN_IDS,
@@ -45,8 +49,7 @@ class NarGenerateOutput(ModelOutput):
 
     Attributes:
         sequences: (n B, T + 1), the start token, the target, padding.
-        sequences_scores: (n B,), which rank the targets: the mean log-probability of a target's tokens, or with a
-            `latent_temperature` above 0 its estimate by importance weights.
+        sequences_scores: (n B,), which rank the targets, as `NarGeneration` says.
         token_scores: (n B, T), the log-probability of each token after the start; 0 at padding.
         lengths: (n B,), m of each target, `</s>` counted.
         history: (R, n B, T + 1), the sequences after each iteration or layer; None unless `return_history`.
@@ -67,13 +70,13 @@ class NarTargets:
         tokens: (l B, T).
         log_probs: (l B, T), of `tokens`; 0 at padding.
         history: `tokens` after each iteration or layer.
-        scores: (l B,), by which the targets of a source are ranked; None for the mean of `log_probs`.
+        likelihoods: (l B,), log p(y | x, m) of each target; None for the sum of `log_probs`.
     """
 
     tokens: Tensor
     log_probs: Tensor
     history: list[Tensor]
-    scores: Tensor | None = None
+    likelihoods: Tensor | None = None
 
 
 @dataclass
@@ -94,6 +97,8 @@ class NarSettings:
     return_history: bool
     do_sample: bool = False
     latent_temperature: float = 0.0
+    length_penalty: float = SCORE_SETTINGS["length_penalty"]
+    length_weight: float = SCORE_SETTINGS["length_weight"]
 
 
 def fail(subject: str, problem: str, fix: str) -> Never:
@@ -109,22 +114,26 @@ def whole_number(name: str, value: object, fix: str, least: int | None = None) -
     return int(value)
 
 
-def temperature(name: str, value: object) -> float:
+def finite_number(name: str, value: object, fix: str, least: float = -sys.float_info.max) -> float:
     """Return `value`, also NumPy's, as a float."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < float("inf"):
-        fail(name, f"got {value!r}, expected a finite number of at least 0", "Give 0 for the mode.")
+    if isinstance(value, bool) or not isinstance(value, Real) or not least <= float(value) < float("inf"):
+        expected = "a finite number" + ("" if least < 0 else f" of at least {least:g}")
+        fail(name, f"got {value!r}, expected {expected}", fix)
     return float(value)
 
 
 class NarGeneration(NarHead, GenerationMixin):
-    """A head with `generate()` of Transformers' signature, and six settings of a generation config or of the call.
+    """A head with `generate()` of Transformers' signature, and its own settings of a generation config or of the call.
 
     num_iterations: passes of the decoder over each target; more than 1 only where the model refines (CMLM). Default 1.
-    length_beam_size: l, the best length classes that are tried for each source; the target with the largest mean
-        log-probability wins. Classes below length 1, or beyond a limit, give equal targets. Default 1.
+    length_beam_size: l, the best length classes that are tried for each source; the target with the largest score wins.
+        Classes below length 1, or beyond a limit, give equal targets. Default 1.
+    length_penalty, length_weight: alpha and w of the score (log p(y | x, m) + w log p(m | x)) / m^alpha of a target of
+        m tokens; the larger alpha, the longer the targets. Default 1.0 each. log p(y | x, m) is the sum of the tokens'
+        log-probabilities, or at a `latent_temperature` above 0 an estimate by importance weights.
     latent_temperature, num_latent_samples: the standard deviation of the noise that the latents of a model with a prior
-        (FlowSeq) are made from, and the number of such latents for each length. Above 0 the targets are ranked by
-        importance weights. Default 0.0, for which all latents are the same, and 1.
+        (FlowSeq) are made from, and the number of such latents for each length. Default 0.0, for which all latents are
+        the same, and 1.
     return_history: whether `return_dict_in_generate` also returns the tokens after each iteration, or after each layer
         of a model that refines from layer to layer (IterativeVAE). Default False.
     max_source_relative_length: how many tokens longer than its own source, `</s>` counted on both sides, a target may
@@ -137,8 +146,12 @@ class NarGeneration(NarHead, GenerationMixin):
     """
 
     refines: ClassVar[bool] = False
-    samples: ClassVar[bool] = False
     has_latents: ClassVar[bool] = False
+
+    @property
+    def samples(self) -> bool:
+        """Return whether `do_sample` has an effect."""
+        return False
 
     @property
     def num_length_classes(self) -> int:
@@ -207,7 +220,7 @@ class NarGeneration(NarHead, GenerationMixin):
             lengths = torch.minimum(lengths, source.lengths[:, None] + settings.max_source_relative_length)
         lengths = lengths.repeat_interleave(settings.num_latent_samples, dim=1)
         targets = self.decode_targets(source, lengths.flatten(), settings)
-        return self.best_targets(targets, lengths, settings)
+        return self.best_targets(source, targets, lengths, settings)
 
     def check_arguments(self, given: dict[str, Any]) -> None:
         """Raise ValueError for an argument that needs a search from left to right."""
@@ -244,7 +257,13 @@ class NarGeneration(NarHead, GenerationMixin):
             return_dict=bool(values.get("return_dict_in_generate")),
             return_history=bool(values.get("return_history")),
             do_sample=bool(values.get("do_sample")),
-            latent_temperature=temperature("latent_temperature", values.get("latent_temperature", 0.0)),
+            latent_temperature=finite_number(
+                "latent_temperature", values.get("latent_temperature", 0.0), "Give 0 for the mode.", 0.0
+            ),
+            **{
+                name: finite_number(name, values.get(name, default), f"Give {default}, or leave it out.")
+                for name, default in SCORE_SETTINGS.items()
+            },
         )
         self.check_settings(settings)
         return settings
@@ -338,15 +357,23 @@ class NarGeneration(NarHead, GenerationMixin):
         log_probs = log_probs.to(chosen_log_probs[0].dtype).masked_scatter(is_read, torch.cat(chosen_log_probs))
         return tokens.masked_scatter(is_read, torch.cat(chosen)), log_probs
 
-    def best_targets(self, targets: NarTargets, lengths: Tensor, settings: NarSettings) -> Tensor | NarGenerateOutput:
+    def score(self, source: EncodedSource, targets: NarTargets, lengths: Tensor, settings: NarSettings) -> Tensor:
+        """Return (log p(y | x, m) + w log p(m | x)) / m^alpha (B, l) of targets of `lengths` (B, l)."""
+        likelihoods = targets.log_probs.sum(1) if targets.likelihoods is None else targets.likelihoods
+        classes = self.length_classes(source, lengths.flatten()).view_as(lengths)
+        log_lengths = source.length_logits.to(likelihoods.dtype).log_softmax(-1).gather(1, classes)  # (B, l)
+        scores = likelihoods.view_as(lengths) + settings.length_weight * log_lengths
+        return scores / lengths.to(scores.dtype) ** settings.length_penalty
+
+    def best_targets(
+        self, source: EncodedSource, targets: NarTargets, lengths: Tensor, settings: NarSettings
+    ) -> Tensor | NarGenerateOutput:
         """Return the n targets of each source with the largest scores; `lengths` is (B, l)."""
         start, pad = self.config.target_start_token_id, self.config.pad_token_id
         if start is None or pad is None:
             problem = f"got start {start} and padding {pad}, and a sequence needs both"
             fail("decoder_start_token_id, pad_token_id", problem, "Set them in the configuration.")
-        scores = targets.log_probs.sum(1) / lengths.flatten() if targets.scores is None else targets.scores
-        scores = scores.view_as(lengths)  # (B, l)
-        scores, order = scores.sort(dim=1, descending=True, stable=True)
+        scores, order = self.score(source, targets, lengths, settings).sort(dim=1, descending=True, stable=True)
         order, scores = order[:, : settings.num_return_sequences], scores[:, : settings.num_return_sequences]
         rows = order + torch.arange(len(lengths), device=order.device)[:, None] * lengths.shape[1]  # (B, n)
         rows = rows.flatten()

@@ -25,7 +25,8 @@ EVERY_KIND = {
     "CMLM": CMLM,
     # Noise is drawn as dropout's is, by each process; at this temperature a latent depends neither on it nor on a hint.
     "IterativeVAE": [
-        *("--model.kind=iterative_vae", "--model.decoder_layers=2", "--model.gumbel_temperature=1e9"),
+        *("--model.kind=iterative_vae", "--model.decoder_layers=2", "--model.latent_sample=relaxed"),
+        "--model.gumbel_temperature=1e9",
         *("--model.latent_dropout=0.0", "--training.kl_warmup_steps=3"),
     ],
     # all three phases; in the first some weights have no gradient

@@ -56,6 +56,7 @@ def generated(models: Models, family: str, **settings: Any) -> list[tuple[str, f
         ("nat", ["--length_beam=3", "--iterations=1"], {"length_beam_size": 3}),
         ("cmlm", ["--iterations=4", "--length_beam=2"], {"num_iterations": 4, "length_beam_size": 2}),
         ("cmlm", ["--length_beam=3", "--nbest=2"], {"length_beam_size": 3, "num_return_sequences": 2}),
+        ("nat", ["--length_beam=3", "--length_penalty=2"], {"length_beam_size": 3, "length_penalty": 2.0}),
         ("cmlm", ["--max_length=5"], {"max_new_tokens": 5}),
     ],
     ids=str,
@@ -90,7 +91,6 @@ def test_family_on_a_cpu_is_prepared_too(run_family: Run, family: str, monkeypat
     [
         ("nat", ["--iterations=2"], "--iterations=2: {} has one pass. Leave it out, or give a CMLM."),
         ("nat", ["--beams=4"], "--beams: {} predicts all words at once and has no beams. Leave it out, or give --"),
-        ("cmlm", ["--length_penalty=1"], "--length_penalty: {} predicts all words at once and has no beams."),
         ("cmlm", ["--length_beam=21"], "--length_beam=21: {} has 20 length classes. Give at most as many."),
         ("cmlm", ["--nbest=2"], "--nbest=2: more than the 1 lengths of the length beam; give --length_beam=2 as well."),
         ("transformer", ["--iterations=2"], "--iterations: {} writes one token after the other; it is an option of"),

@@ -36,7 +36,7 @@ RADAM = ("training.optimizer", "radam")
 LEFT_TO_RIGHT = (AUTOREGRESSIVE,)
 AT_ONCE = ("nat", "cmlm", "iterative_vae", "flowseq")
 LATENT = ("iterative_vae", "flowseq")
-NAT, CMLM, FLOW = ("nat",), ("cmlm",), ("flowseq",)
+GLANCING, CMLM, FLOW = ("nat", "iterative_vae"), ("cmlm",), ("flowseq",)
 SEEDS = 2**32  # NumPy's limit
 
 
@@ -128,14 +128,14 @@ class TrainingRecipe:
     learning_rate_decay: the factor by which the learning rate of radam falls in `learning_rate_decay_steps` steps.
     learning_rate_decay_steps: the steps of one such fall, which is gradual.
     weight_decay: of radam: the share of each weight, times the learning rate, that a step takes away.
-    glancing: of kind nat, for GLAT: the share of the first pass's mistakes that the model sees, at the first step and
-        after `glancing_steps`, such as [0.5, 0.3], linear between them; None for NAT.
+    glancing: of kind nat, for GLAT, and iterative_vae: the share of the first pass's mistakes that the model sees, at
+        the first step and after `glancing_steps`, such as [0.5, 0.3], linear between them; None for no glancing.
     glancing_steps: the steps in which that share changes; None for `steps`.
     decoder_steps: of kind flowseq: the first steps, which train posterior and decoder without the prior; the pairs of
         the next step then start the flow's actnorms.
     kl_scale: of kinds iterative_vae and flowseq: the weight of their KL divergences after `kl_warmup_steps`.
-    kl_warmup_steps: the steps in which that weight rises linearly from 0, of flowseq after `decoder_steps`; None for
-        30,000, of flowseq 10,000.
+    kl_warmup_steps: the steps in which that weight rises linearly from 0, of flowseq after `decoder_steps`; 0 for the
+        full weight from the first step; None for 0, of flowseq 10,000.
     precision: "fp32", or "bf16" for autocast; "auto" is "fp32" on a machine that trains faster in it, which is a CPU or
         GPU without instructions for bf16, or Intel's CPU without a matrix unit (AMX), and "bf16" elsewhere. The run's
         recipe.yaml has the chosen one.
@@ -179,11 +179,11 @@ class TrainingRecipe:
     learning_rate_decay: float | int = setting(0.8, above=0, needs=RADAM)
     learning_rate_decay_steps: int = setting(1000, above=0, needs=RADAM)
     weight_decay: float | int = setting(0.001, at_least=0, needs=RADAM)
-    glancing: list | None = setting(None, kinds=NAT)
-    glancing_steps: int | None = setting(None, above=0, needs=("training.glancing",), kinds=NAT, scope=Scope.OPEN)
+    glancing: list | None = setting(None, kinds=GLANCING)
+    glancing_steps: int | None = setting(None, above=0, needs=("training.glancing",), kinds=GLANCING, scope=Scope.OPEN)
     decoder_steps: int = setting(30_000, at_least=0, kinds=FLOW)
     kl_scale: float | int = setting(1.0, at_least=0, kinds=LATENT)
-    kl_warmup_steps: int | None = setting(None, above=0, kinds=LATENT)
+    kl_warmup_steps: int | None = setting(None, at_least=0, kinds=LATENT)
     precision: Literal["fp32", "bf16", "auto"] = setting("fp32", scope=Scope.OPEN)
     gradient_checkpointing: bool = setting(False, scope=Scope.EXECUTION)
     torch_compile: bool = False
@@ -418,7 +418,9 @@ def with_derived_settings(recipe: Recipe) -> Recipe:
     """
     training = recipe.training
     schedules = recipe.family.defaults | ({} if training.glancing is None else {"glancing_steps": training.steps})
-    derived: dict[str, Any] = {name: getattr(training, name) or value for name, value in schedules.items()}
+    derived: dict[str, Any] = {
+        name: value if getattr(training, name) is None else getattr(training, name) for name, value in schedules.items()
+    }
     if training.energy_from is not None:
         derived["energy_inputs"] = training.energy_inputs or "softmax"
         derived["energy_outputs"] = training.energy_outputs or "softmax"

@@ -122,11 +122,18 @@ def nat_flops(model: VaswaniNatForConditionalGeneration, batch: dict[str, Tensor
 
 
 def iterative_vae_flops(model: VaswaniIterativeVaeForConditionalGeneration, batch: dict[str, Tensor]) -> int:
-    """Return the same of IterativeVAE, whose latent steps go to the vocabulary and back; without recomputation."""
-    config, (source, target) = model.config, pair_lengths(batch)
-    latents = (config.decoder_layers - 1) * config.d_model * (2 * config.vocab_size + 3) * int(target.sum())
-    decoder = positional_decoder_products(model, source, target) + latents
-    return 6 * (encoder_products(config, source) + length_difference_products(model, source) + decoder)
+    """Return the same of IterativeVAE, without recomputation.
+
+    Its latent steps go to the vocabulary, and back unless the latent is the most likely word, a row of the embeddings.
+    """
+    config, (_, target) = model.config, pair_lengths(batch)
+    inputs, is_relaxed = (
+        (config.decoder_layers - 1) * config.d_model * int(target.sum()),
+        config.latent_sample == "relaxed",
+    )
+    forth, back = inputs * (config.vocab_size + 3), inputs * config.vocab_size
+    glance = 2 * (forth + back * is_relaxed) if model.glancing_ratio > 0 else 0
+    return nat_flops(model, batch) + 6 * (forth + back * (is_relaxed or config.hint)) + glance
 
 
 def flowseq_flops(model: VaswaniFlowSeqForConditionalGeneration, batch: dict[str, Tensor]) -> int:

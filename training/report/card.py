@@ -101,7 +101,7 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
 
 def variant(recipe: Recipe) -> str:
     """Return the kind of a recipe's model, or "glat" for a NAT that glancing trains."""
-    return recipe.kind if recipe.training.glancing is None else "glat"
+    return "glat" if recipe.kind == "nat" and recipe.training.glancing is not None else recipe.kind
 
 
 def tags(recipe: Recipe) -> list[str]:

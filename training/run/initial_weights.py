@@ -33,6 +33,7 @@ ENCODER_FIELDS = (
 FREE_FIELDS = {
     *("dropout", "attention_dropout", "activation_dropout", "latent_dropout"),
     *("word_dropout", "label_smoothing", "length_loss_weight", "kl_weights", "gumbel_temperature", "use_cache"),
+    *("latent_sample", "hint"),
 }
 
 

@@ -138,6 +138,8 @@ class LossTieBreaker(TrainerCallback):
 class TrainingRateCallback(TrainerCallback):
     """Set a `TrainingRate` of the model: `first` up to step `begin`, linear to `last` over `steps` steps, then `last`.
 
+    Steps count from 0, and 0 `steps` are as one.
+
     Its `name` is `glancing_ratio`, the share of mistakes that GLAT shows, or `kl_scale`, the weight of KL divergences.
     """
 
@@ -148,7 +150,7 @@ class TrainingRateCallback(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        done = min(1.0, max(0, state.global_step - self.begin) / self.steps)
+        done = min(1.0, max(0, state.global_step - self.begin) / max(1, self.steps))
         setattr(self.model, self.name, self.first + (self.last - self.first) * done)
 
 
@@ -189,6 +191,6 @@ def recipe_callbacks(recipe: Recipe, model: RecipeModel, monitor: TrainingMonito
     if training.glancing is not None:
         steps = training.glancing_steps or training.steps
         yield TrainingRateCallback(model, "glancing_ratio", *training.glancing, steps)
-    if (steps := training.kl_warmup_steps or recipe.family.defaults.get("kl_warmup_steps")) is not None:
-        begin = training.decoder_steps - 1 if recipe.kind == "flowseq" else 0
+    if (steps := training.kl_warmup_steps) is not None:
+        begin = training.decoder_steps - 1 if recipe.kind == "flowseq" else -1
         yield TrainingRateCallback(model, "kl_scale", 0.0, training.kl_scale, steps, begin)

@@ -10,20 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from training.recipe.flops import frozen_teacher_flops
 from training.trainer.trainer import RecipeTrainer
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.latent import gumbel_noise
+from vaswani_transformer.latent import gumbel_noise, straight_through
 from vaswani_transformer.loss import accumulation_dtype
-
-
-def straight_through(scores: Tensor, soft: Tensor) -> Tensor:
-    """Return the one-hot of the largest of `scores` (N, V), whose gradient is that of `soft` (N, V)."""
-    one_hot = functional.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
-    return one_hot + (soft - soft.detach())
-
 
 # Functions of log-probabilities (N, V) and noise of the same shape, which give what the teacher reads or scores.
 OPERATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -331,8 +331,8 @@ class RecipeTrainer(Seq2SeqTrainer):
     @property
     def metric_names(self) -> list[str]:
         """The metrics of an evaluation; a likelihood at gold length, position by position, is no perplexity."""
-        likelihoods = ["loss"] if not self.family.is_autoregressive else ["loss", "perplexity"]
-        return [*likelihoods, self.task.best_metric.key]
+        further = {"perplexity": self.family.is_autoregressive, "bound": "bound" in self.family.log_parts}
+        return ["loss", *(name for name, is_there in further.items() if is_there), self.task.best_metric.key]
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         """Return this rank's batches by length; all ranks have the same number, so one batch may occur twice."""
@@ -383,9 +383,9 @@ class RecipeTrainer(Seq2SeqTrainer):
         score, best = self.task.evaluate(list(texts), self.evaluated["reference"][:]), self.task.best_metric
         self.monitor.stopwatch.enter("other")
         self.signature = score[best.signature_key]
-        metrics = {"loss": loss, "perplexity": math.exp(min(loss, 700)), best.key: score[best.key]}
-        metrics = {name: metrics[name] for name in self.metric_names}
-        metrics |= {name: total / tokens for name, total in totals.items()}
+        metrics = {"loss": loss, best.key: score[best.key]} | {name: total / tokens for name, total in totals.items()}
+        if self.family.is_autoregressive:
+            metrics["perplexity"] = math.exp(min(loss, 700))
         return EvalLoopOutput(
             predictions=cast(Any, list(texts)),
             label_ids=None,
@@ -427,8 +427,17 @@ class RecipeTrainer(Seq2SeqTrainer):
         return [self.constraint(sources, call.target_limits())]
 
     def sentence_statistics(self, logits: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return what evaluations log besides loss and metric, by name, summed over the tokens of each target (B,)."""
-        return {}
+        """Return what evaluations log besides loss and metric, by name, summed over the tokens of each target (B,).
+
+        Of an IterativeVAE it is the bound, by samples that leave the generators of training as they are.
+        """
+        if "bound" not in self.family.log_parts:
+            return {}
+        device = self.args.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(self.recipe.seed)
+            bound = self.model(**inputs, has_hint=True, skip_logits=True).bound
+        return {"bound": bound * inputs["labels"].ne(-100).sum(1)}  # the batch's mean, with each target's tokens
 
     def scores_of(self, metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         """Return the scores of the last evaluation, whose metrics have a prefix, as `results.json` has them."""

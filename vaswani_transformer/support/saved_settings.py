@@ -26,7 +26,7 @@ LENGTHS = {
 NUMBERS = {
     *("length_penalty", "repetition_penalty", "encoder_repetition_penalty", "diversity_penalty", "penalty_alpha"),
     *("temperature", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff", "guidance_scale"),
-    *("max_time", "latent_temperature"),
+    *("max_time", "latent_temperature", "length_weight"),
 }
 FLAGS = {
     *("do_sample", "use_cache", "renormalize_logits", "remove_invalid_values", "return_dict_in_generate"),

@@ -116,11 +116,10 @@ def check_search(options: argparse.Namespace, model: PreTrainedModel) -> None:
                     "predict all words at once. Leave it out, or give --beams."
                 )
         return
-    for option in ("beams", "length_penalty"):
-        if getattr(options, option) is not None:
-            raise UserError(
-                f"--{option}: {name} predicts all words at once and has no beams. Leave it out, or give --length_beam."
-            )
+    if options.beams is not None:
+        raise UserError(
+            f"--beams: {name} predicts all words at once and has no beams. Leave it out, or give --length_beam."
+        )
     if (options.iterations or 1) > 1 and not model.refines:
         raise UserError(f"--iterations={options.iterations}: {name} has one pass. Leave it out, or give a CMLM.")
     if (options.length_beam or 1) > model.num_length_classes:

@@ -49,7 +49,6 @@ def recipe_file(tmp_path: Path) -> Path:
         (f"{NAT} decoding.num_latent_samples=2", r"decoding\.num_latent_samples: a model of kind nat has no such"),
         (f"{NAT} training.evaluation_beams=2", r"training\.evaluation_beams: a model of kind nat has no such"),
         (f"{CMLM} training.glancing=[0.5,0.3]", r"training\.glancing: a model of kind cmlm has no such"),
-        (f"{VAE} training.glancing=[0.5,0.3]", r"training\.glancing: a model of kind iterative_vae has no such"),
         ("model.mask_diagonal=false", r"model\.mask_diagonal: no such key; a model has "),
         (f"{NAT} model.max_target_length=9", r"model\.max_target_length: no such key; a model has "),
         (f"{FLOWSEQ} model.relative_attention_clip=4", r"model\.relative_attention_clip: no such key; a model has "),
@@ -77,7 +76,8 @@ def recipe_file(tmp_path: Path) -> Path:
         ),
         ("training.optimizer=radam training.warmup_steps=9", r"training\.warmup_steps: without effect, since"),
         (f"{VAE} training.kl_scale=-1", r"training\.kl_scale: -1 is negative; give 0 or more"),
-        (f"{VAE} training.kl_warmup_steps=0", r"training\.kl_warmup_steps: 0 is not positive"),
+        (f"{VAE} training.kl_warmup_steps=-1", r"training\.kl_warmup_steps: -1 is negative; give 0 or more"),
+        (f"{VAE} model.latent_sample=soft", r"model: .*'soft' is not a sample of a latent; choose 'discrete' or 'rel"),
         (f"{VAE} model.kl_weights=[1.0]", r"model: .*kl_weights .* must be 5 finite numbers"),
         (f"{FLOWSEQ} training.decoder_steps=-1", r"training\.decoder_steps: -1 is negative; give 0 or more"),
         (f"{FLOWSEQ} training.steps=100", r"training\.decoder_steps: no step is left for the prior; got 30000 of 100"),
@@ -134,6 +134,8 @@ def unpadded_batch() -> Batch:
         ("nat", {"d_k": 16, "d_v": 5, "relative_attention_clip": None}),
         ("cmlm", {}),
         ("iterative_vae", {"decoder_layers": 3}),
+        ("iterative_vae", {"decoder_layers": 3, "hint": False}),
+        ("iterative_vae", {"decoder_layers": 3, "hint": False, "latent_sample": "relaxed"}),
         ("flowseq", {}),
         ("flowseq", {"d_k": 16, "d_v": 5}),
     ],
@@ -165,15 +167,20 @@ def test_flops_are_those_that_torch_counts_but_for_the_positions(
     assert FAMILIES[kind].flops(model, batch) == counter.get_total_flops() - positions
 
 
-def test_flops_of_glancing_are_one_more_pass_of_the_decoder() -> None:
-    model = eager(tiny_nat())
+@pytest.mark.parametrize(
+    ("kind", "overrides"),
+    [("nat", {}), ("iterative_vae", {}), ("iterative_vae", {"latent_sample": "relaxed"})],
+    ids=str,
+)
+def test_flops_of_glancing_are_one_more_pass_of_the_decoder(kind: str, overrides: dict[str, Any]) -> None:
+    model = eager(FAMILY[kind](**overrides))
     batch = unpadded_batch()
-    plain, positions = FAMILIES["nat"].flops(model, batch), 2 * 2 * 2 * 32 * 32 * 5
+    plain, positions = FAMILIES[kind].flops(model, batch), 2 * 2 * 2 * 32 * 32 * 5
     model.glancing_ratio = 0.5
     states = model.read_source(model.encode(batch["input_ids"]).last_hidden_state, None)
     with FlopCounterMode(display=False) as counter:
         model.glance(states, torch.randn(3, 5, 32), batch["labels"])
-    assert FAMILIES["nat"].flops(model, batch) - plain == counter.get_total_flops() - positions
+    assert FAMILIES[kind].flops(model, batch) - plain == counter.get_total_flops() - positions
 
 
 @pytest.mark.parametrize("overrides", [{}, {"d_k": 16, "d_v": 5}, {"encoder_layers": 1}], ids=str)
