@@ -146,8 +146,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     group.add_argument(
         "--scores",
         action="store_true",
-        help="write log P(Y|X) / lp(Y), or a non-autoregressive model's mean log-probability, and a tab before each "
-        "translation",
+        help="write the score that ranks translations, such as log P(Y|X) / lp(Y), and a tab before each",
     )
     group.add_argument(
         "--nbest", type=positive_argument, metavar="N", help="write the N best, each after its line number and a tab"
