@@ -75,6 +75,7 @@ class CallSettings:
     def __init__(self, generation_config: GenerationConfig | None, model: Any, kwargs: dict[str, Any]) -> None:
         saved, self.kwargs = model.generation_config, dict(kwargs)
         self.saved, self.model_config = saved, model.config
+        self.is_autoregressive = getattr(model, "is_autoregressive", True)
         self.config = GenerationConfig() if generation_config is None else copy.copy(generation_config)
         set_values = vars(self.config).items()
         self.given = {name: value for name, value in set_values if value is not None or name in OWN_SETTINGS}
@@ -126,7 +127,7 @@ class CallSettings:
         It leaves out Transformers' defaults, except for beams and their length penalty, and what means nothing.
         """
         hidden = ("_", "output_", "return_", "transformers_version", "use_cache")
-        hidden += WEIGHTS if self.get("num_beams", 1) == 1 else ()
+        hidden += WEIGHTS if self.is_autoregressive and self.get("num_beams", 1) == 1 else ()
         return {
             name: value
             for name, value in sorted(self.values.items())
