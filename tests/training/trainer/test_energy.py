@@ -31,7 +31,8 @@ def student_batch(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, T
     """Return a batch with padding on both sides and m = 1, and logits (B, T, V + 1), the last column for `<mask>`."""
     tokens, mask = padded_batch([3, 7, 4], "left")
     is_real = targets(5, 1, 4).ne(-100)
-    return torch.randn(3, 5, 100, dtype=dtype, requires_grad=True), is_real, tokens, mask
+    logits = torch.randn(3, 5, 100, dtype=dtype).index_fill(-1, torch.tensor([1]), -9.0)  # no target has `<pad>`
+    return logits.requires_grad_(), is_real, tokens, mask
 
 
 def argmax_labels(logits: Tensor, is_real: Tensor) -> Tensor:
