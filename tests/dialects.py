@@ -116,9 +116,9 @@ def share_right(model: Any, **settings: Any) -> float:
 
 
 def train_iterative_vae(kl_scale: float, steps: int = STEPS) -> VaswaniIterativeVaeForConditionalGeneration:
-    """Return an IterativeVAE of the language, trained with divergences that reach their full weight halfway."""
+    """Return an IterativeVAE of the language, trained with divergences that reach their full weight after a third."""
     model = VaswaniIterativeVaeForConditionalGeneration(VaswaniIterativeVaeConfig(**SIZES))
-    return train(model, steps, kl_scale=lambda progress: kl_scale * min(1.0, 2 * progress))
+    return train(model, steps, kl_scale=lambda progress: kl_scale * min(1.0, 3 * progress))
 
 
 def train_flowseq(steps: int = STEPS, sizes: dict[str, Any] = SIZES) -> VaswaniFlowSeqForConditionalGeneration:

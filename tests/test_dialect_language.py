@@ -15,6 +15,7 @@ from tests.dialects import (
     STEPS,
     answers_by_layer,
     answers_of,
+    draw_batch,
     draw_sources,
     encode,
     pad,
@@ -72,14 +73,16 @@ def test_glancing_answers_in_one_dialect_in_one_pass() -> None:
 
 
 def test_iterative_vae_settles_on_a_dialect_from_layer_to_layer() -> None:
-    """With full divergences the first layer mixes the dialects as NAT does, and the last one less."""
+    """The first layer mixes the dialects as NAT does, and the last one settles on one; the bound is far below NAT's."""
     model, sources = train_iterative_vae(kl_scale=1.0), draw_sources(random.Random(2), HELD_OUT)
     layers = answers_by_layer(model, sources)
     shares = [share_of_answers(sources, answers) for answers in layers]
     print("share right after each layer:", shares)
     assert all(share_of_words(sources, answers) > 0.85 for answers in layers)
-    assert shares[0] < 0.3
-    assert shares[2] > shares[0] + 0.2
+    assert shares[0] < 0.5
+    assert shares[2] > 0.8
+    with torch.no_grad():
+        assert float(model(**draw_batch(random.Random(3)), has_hint=True).bound) < 0.3
 
 
 def test_cmlm_answers_in_one_dialect_after_four_iterations() -> None:

@@ -24,7 +24,7 @@ from tests.measuring import add_tiny, make_parser
 def main() -> None:
     parser = make_parser("tests.benchmarks.dialects_by_layer", __doc__)
     parser.add_argument("--steps", type=int, default=STEPS, help="of training")
-    parser.add_argument("--kl_scale", type=float, nargs="+", default=[1.0], help="kappa in the second half of training")
+    parser.add_argument("--kl_scale", type=float, nargs="+", default=[1.0], help="kappa after a third of training")
     parser.add_argument("--seed", type=int, nargs="+", default=[1], help="of the weights, the dropout and the noise")
     add_tiny(parser, steps=3)
     options = parser.parse_args()

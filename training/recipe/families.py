@@ -101,7 +101,7 @@ FAMILIES = {
         evaluation={"length_beam_size": 1},
         flops=iterative_vae_flops,
         length_limits=("min_length_difference", "max_length_difference"),
-        defaults={"kl_warmup_steps": 0},
+        defaults={"kl_warmup_steps": 30_000},
         log_parts={
             "length_loss": "length_loss",
             "accuracy": "glancing_accuracy",

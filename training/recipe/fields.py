@@ -135,7 +135,7 @@ class TrainingRecipe:
         the next step then start the flow's actnorms.
     kl_scale: of kinds iterative_vae and flowseq: the weight of their KL divergences after `kl_warmup_steps`.
     kl_warmup_steps: the steps in which that weight rises linearly from 0, of flowseq after `decoder_steps`; 0 for the
-        full weight from the first step; None for 0, of flowseq 10,000.
+        full weight from the first step; None for 30,000, of flowseq 10,000.
     precision: "fp32", or "bf16" for autocast; "auto" is "fp32" on a machine that trains faster in it, which is a CPU or
         GPU without instructions for bf16, or Intel's CPU without a matrix unit (AMX), and "bf16" elsewhere. The run's
         recipe.yaml has the chosen one.
