@@ -1,4 +1,13 @@
-"""The files of code that a published repository of each model family has, written out."""
+"""The files of code that a published repository of each model family has, and what a model computes by them alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForSeq2SeqLM
+
+from tests.helpers import load_tokenizer, run_python
 
 EVERY_FAMILY = {
     "attention.py",
@@ -25,3 +34,53 @@ PUBLISHED_FILES = {
     "flowseq": EVERY_NAR_FAMILY | {"flow.py", "flowseq.py", "nat.py", "nat_decoder.py"},
     "cmlm": EVERY_NAR_FAMILY | {"cmlm.py", "cmlm_masks.py"},
 }
+TEXTS = ["<2es> what is your name", "the cat is black", "hola"]
+
+LOAD = """
+import json, sys
+
+for name in ("vaswani_transformer", "accelerate", "datasets", "evaluate", "sacrebleu", "peft"):
+    sys.modules[name] = None  # only torch, Transformers and what they need, even if more is installed
+
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+
+revisions, texts = json.loads(sys.argv[1])
+results = []
+for name, revision in revisions:
+    at = {"revision": revision, "trust_remote_code": True}
+    auto_classes = (AutoConfig, AutoTokenizer, AutoModelForSeq2SeqLM, AutoModel)
+    components = config, tokenizer, model, body = [each.from_pretrained(name, **at) for each in auto_classes]
+    translators = [pipeline(task, model=name, device="cpu", **at) for task in ("vaswani-translation", None)]
+    for each in (*components, *translators):
+        assert type(each).__module__.startswith("transformers_modules.")
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    logits = model(**batch, decoder_input_ids=batch["input_ids"]).logits
+    generated = model.generate(**batch)
+    written = tokenizer.batch_decode(generated, skip_special_tokens=True)
+    for translate in translators:
+        assert [record["translation_text"] for record in translate(texts, batch_size=len(texts))] == written
+    names = [type(each).__name__ for each in components]
+    results.append([logits.tolist(), names, batch["input_ids"].tolist(), generated.tolist()])
+    if [f"{name}-again", revision] in revisions:
+        for each in (model, tokenizer):
+            each.save_pretrained(f"{name}-again")
+print(json.dumps(results))
+"""
+
+
+def load_without_the_package(home: Path, *revisions: tuple[str, str], **environment: Any) -> list:
+    """Return the results of models, given by name and revision, that another process computes with their own code."""
+    (elsewhere := home / "elsewhere").mkdir(parents=True)
+    arguments = json.dumps([revisions, TEXTS])
+    return json.loads(run_python(LOAD, arguments, folder=elsewhere, **{"HF_HOME": str(home)} | environment))
+
+
+def assert_same_results(results: list, folder: Path) -> None:
+    """Compare results with those of the package for a saved model: logits, names of classes, ids and translations."""
+    model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
+    batch = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    logits = model(**batch, decoder_input_ids=batch["input_ids"]).logits.detach()
+    classes = [type(each).__name__ for each in (model.config, tokenizer, model)] + [model.body_class.__name__]
+    assert results[1:] == [classes, batch["input_ids"].tolist(), model.generate(**batch).tolist()]
+    torch.testing.assert_close(torch.tensor(results[0]), logits)

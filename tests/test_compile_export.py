@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from transformers import CompileConfig
 
+from tests.exports import torch_exported
 from tests.helpers import FLOAT32, assert_equal_at_tokens, masked_batch, random_tokens, source_batch, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.attention import without_cudnn
@@ -195,21 +196,11 @@ def test_inductor_compiles_the_steps_of_both_searches() -> None:
     assert torch.equal(model.generate(**paper), expected[1])
 
 
-def exported(module: nn.Module, inputs: dict[str, Any], strict: bool = False) -> torch.export.ExportedProgram:
-    """Return the program of a module for any number of rows and any lengths of source and target."""
-    rows, source, target = (torch.export.Dim(name, min=2, max=64) for name in ("rows", "source", "target"))
-    shapes = {
-        name: {0: rows, 1: target if name.startswith("decoder") else source} if isinstance(value, Tensor) else None
-        for name, value in inputs.items()
-    }
-    return torch.export.export(module, (), inputs, dynamic_shapes=shapes, strict=strict)
-
-
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("position_type", POSITION_TYPES)
 def test_exported_model_takes_any_batch_and_any_lengths(position_type: str, strict: bool) -> None:
     model = tiny_model(position_embedding=position_type).requires_grad_(False)
-    program = exported(model, masked_batch([5, 3, 4], [6, 2, 5]) | {"use_cache": False}, strict).module()
+    program = torch_exported(model, masked_batch([5, 3, 4], [6, 2, 5]) | {"use_cache": False}, strict).module()
     for lengths in ([5, 3, 4], [6, 2, 5]), ([4, 9], [3, 7]), ([2, 17, 3, 30], [33, 1, 2, 5]):
         batch = masked_batch(*lengths)
         logits = program(**batch, use_cache=False).logits
@@ -219,7 +210,7 @@ def test_exported_model_takes_any_batch_and_any_lengths(position_type: str, stri
 def test_export_without_masks_has_dynamic_lengths_too() -> None:
     model = tiny_model().requires_grad_(False)
     inputs = {"input_ids": random_tokens(3, 5), "decoder_input_ids": random_tokens(3, 4), "use_cache": False}
-    program = exported(model, inputs).module()
+    program = torch_exported(model, inputs).module()
     for shape in [(3, 5, 4), (2, 19, 7)]:
         batch = {"input_ids": random_tokens(*shape[:2]), "decoder_input_ids": random_tokens(shape[0], shape[2])}
         torch.testing.assert_close(program(**batch, use_cache=False).logits, model(**batch).logits, **FLOAT32)
@@ -227,7 +218,7 @@ def test_export_without_masks_has_dynamic_lengths_too() -> None:
 
 def test_encoder_is_exported_with_dynamic_lengths(tmp_path: Path) -> None:
     encoder = tiny_model().get_encoder().requires_grad_(False)
-    torch.export.save(exported(encoder, source_batch([5, 3, 4])), tmp_path / "encoder.pt2")
+    torch.export.save(torch_exported(encoder, source_batch([5, 3, 4])), tmp_path / "encoder.pt2")
     program, batch = torch.export.load(tmp_path / "encoder.pt2").module(), source_batch([17, 2])
     states = program(**batch).last_hidden_state
     assert_equal_at_tokens(states, encoder(**batch).last_hidden_state, batch["attention_mask"])

@@ -16,13 +16,10 @@ from peft import LoraConfig, PeftConfig, PeftModel, PrefixTuningConfig, PromptTu
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, pipeline
 
-from tests.convert.test_ctranslate2_exporter import assert_same_probabilities
+from tests.exports import assert_same_probabilities, exported_by_transformers, opened, step_logits, torch_exported
 from tests.helpers import FLOAT32, PAIRS, ROOT, assert_equal_at_tokens, save, source_batch, tiny_model
 from tests.nar_models import FAMILY, family_of_pairs, targets
-from tests.test_compile_export import exported
-from tests.test_exporters import exported as exported_to_onnx
-from tests.test_exporters import opened, step_logits
-from tests.test_publishing import assert_same_results, load_without_the_package
+from tests.published import assert_same_results, load_without_the_package
 from vaswani_transformer import to_ctranslate2, to_onnx
 from vaswani_transformer.pipeline import TASK
 
@@ -185,7 +182,7 @@ def exports_to_onnx(family: str, folder: Path) -> None:
     if family == "autoregressive":
         source = {name: batch[name] for name in ("input_ids", "attention_mask")}
         logits = step_logits(
-            opened(exported_to_onnx(model, source_batch([5, 3]), "onnx")), source, batch["decoder_input_ids"]
+            opened(exported_by_transformers(model, source_batch([5, 3]), "onnx")), source, batch["decoder_input_ids"]
         )
     else:
         to_onnx(model, folder / "onnx")
@@ -208,7 +205,7 @@ def exports_to_onnx(family: str, folder: Path) -> None:
 def exports_by_torch(family: str, folder: Path) -> None:
     model = FAMILIES[family]().requires_grad_(False)
     batch, other = (target_of(family, batch_of(*lengths)) for lengths in ((5, 3, 4), (9, 2, 7)))
-    logits = exported(model, batch | {"use_cache": False}).module()(**other, use_cache=False).logits
+    logits = torch_exported(model, batch | {"use_cache": False}).module()(**other, use_cache=False).logits
     assert_equal_at_tokens(logits, model(**other).logits, other["decoder_attention_mask"])
 
 

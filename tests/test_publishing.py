@@ -16,7 +16,7 @@ from tests.helpers import ROOT, load_tokenizer, model_of_pairs, paper_model_of_p
 from tests.hub_server import client_environment, serving
 from tests.hub_state import Hub
 from tests.nar_models import family_of_pairs
-from tests.published import PUBLISHED_FILES
+from tests.published import PUBLISHED_FILES, assert_same_results, load_without_the_package
 from vaswani_transformer import (
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,
@@ -26,7 +26,6 @@ from vaswani_transformer import (
 from vaswani_transformer.pipeline import TASK
 
 TOKEN = "hf_of_somebody"
-TEXTS = ["<2es> what is your name", "the cat is black", "hola"]
 PLAIN = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 CODE = PUBLISHED_FILES["transformer"]
 CLASSES = (
@@ -140,59 +139,10 @@ for component in (model, tokenizer):
 trainer.push_to_hub("registered")
 """
 
-LOAD = """
-import json, sys
-
-for name in ("vaswani_transformer", "accelerate", "datasets", "evaluate", "sacrebleu", "peft"):
-    sys.modules[name] = None  # only torch, Transformers and what they need, even if more is installed
-
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
-
-revisions, texts = json.loads(sys.argv[1])
-results = []
-for name, revision in revisions:
-    at = {"revision": revision, "trust_remote_code": True}
-    auto_classes = (AutoConfig, AutoTokenizer, AutoModelForSeq2SeqLM, AutoModel)
-    components = config, tokenizer, model, body = [each.from_pretrained(name, **at) for each in auto_classes]
-    translators = [pipeline(task, model=name, device="cpu", **at) for task in ("vaswani-translation", None)]
-    for each in (*components, *translators):
-        assert type(each).__module__.startswith("transformers_modules.")
-    batch = tokenizer(texts, padding=True, return_tensors="pt")
-    logits = model(**batch, decoder_input_ids=batch["input_ids"]).logits
-    generated = model.generate(**batch)
-    written = tokenizer.batch_decode(generated, skip_special_tokens=True)
-    for translate in translators:
-        assert [record["translation_text"] for record in translate(texts, batch_size=len(texts))] == written
-    names = [type(each).__name__ for each in components]
-    results.append([logits.tolist(), names, batch["input_ids"].tolist(), generated.tolist()])
-    if [f"{name}-again", revision] in revisions:
-        for each in (model, tokenizer):
-            each.save_pretrained(f"{name}-again")
-print(json.dumps(results))
-"""
-
-
-def load_without_the_package(home: Path, *revisions: tuple[str, str], **environment: Any) -> list:
-    """Return the results of models, given by name and revision, that another process computes with their own code."""
-    (elsewhere := home / "elsewhere").mkdir(parents=True)
-    arguments = json.dumps([revisions, TEXTS])
-    return json.loads(run_python(LOAD, arguments, folder=elsewhere, **{"HF_HOME": str(home)} | environment))
-
 
 def pull(hub: Hub, home: Path, *revisions: tuple[str, str]) -> list:
     with serving(hub) as url:
         return load_without_the_package(home, *revisions, **client_environment(url, home))
-
-
-def assert_same_results(results: list, folder: Path) -> None:
-    """Compare results with those of the package for a saved model: logits, names of classes, ids and translations."""
-    model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    tokenizer = load_tokenizer(folder)
-    batch = tokenizer(TEXTS, padding=True, return_tensors="pt")
-    logits = model(**batch, decoder_input_ids=batch["input_ids"]).logits.detach()
-    classes = [type(each).__name__ for each in (model.config, tokenizer, model)] + [model.body_class.__name__]
-    assert results[1:] == [classes, batch["input_ids"].tolist(), model.generate(**batch).tolist()]
-    torch.testing.assert_close(torch.tensor(results[0]), logits)
 
 
 @pytest.mark.slow

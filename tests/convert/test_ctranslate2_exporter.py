@@ -9,10 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from tests.builders import uneven_model
-from tests.helpers import PAIRS, WITH_SCORES, Batch, load_tokenizer, model_of_pairs, random_tokens, tiny_model
+from tests.exports import assert_same_probabilities, log_probs, log_probs_of_ctranslate2, padded
+from tests.helpers import PAIRS, WITH_SCORES, load_tokenizer, model_of_pairs, random_tokens, tiny_model
 from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
     VaswaniTransformerTokenizer,
@@ -21,44 +22,7 @@ from vaswani_transformer import (
 from vaswani_transformer.convert.ctranslate2_exporter import ACTIVATIONS, to_ctranslate2
 from vaswani_transformer.translation.ctranslate2_engine import CTranslate2Engine
 
-ctranslate2 = pytest.importorskip("ctranslate2")
-START, PAD, END = 0, 1, 2
-
-# CTranslate2's own kernels against torch's: a few more roundings than between two orders of a sum in torch.
-CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
-
-
-def padded(sources: list[list[int]]) -> Batch:
-    """Return sources of unequal length as a batch, padded on the right, and their mask."""
-    rows = [torch.tensor(row) for row in sources]
-    input_ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
-    return {"input_ids": input_ids, "attention_mask": input_ids.ne(PAD).long()}
-
-
-def log_probs(model: nn.Module, sources: list[list[int]], targets: Tensor) -> Tensor:
-    """Return log P of each target token and of the end after it, for padded sources of unequal length: (B, T + 1)."""
-    starts, ends = torch.full((len(targets), 1), START), torch.full((len(targets), 1), END)
-    with torch.no_grad():
-        logits = model(**padded(sources), decoder_input_ids=torch.cat((starts, targets), dim=1)).logits
-    return logits.float().log_softmax(-1).gather(2, torch.cat((targets, ends), dim=1)[..., None])[..., 0]
-
-
-def log_probs_of_ctranslate2(
-    folder: Path, sources: list[list[int]], targets: Tensor, compute_type: str = "default"
-) -> Tensor:
-    translator = ctranslate2.Translator(str(folder), compute_type=compute_type, intra_threads=1)
-    scored = translator.score_batch(
-        [[str(i) for i in row] for row in sources], [list(map(str, t.tolist())) for t in targets]
-    )
-    return torch.tensor([result.log_probs for result in scored])
-
-
-def assert_same_probabilities(model: nn.Module, folder: Path, **tolerance: Any) -> None:
-    sources = [[*random_tokens(length).tolist(), END] for length in (5, 2, 9, 1)]
-    targets = random_tokens(len(sources), 6)
-    ours = log_probs(model, sources, targets)
-    assert ours.std() > 0.5  # not all alike
-    torch.testing.assert_close(log_probs_of_ctranslate2(folder, sources, targets), ours, **(tolerance or CLOSE))
+END = 2
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,123 @@
+"""Models as other engines have them: programs of `torch.export`, graphs of ONNX, folders of CTranslate2.
+
+B batch, T target, V vocabulary.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import ctranslate2
+import numpy as np
+import onnx_ir
+import onnxruntime
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig
+from transformers.exporters.configs import DynamoConfig, OnnxConfig
+from transformers.exporters.exporter_dynamo import DynamoExporter
+from transformers.exporters.exporter_onnx import OnnxExporter
+
+from tests.helpers import Batch, random_tokens
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+
+START, PAD, END = 0, 1, 2
+
+
+def torch_exported(module: nn.Module, inputs: dict[str, Any], strict: bool = False) -> torch.export.ExportedProgram:
+    """Return the program of a module for any number of rows and any lengths of source and target."""
+    rows, source, target = (torch.export.Dim(name, min=2, max=64) for name in ("rows", "source", "target"))
+    shapes = {
+        name: {0: rows, 1: target if name.startswith("decoder") else source} if isinstance(value, Tensor) else None
+        for name, value in inputs.items()
+    }
+    return torch.export.export(module, (), inputs, dynamic_shapes=shapes, strict=strict)
+
+
+def exported_by_transformers(
+    model: VaswaniTransformerForConditionalGeneration, batch: dict[str, Tensor], backend: str
+) -> dict[str, Any]:
+    """Return the encoder, the decoder's first step and its later ones, traced on `batch`, for any batch and lengths.
+
+    The target starts with two tokens, because torch treats a length of one as constant.
+    """
+    exporter = OnnxExporter() if backend == "onnx" else DynamoExporter()
+    settings = OnnxConfig(dynamic=True) if backend == "onnx" else DynamoConfig(dynamic=True)
+    begun = torch.full((len(batch["input_ids"]), 2), START)
+    encoder = exporter.export(model.get_encoder(), dict(batch), settings)
+    steps = exporter.export_for_generation(
+        model, batch | {"decoder_input_ids": begun}, settings, generation_config=GenerationConfig(num_beams=1)
+    )
+    if isinstance(steps, dict):  # Transformers 5.17 returns torch's result
+        return {name: getattr(program, "model", program) for name, program in {"encoder": encoder, **steps}.items()}
+    return {"encoder": encoder.program} | {name: step.program for name, step in steps.components.items()}
+
+
+@dataclasses.dataclass
+class Graph:
+    """An exported graph in ONNX Runtime with its tensors by name; a cache has the same names as input and output."""
+
+    session: onnxruntime.InferenceSession
+
+    def __call__(self, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        inputs = {spec.name: tensors[spec.name.removeprefix("input.")] for spec in self.session.get_inputs()}
+        names = [spec.name.removeprefix("output.") for spec in self.session.get_outputs()]
+        outputs: Any = self.session.run(None, inputs)
+        return dict(zip(names, outputs, strict=True))
+
+
+def opened(models: dict[str, onnx_ir.Model]) -> dict[str, Graph]:
+    providers = ["CPUExecutionProvider"]
+    return {
+        name: Graph(onnxruntime.InferenceSession(onnx_ir.to_proto(model).SerializeToString(), providers=providers))
+        for name, model in models.items()
+    }
+
+
+def step_logits(graphs: dict[str, Graph], batch: dict[str, Tensor], targets: Tensor) -> Tensor:
+    """Return the logits (B, T, V) of the graphs, which read one token of the targets (B, T) after the other."""
+    source = {name: tensor.numpy() for name, tensor in batch.items()}
+    known = {"attention_mask": source["attention_mask"]}
+    known["encoder_outputs.last_hidden_state"] = graphs["encoder"](source)["last_hidden_state"]
+    step, logits = {}, []
+    for token in targets.split(1, dim=1):
+        step = graphs["decode" if logits else "prefill"](known | step | {"decoder_input_ids": token.numpy()})
+        logits.append(torch.tensor(step["logits"][:, -1:]))
+    return torch.cat(logits, dim=1)
+
+
+# CTranslate2's own kernels against torch's: a few more roundings than between two orders of a sum in torch.
+CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
+
+
+def padded(sources: list[list[int]]) -> Batch:
+    """Return sources of unequal length as a batch, padded on the right, and their mask."""
+    rows = [torch.tensor(row) for row in sources]
+    input_ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
+    return {"input_ids": input_ids, "attention_mask": input_ids.ne(PAD).long()}
+
+
+def log_probs(model: nn.Module, sources: list[list[int]], targets: Tensor) -> Tensor:
+    """Return log P of each target token and of the end after it, for padded sources of unequal length: (B, T + 1)."""
+    starts, ends = torch.full((len(targets), 1), START), torch.full((len(targets), 1), END)
+    with torch.no_grad():
+        logits = model(**padded(sources), decoder_input_ids=torch.cat((starts, targets), dim=1)).logits
+    return logits.float().log_softmax(-1).gather(2, torch.cat((targets, ends), dim=1)[..., None])[..., 0]
+
+
+def log_probs_of_ctranslate2(
+    folder: Path, sources: list[list[int]], targets: Tensor, compute_type: str = "default"
+) -> Tensor:
+    translator = ctranslate2.Translator(str(folder), compute_type=compute_type, intra_threads=1)
+    scored = translator.score_batch(
+        [[str(i) for i in row] for row in sources], [list(map(str, t.tolist())) for t in targets]
+    )
+    return torch.tensor([result.log_probs for result in scored])
+
+
+def assert_same_probabilities(model: nn.Module, folder: Path, **tolerance: Any) -> None:
+    sources = [[*random_tokens(length).tolist(), END] for length in (5, 2, 9, 1)]
+    targets = random_tokens(len(sources), 6)
+    ours = log_probs(model, sources, targets)
+    assert ours.std() > 0.5  # not all alike
+    torch.testing.assert_close(log_probs_of_ctranslate2(folder, sources, targets), ours, **(tolerance or CLOSE))
