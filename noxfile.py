@@ -20,7 +20,6 @@ OLDEST = [
 NEXT = "transformers @ git+https://github.com/huggingface/transformers"
 TESTS = ["python", "-m", "pytest", "-rs", "-n", "auto", "--dist", "loadfile"]
 FAST = ["-m", "not slow"]
-LOCKS = ".github/locks"
 
 
 def install(session: nox.Session, *requirements: str) -> None:
@@ -42,17 +41,6 @@ def newest(session: nox.Session) -> None:
     session.run(*TESTS, *(session.posargs or FAST))
 
 
-@nox.session(python=PYTHONS[0], venv_backend="virtualenv")
-def locked(session: nox.Session) -> None:
-    """The checks of a change on the versions of the lock, whose hashes pip compares."""
-    session.install("--require-hashes", "-r", f"{LOCKS}/dev.txt")
-    session.install("--no-deps", "--no-build-isolation", "-e", ".")
-    session.run("ruff", "check", ".")
-    session.run("ruff", "format", "--check", ".")
-    session.run("ty", "check")
-    session.run(*TESTS, *session.posargs)
-
-
 @nox.session(python=PYTHONS[-1])
 def next(session: nox.Session) -> None:
     """The next Transformers: which of its private names changed, then the fast tests."""
@@ -63,12 +51,3 @@ def next(session: nox.Session) -> None:
     session.install(*(session.posargs or [NEXT]))
     session.run("python", "-m", "tests.private_names", str(earlier))
     session.run(*TESTS, *FAST)
-
-
-@nox.session
-def lock(session: nox.Session) -> None:
-    """Write the locks of what the workflows install, with the newest versions."""
-    session.install("uv")
-    command = ["uv", "pip", "compile", "--universal", "--python-version", PYTHONS[0], "--generate-hashes", "--upgrade"]
-    session.run(*command, "pyproject.toml", "--extra=dev", "--group=notebook", f"--output-file={LOCKS}/dev.txt")
-    session.run(*command, "--group=ci", f"--output-file={LOCKS}/ci.txt")
