@@ -12,7 +12,7 @@ from accelerate import PartialState
 from transformers import AutoModelForSeq2SeqLM
 
 from training import train
-from training.recipe.machine import uses_cpu
+from training.machine import uses_cpu
 from vaswani_transformer import VaswaniTransformerTokenizer, translate
 
 COLORS = {"red": "rot", "blue": "blau", "green": "gruen", "white": "weiss"}

@@ -14,7 +14,7 @@ import pytest
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
 from tests.helpers import ROOT
-from training.recipe.fields import load_recipe
+from training.recipe import load_recipe
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -42,7 +42,7 @@ def parse_with_argparse(module: str, arguments: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
         # they read a recipe from the arguments that their parsers leave
-        if module in ("training.score", "training.distill", "training.table3"):
+        if module in ("training.score", "training.distill", "bench.table3"):
             patch.setattr(argparse.ArgumentParser, "parse_known_args", parse_known_args)
         patch.setattr(sys, "argv", [module, *arguments])
         with pytest.raises(ParsedError):
@@ -58,12 +58,6 @@ def parse_with_recipe(module: str, arguments: list[str]) -> None:
     parse_with_argparse(module, arguments)
     fields = [argument for argument in arguments if re.match(r"--\w+\.\w+=", argument)]
     parse_recipe_fields([arguments[1], *fields])
-
-
-def parse_table3(arguments: list[str]) -> None:
-    parse_with_argparse("training.table3", arguments)
-    table_options = ("--rows=", "--seeds=", "--output_dir=")
-    parse_recipe_fields([argument for argument in arguments if not argument.startswith(table_options)])
 
 
 def parse_launch(arguments: list[str]) -> None:
@@ -101,13 +95,12 @@ def parse_module(arguments: list[str]) -> None:
         "training.train": parse_recipe_fields,
         "training.score": lambda given: parse_with_recipe("training.score", given),
         "training.distill": lambda given: parse_with_recipe("training.distill", given),
-        "training.table3": parse_table3,
         "venv": leave_unparsed,
     }
     if module in parsers:
         parsers[module](rest)
     else:
-        assert module.startswith(("training.", "tests.", "vaswani_transformer.")), module
+        assert module.startswith(("training.", "bench.", "tests.", "vaswani_transformer.")), module
         parse_with_argparse(module, rest)
 
 

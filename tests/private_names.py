@@ -9,7 +9,6 @@ import difflib
 import functools
 import inspect
 import json
-import os
 import re
 import sys
 import textwrap
@@ -56,7 +55,7 @@ PRIVATE_NAMES: dict[Any, dict[str, str]] = {
         "_init_weights": "flowseq pretrained",
         "_input_embed_layer": "body pretrained",
         "_keep_in_fp32_modules_strict": "flowseq pretrained",
-        "_keys_to_ignore_on_save": "training/trainer/trainer",
+        "_keys_to_ignore_on_save": "training/trainer",
         "_no_split_modules": "decoder flowseq iterative_vae nar_decoder nat_decoder pretrained",
         "_skip_keys_device_placement": "pretrained",
         "_supports_attention_backend": "pretrained",
@@ -66,20 +65,15 @@ PRIVATE_NAMES: dict[Any, dict[str, str]] = {
         "_tied_weights_keys": "body pretrained",
         "_tp_plan": "body decoder encoder nat_decoder pretrained",
     },
-    PreTrainedTokenizerFast: {
-        "_auto_class": "tokenizer",
-        "_convert_encoding": "tokenizer",
-        "_tokenizer": "tokenizer",
-    },
+    PreTrainedTokenizerFast: {"_auto_class": "tokenizer", "_tokenizer": "tokenizer"},
     Trainer: {
-        "_created_lr_scheduler": "training/trainer/trainer",
-        "_get_grad_norm": "training/trainer/trainer",
-        "_load_best_model": "training/trainer/lifecycle training/trainer/trainer",
-        "_prepare_input": "training/trainer/trainer",
-        "_prepare_inputs": "training/trainer/trainer",
-        "_save_checkpoint": "training/trainer/trainer",
+        "_created_lr_scheduler": "training/trainer",
+        "_get_grad_norm": "training/trainer",
+        "_prepare_input": "training/trainer",
+        "_prepare_inputs": "training/trainer",
+        "_save_checkpoint": "training/trainer",
     },
-    TrainingArguments: {"_n_gpu": "training/trainer/lifecycle"},
+    TrainingArguments: {"_n_gpu": "training/trainer"},
     torch: {"_assert_async": "cmlm"},
     nn.Module: {
         "_apply": "cpu/model flow pretrained",
@@ -87,9 +81,8 @@ PRIVATE_NAMES: dict[Any, dict[str, str]] = {
         "_forward_pre_hooks": "embeddings",
         "_modules": "cpu/layers",
     },
-    torch.amp.GradScaler: {"_step_supports_amp_scaling": "training/trainer/divergence"},
     torch.ops.mkldnn: {
-        "_is_mkldnn_bf16_supported": "training/recipe/machine",
+        "_is_mkldnn_bf16_supported": "training/machine",
         "_linear_pointwise": "cpu/linear",
         "_reorder_linear_weight": "cpu/linear",
     },
@@ -100,11 +93,10 @@ PRIVATE_NAMES: dict[Any, dict[str, str]] = {
         "linear_unpack": "cpu/linear",
     },
     accelerate.hooks.add_hook_to_module: {"_hf_hook": "embeddings"},
-    Dataset: {"_fingerprint": "training/data/cache training/data/tokenizing", "_indices": "batching/tokens"},
-    Metric: {"_compute": "training/tasks/metrics", "_info": "training/tasks/metrics"},
+    Dataset: {"_indices": "batching/tokens"},
+    Metric: {"_compute": "training/metrics", "_info": "training/metrics"},
     argparse: {"_AppendAction": "support/command_line"},
     argparse.ArgumentParser: {"_option_string_actions": "support/command_line"},
-    os: {"_exit": "training/run/launch"},
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.dialects import (
+from bench.dialects import (
     BATCH,
     HELD_OUT,
     MASK,
@@ -26,7 +26,7 @@ from tests.dialects import (
     train,
     train_iterative_vae,
 )
-from training.trainer.energy import Energy
+from training.energy import Energy
 from vaswani_transformer import (
     VaswaniCmlmConfig,
     VaswaniCmlmForConditionalGeneration,

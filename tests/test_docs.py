@@ -27,7 +27,7 @@ from tests.forks import run_forked
 from tests.helpers import ROOT, load_tokenizer, run_python
 from tests.hub_server import client_environment, serving
 from tests.hub_state import Hub
-from training.recipe.fields import load_recipe
+from training.recipe import load_recipe
 from training.toy_task.splits import make_splits
 from training.train import run
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
@@ -66,7 +66,7 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("quickstart") / "runs" / "quickstart"
     steps = ["--training.steps=2", "--training.evaluation_steps=2", "--decoding.max_source_relative_length=2"]
     recipe = ROOT / "training" / "recipes" / "quickstart.yaml"
-    with mock.patch("training.data.pairs.make_splits", return_value=make_splits(5000, 50, 50)):
+    with mock.patch("training.data.make_splits", return_value=make_splits(5000, 50, 50)):
         run(load_recipe(recipe, [*steps, f"--output_dir={folder}"]))
     return folder
 
@@ -234,19 +234,6 @@ def test_wrong_command_is_not_accepted(command: str) -> None:
     program, *arguments = shlex.split(command)
     with pytest.raises(SystemExit, match="2"):
         PROGRAMS[program](arguments)
-
-
-def test_pairs_of_a_reader_are_split_into_three_sets(tmp_path: Path) -> None:
-    (block,) = [block for block in blocks_of(ROOT / "docs" / "data-and-recipes.md", "bash") if "sed -n" in block]
-    lines = [f"{number}\n" for number in range(2003)]
-    (tmp_path / "own").mkdir()
-    for language in ("en", "it"):
-        (tmp_path / f"pairs.{language}").write_text("".join(lines), encoding="utf-8")
-    for words in (words for words in commands_of(block) if words[0] == "sed"):
-        subprocess.run(words, cwd=tmp_path, check=True)
-    for split, rows in {"test": lines[:1000], "validation": lines[1000:2000], "train": lines[2000:]}.items():
-        for language in ("en", "it"):
-            assert (tmp_path / "own" / f"{split}.{language}").read_text(encoding="utf-8") == "".join(rows)
 
 
 def heading_anchors(page: Path) -> set[str]:

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests import dialects
-from tests.dialects import SIZES, encode, train_flowseq
+from bench import dialects
+from bench.dialects import SIZES, encode, train_flowseq
 from tests.helpers import FLOAT32, TINY, padded_batch, random_tokens
 from tests.nar_models import targets, tiny_flowseq
 from vaswani_transformer import VaswaniFlowSeqConfig, VaswaniFlowSeqForConditionalGeneration, prepare_for_inference

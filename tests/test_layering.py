@@ -41,18 +41,6 @@ ROOMS = {
     "translation": {"batching", "cpu"},
 }
 
-# The folders and files of training/ that each of its folders imports from. The files import from every folder.
-TRAINING_ROOMS = {
-    "toy_task": set(),
-    "tasks": {"recipe"},
-    "recipe": set(),
-    "monitor": {"recipe", "tasks"},
-    "data": {"recipe", "tasks", "toy_task"},
-    "report": {"data", "monitor", "recipe", "tasks"},
-    "run": {"data", "monitor", "recipe", "report"},
-    "trainer": {"average", "data", "monitor", "publish", "recipe", "report", "run", "tasks"},
-}
-
 ALLOWED_PACKAGES = {"huggingface_hub", "tokenizers", "torch", "transformers"} | sys.stdlib_module_names
 # The pattern by which Transformers' loader finds imports of sibling files, anywhere in the text.
 LOADER_IMPORT = re.compile(r"^\s*(?:from\s+\.(\S+)\s+import|import\s+\.(\S+)\s*$)", re.MULTILINE)
@@ -132,19 +120,13 @@ def test_plan_names_every_file_and_folder() -> None:
     commands = {path.stem for path in TRAINING.glob("*.py")} - {"__init__"}
     folders = {path.parent.name for path in TRAINING.glob("*/*.py")}
     assert sorted(TRAINING_PARTS) == sorted(commands | folders)
-    assert folders == set(TRAINING_ROOMS)
+    assert folders == {"toy_task"}
     assert not [*PACKAGE.glob("*/*/*.py"), *TRAINING.glob("*/*/*.py")]
 
 
 def test_package_imports_neither_training_nor_tests() -> None:
     for path in PACKAGE.rglob("*.py"):
         assert not absolute_imports(path) & {"training", "tests", "vaswani_transformer"}, path
-
-
-@pytest.mark.parametrize("room", TRAINING_ROOMS)
-def test_room_of_training_imports_only_from_those_it_may(room: str) -> None:
-    for path in (TRAINING / room).rglob("*.py"):
-        assert {module.split(".")[0] for module in training_imports(path)} <= {*TRAINING_ROOMS[room], room}, path
 
 
 def test_files_of_training_import_each_other_in_one_direction() -> None:
@@ -160,7 +142,7 @@ def test_training_imports_no_test() -> None:
 
 def test_folders_of_tests_mirror_those_of_the_code() -> None:
     folders = {path.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").rglob("*") if path.is_dir()}
-    assert ROOMS.keys() | {f"training/{room}" for room in TRAINING_ROOMS} <= folders
+    assert ROOMS.keys() | {"training/toy_task"} <= folders
 
 
 @pytest.mark.parametrize(("family", "make"), [("transformer", tiny_model), *FAMILY.items()], ids=PUBLISHED_FILES)

@@ -10,11 +10,9 @@ import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from packaging.requirements import Requirement
 
 from tests.helpers import ROOT
 
@@ -94,57 +92,21 @@ def test_nox_runs_the_oldest_and_the_newest_supported_versions(monkeypatch: pyte
     assert all(f"`{each}`" in supported for each in ranges)
 
 
-def steps(workflow: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return the job and the content of every step of a workflow."""
-    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / workflow).read_text(encoding="utf-8"))["jobs"]
-    return [(name, step) for name, job in jobs.items() for step in job.get("steps", [])]
-
-
 def test_workflow_runs_every_session_of_nox_that_tests() -> None:
     text = (ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8")
     jobs = yaml.safe_load(text)["jobs"]
     matrix = jobs["tests"]["strategy"]["matrix"]["include"]
-    assert {each["session"] for each in matrix} == {"locked", "newest", "oldest"}
+    assert {each["session"] for each in matrix} == {"newest", "oldest"}
     assert "nox --session ${{ matrix.session }} -R" in text
     assert jobs["next"]["if"] == "github.event_name == 'schedule'"
     assert "nox --session next" in text
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_workflow_only_reads_names_actions_by_commit_and_installs_what_is_locked(path: Path) -> None:
+def test_workflow_only_reads_and_names_actions_by_commit(path: Path) -> None:
     assert yaml.safe_load(path.read_text(encoding="utf-8"))["permissions"] == {"contents": "read"}
     uses = re.findall(r"uses: (.*)", path.read_text(encoding="utf-8"))
     assert [each for each in uses if not re.fullmatch(r"\./\S+|[\w./-]+@[0-9a-f]{40}  # v[\d.]+", each)] == []
-    lines = [line for job, step in steps(path.name) for line in step.get("run", "").splitlines() if job != "installed"]
-    installed = [line for line in lines if "pip install" in line]
-    assert [line for line in installed if "--require-hashes" not in line and "--no-deps" not in line] == []
-
-
-def locked(name: str) -> dict[str, tuple[str, int]]:
-    """Return the version of each distribution of a lock, and the number of its hashes."""
-    text = (ROOT / ".github" / "locks" / f"{name}.txt").read_text(encoding="utf-8")
-    entries = re.split(r"\n(?=\w)", text)
-    found = [re.match(r"([\w.-]+)(?:\[.*\])?==([^\s;]+)", entry) for entry in entries]
-    return {
-        match[1]: (match[2], entry.count("--hash=sha256:"))
-        for match, entry in zip(found, entries, strict=True)
-        if match
-    }
-
-
-@pytest.mark.parametrize("lock", ["dev", "ci"])
-def test_lock_has_hashes_and_fits_the_requirements(lock: str) -> None:
-    """`nox -s lock` writes the locks again."""
-    project, groups = PROJECT["project"], PROJECT["dependency-groups"]
-    extras = project["optional-dependencies"]
-    names = ["dev", *re.findall(r"\w+", extras["dev"][0].partition("[")[2].partition("]")[0])]
-    lines = groups["ci"] if lock == "ci" else [*project["dependencies"], *groups["notebook"]]
-    lines = lines if lock == "ci" else [*lines, *(line for name in names for line in extras[name])]
-    entries = locked(lock)
-    assert all(hashes for _, hashes in entries.values())
-    for requirement in map(Requirement, lines):
-        if requirement.name != project["name"]:
-            assert requirement.specifier.contains(entries[requirement.name.lower()][0]), requirement
 
 
 def test_addresses_of_the_project_have_the_owner_of_pyproject() -> None:

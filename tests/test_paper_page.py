@@ -60,13 +60,13 @@ def test_listing_is_the_source_of_what_it_names(name: str) -> None:
 
 def test_listing_is_folded_and_names_the_place_of_its_lines() -> None:
     method, function = (
-        "training.recipe.fields.Recipe.model_config",
+        "training.recipe.Recipe.model_config",
         "vaswani_transformer.batching.schedule.learning_rate",
     )
     text = listing([method, function])
     assert text.startswith('??? quote "In the project: `Recipe.model_config`, `learning_rate`"\n\n    ```python title=')
     first, last = lines_of(method)
-    assert f'title="training/recipe/fields.py, lines {first} to {last}"\n    class Recipe:\n        def model_' in text
+    assert f'title="training/recipe.py, lines {first} to {last}"\n    class Recipe:\n        def model_' in text
     assert "    def learning_rate(" in text
     assert all(line.startswith("    ") for line in text.splitlines()[2:] if line)
 

@@ -12,15 +12,23 @@ from tests.helpers import ROOT
 OTHERS = "another project's program"
 NETWORK = "needs the network"
 CHECK = "checks this repository; .ci/run and the workflows run it"
-TINY = "tests/benchmarks/test_tiny.py::test_benchmark_runs_in_its_tiny_form"
+BENCH = "tests/test_bench.py::test_bench_prints_its_table"
 
 # Each program or module, with the test that runs it, or the reason why none does.
 COMMANDS = {
-    "accelerate launch": (
-        "tests/training/monitor/test_monitor.py::"
-        "test_log_file_gets_a_line_per_entry_from_the_main_process_and_no_bar"
-    ),
-    "coverage": "hours: all tests, each line of them watched",
+    "accelerate launch": "tests/training/test_train.py::test_interrupted_run_of_two_processes_resumes",
+    "bench.data_pace": BENCH,
+    "bench.decode_against_marian": BENCH,
+    "bench.decode_before_after": BENCH,
+    "bench.decode_family": BENCH,
+    "bench.dialects": BENCH,
+    "bench.engine_sizes": BENCH,
+    "bench.gpu": BENCH,
+    "bench.kills": BENCH,
+    "bench.layer_complexity": BENCH,
+    "bench.memory": BENCH,
+    "bench.table3": BENCH,
+    "bench.train_against_marian": BENCH,
     "curl": "tests/test_docs.py::test_service_answers_a_request_with_the_translation_of_its_sentences",
     "docker": "needs Docker and the network",
     "docs.tools.demo_picture": "needs Chromium, whose picture differs from machine to machine",
@@ -40,33 +48,8 @@ COMMANDS = {
     "pytest": CHECK,
     "ruff": CHECK,
     "sacrebleu": OTHERS,
-    "sed": "tests/test_docs.py::test_pairs_of_a_reader_are_split_into_three_sets",
     "tensorboard": OTHERS,
-    "tests.benchmarks.data_pace": "tests/benchmarks/test_data_pace.py::test_benchmark_writes_every_rate",
-    "tests.benchmarks.decode_against_marian": (
-        "tests/benchmarks/test_decode_against_marian.py::test_every_run_measures_marian_and_the_ratios_to_it"
-    ),
-    "tests.benchmarks.decode_before_after": TINY,
-    "tests.benchmarks.decode_family": (
-        "tests/benchmarks/test_decode_family.py::test_table_has_a_row_for_each_search"
-    ),
-    "tests.benchmarks.dialects_by_layer": TINY,
-    "tests.benchmarks.dialects_of_flowseq": TINY,
-    "tests.benchmarks.engine_sizes": "tests/benchmarks/test_engine_sizes.py::test_narrower_weights_take_less_room",
-    "tests.benchmarks.first_step": TINY,
-    "tests.benchmarks.layer_complexity": (
-        "tests/test_layer_complexity.py::test_command_writes_table_and_figure_of_every_layer"
-    ),
-    "tests.benchmarks.memory": TINY,
-    "tests.benchmarks.text_pace": "tests/benchmarks/test_data_pace.py::test_jobs_report_their_memory_on_the_way",
-    "tests.benchmarks.train_against_marian": TINY,
-    "tests.campaign disks": (
-        "tests/campaign/test_campaign.py::test_failed_writes_full_disks_and_torn_files_lose_nothing"
-    ),
-    "tests.campaign inputs": "tests/campaign/test_campaign.py::test_hostile_input_ends_no_reader",
-    "tests.campaign kills": "tests/campaign/test_campaign.py::test_five_kills_change_no_bit",
     "tests.golden": "tests/golden/test_golden.py::test_command_writes_a_checkpoint_that_this_version_lacks",
-    "tests.gpu": "tests/gpu/test_command.py::test_every_part_runs_on_a_cpu",
     "tests/published_release.py": (
         "tests/training/test_publish.py::test_run_is_published_in_one_commit_whose_example_runs_elsewhere"
     ),
@@ -76,10 +59,9 @@ COMMANDS = {
     "training.publish": (
         "tests/training/test_publish.py::test_run_is_published_in_one_commit_whose_example_runs_elsewhere"
     ),
-    "training.report.card": "tests/training/report/test_card.py::test_card_is_what_the_code_makes_of_the_results",
+    "training.card": "tests/training/test_card.py::test_card_is_what_the_code_makes_of_the_results",
     "training.score": "tests/training/test_score.py::test_scores_are_printed_and_written_each_with_its_signature",
-    "training.table3": "tests/training/test_table3.py::test_table_resumes_run_by_run",
-    "training.train": "tests/training/test_train.py::test_quickstart_passes_99_bleu_and_ends_with_its_line",
+    "training.train": "tests/training/test_train.py::test_command_prints_examples_and_ends_with_the_score",
     "ty": CHECK,
     "uvicorn": "tests/test_docs.py::test_service_answers_a_request_with_the_translation_of_its_sentences",
     "vaswani-convert ctranslate2": (
@@ -109,7 +91,7 @@ def names_of(words: list[str]) -> list[str]:
         return ["accelerate launch", *(names_of(["python", *rest[rest.index("-m") :]]) if "-m" in rest else [])]
     if program == "python":
         program, *rest = rest[rest[0] == "-m" :]
-    has_subcommands = program in ("tests.campaign", "vaswani-convert")
+    has_subcommands = program == "vaswani-convert"
     return [" ".join([program, *rest[:1]] if has_subcommands else [program])]
 
 

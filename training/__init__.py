@@ -4,7 +4,7 @@ import sys
 from importlib.util import find_spec
 from itertools import pairwise
 
-NEEDED = ("datasets", "evaluate", "sacrebleu", "yaml")  # of the extra `train`, by every command
+NEEDED = ("datasets", "evaluate", "jsonargparse", "sacrebleu")  # of the extra `train`, by every command
 
 
 def check_packages(command: str) -> None:

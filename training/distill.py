@@ -1,293 +1,191 @@
 """Distill a model: `python -m training.distill MODEL RECIPE.yaml --output_dir=DIR [--any.field=value]`.
 
-The model translates the sources of the recipe's training pairs. A recipe with `data.distilled=DIR` trains on these
-translations instead of the real targets (Kim and Rush 2016, sequence-level knowledge distillation). The same command
-resumes an interrupted one. `accelerate launch -m` shares the work out over processes, and `--shard=i/n` over machines.
+The model translates the sources of the recipe's training pairs (Kim and Rush 2016, sequence-level knowledge
+distillation). `data.distilled=DIR` then trains on these pairs. The folder has JSON Lines, a file a process, whose names
+end in `.part` until they are complete; the same command resumes an interrupted one. `accelerate launch -m` shares the
+work out over processes, and `--shard=i/n` over machines.
 """
 
 import argparse
-import contextlib
-import dataclasses
 import itertools
 import json
 import logging
-import re
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import datasets
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import gather_object
 from tqdm import tqdm
+from transformers.utils.logging import disable_progress_bar
 
-from training.data.distilled import RECORD, Distillation, digest_sources
-from training.data.pairs import sources_in_order
-from training.data.tokenizing import set_up_tokenizer, target_ids
-from training.recipe.fields import DataRecipe, load_recipe
-from training.recipe.help import parse_with_recipe, recipe_parser
-from training.report.results import commit, versions
-from training.run.command import check_writable, flush_stdout, start_log
-from training.run.distributed import exit_together, init_distributed, raise_together
-from training.run.folder import diff_trees
+from training.data import load_pairs
+from training.machine import commit, init_processes, versions
+from training.recipe import Recipe, load_recipe
 from vaswani_transformer.parsing.constraint import tree_constraint
-from vaswani_transformer.support.command_line import positive_argument
-from vaswani_transformer.support.errors import UserError
-from vaswani_transformer.support.files import holds_files, lock, open_lock, write_atomically, write_errors
-from vaswani_transformer.support.modes import is_non_autoregressive
+from vaswani_transformer.support.errors import UserError, exit_on_user_error
+from vaswani_transformer.support.files import write_atomically, write_errors
+from vaswani_transformer.tokenizer import text_encoder
 from vaswani_transformer.translation.engine import TransformersEngine
 from vaswani_transformer.translation.loading import LoadOptions, load_model_and_tokenizer
 from vaswani_transformer.translation.options import add_batch_tokens, add_beam_options, add_load_options, add_sort_lines
 from vaswani_transformer.translation.translator import Translation, Translator
 
+RECORD = "distillation.json"
 logger = logging.getLogger(__name__)
-LOG_SECONDS = 10.0  # at least, between lines of progress
-
-
-def shard_of(text: str) -> tuple[int, int]:
-    """Return `i/n` as two numbers, i from 1 to n."""
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected i/n with i from 1 to n, such as 2/3")
-    return int(match[1]), int(match[2])
-
-
-def add_search_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that the pairs depend on: of the search, and of the pairs that are kept."""
-    search = parser.add_argument_group("search", "the model's generation config is the default")
-    add_beam_options(search)
-    kept = parser.add_argument_group("kept pairs", "lengths in the teacher's tokens, </s> included")
-    kept.add_argument(
-        "--max_length",
-        type=positive_argument,
-        metavar="N",
-        help="most tokens of a source and of a translation (the recipe's data.max_length)",
-    )
-    for name, default, bound in (("min", -20, "least"), ("max", 20, "most")):
-        kept.add_argument(
-            f"--{name}_length_difference",
-            type=int,
-            default=default,
-            metavar="N",
-            help=f"translation minus source at {bound}, as in NAT's configuration ({default})",
-        )
 
 
 def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
-    description = "Write a model's translations of a recipe's training sources, on which another model trains."
-    parser = recipe_parser("distill", description, "for example --data.path=FOLDER")
+    parser = argparse.ArgumentParser(prog="python -m training.distill", description=__doc__, allow_abbrev=False)
     parser.add_argument("model", metavar="MODEL", help="the teacher: a folder of a run or saved model, or a Hub name")
     parser.add_argument("recipe", metavar="RECIPE", help="the YAML file that names the data")
-    parser.add_argument(
-        *("--output_dir", "--output"), type=Path, required=True, metavar="DIR", help="the folder to write or resume"
-    )
-    parser.add_argument(
-        "--shard", type=shard_of, default=(1, 1), metavar="i/n", help="write the i-th of n shares (1/1)"
-    )
-    add_search_options(parser)
-    machine = parser.add_argument_group("machine")
-    add_batch_tokens(machine)
-    add_sort_lines(machine, "sources sorted by length, and of a part (2048)")
-    add_load_options(machine)
-    return parse_with_recipe(parser, arguments)
+    parser.add_argument("--output_dir", type=Path, required=True, metavar="DIR", help="the folder to write or resume")
+    parser.add_argument("--shard", default="1/1", metavar="i/n", help="write the i-th of n shares (1/1)")
+    add_beam_options(parser)
+    parser.add_argument("--min_length_difference", type=int, default=-20, metavar="N", help="translation minus source")
+    parser.add_argument("--max_length_difference", type=int, default=20, metavar="N", help="the same at most (20)")
+    add_batch_tokens(parser)
+    add_sort_lines(parser, "sources sorted by length (2048)")
+    add_load_options(parser)
+    return parser.parse_known_args(arguments)
 
 
-def check_options(options: argparse.Namespace, recipe: DataRecipe) -> DataRecipe:
-    """Return the data of the recipe with the options' length limit."""
-    low, high = options.min_length_difference, options.max_length_difference
-    if low > high:
-        raise UserError(f"--min_length_difference={low}: more than --max_length_difference={high}; exchange them.")
-    if recipe.distilled is not None:
-        raise UserError("data.distilled: a teacher translates the real sources; leave it out.")
-    return recipe if options.max_length is None else dataclasses.replace(recipe, max_length=options.max_length)
-
-
-def load_teacher(options: argparse.Namespace, recipe: DataRecipe) -> tuple[Translator, dict[str, Any]]:
+def load_teacher(options: argparse.Namespace, recipe: Recipe) -> tuple[Translator, dict[str, Any]]:
     """Return the teacher's translator, a parser's with well-formed trees only, and the settings of its search."""
     model, tokenizer = load_model_and_tokenizer(LoadOptions.of(options))
-    set_up_tokenizer(tokenizer, options.model, "pad")
     given = {"num_beams": options.beams, "length_penalty": options.length_penalty}
     settings = {name: value for name, value in given.items() if value is not None}
-    if settings and is_non_autoregressive(model):
-        raise UserError(
-            f"--beams, --length_penalty: {options.model} predicts all words at once and has no beams; leave them out."
-        )
     engine = TransformersEngine(model, tokenizer.pad_token_id, **settings)
-    limit = min(recipe.max_length, engine.max_source_tokens(recipe.max_length))
-    constraint = tree_constraint(model, tokenizer) if recipe.kind == "trees" else None
-    batches = (options.batch_tokens, options.sort_lines)
-    return Translator(engine, tokenizer, limit, *batches, constraint=constraint), engine.search
+    limit = min(recipe.data.max_length, engine.max_source_tokens(recipe.data.max_length))
+    constraint = tree_constraint(model, tokenizer) if recipe.data.kind == "trees" else None
+    translator = Translator(engine, tokenizer, limit, options.batch_tokens, options.sort_lines, constraint=constraint)
+    return translator, engine.search
 
 
-def make_record(options: argparse.Namespace, recipe: DataRecipe, search: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of `distillation.json`, for which all sources are read once."""
-    is_folder = Path(options.model).is_dir()
-    digest = LoadOptions.of(options).digest()
-    digests = digest_sources(sources_in_order(recipe))
-    if not digests["sources"]:
-        raise UserError(f"data.train: {recipe.train} has no pairs; name another file or split.")
-    names = ("min_length_difference", "max_length_difference", "batch_tokens", "dtype")
-    settings = {"max_length": recipe.max_length, "window": options.sort_lines}
-    return {
-        "teacher": {"name": Path(options.model).resolve().name if is_folder else options.model, "digest": digest},
-        "data": {"source": recipe.source, "target": recipe.target} | digests,
-        "search": search,
-        "settings": settings | {name: getattr(options, name) for name in names},
-        "versions": versions(),
-        "commit": commit(),
-    }
-
-
-def check_folder(folder: Path) -> None:
-    check_writable(folder)
-    if not (folder / RECORD).exists() and holds_files(folder):
-        raise UserError(f"{folder}: holds files that are no distillation; give another --output_dir.")
-
-
-def open_distillation(folder: Path, record: dict[str, Any]) -> Distillation:
-    """Return the distillation in a folder, which gets the record if it is new."""
-    distillation = Distillation(folder, record)
-    if not (folder / RECORD).exists():
-        with write_errors(folder, "give another --output_dir"):
-            folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder / RECORD, json.dumps(record, indent=2, ensure_ascii=False))
-        return distillation
-    before = Distillation.load(folder)
-    if names := diff_trees(before.inputs, json.loads(json.dumps(distillation.inputs))):
-        raise UserError(
-            f"{folder}: holds another distillation, {names[0]} differs; give the same command to resume it, or another "
-            "--output_dir."
-        )
-    return before
-
-
-@contextlib.contextmanager
-def shard_lock(folder: Path, shard: tuple[int, int]) -> Generator[None]:
-    """Lock a shard of a folder against other commands, in the main process."""
-    if not PartialState().is_main_process:
-        yield
-        return
-    name = "shard-{}-of-{}".format(*shard)
-    with open_lock(folder / f".{name}.lock") as file:
-        lock(file, f"{folder}: another command is writing {name}; end it, or give another --shard or --output_dir.")
-        yield
-
-
-def select_pair(translation: Translation, tokens: int, settings: dict[str, Any]) -> str:
-    """Return why a pair is dropped, or "" for a pair that is kept.
-
-    `tokens` are those that a student learns; the teacher may have written its text in others.
-    """
-    difference = tokens - translation.source_tokens
+def drop_reason(translation: Translation, tokens: int, options: argparse.Namespace, longest: int) -> str:
+    """Return why a pair is dropped, or "" for a pair that is kept; `tokens` are those of the target."""
     if translation.is_truncated:
         return "source_too_long"
     if not translation.text.strip():
         return "empty"
-    if tokens > settings["max_length"]:
+    if tokens > longest:
         return "too_long"
-    in_range = settings["min_length_difference"] <= difference <= settings["max_length_difference"]
-    return "" if in_range else "length_difference"
+    difference = tokens - translation.source_tokens
+    is_near = options.min_length_difference <= difference <= options.max_length_difference
+    return "" if is_near else "length_difference"
 
 
-def translate_part(
-    translator: Translator, distillation: Distillation, sources: list[str], progress: Callable[[int], object]
-) -> tuple[list[dict[str, str]], Counter[str]]:
-    data, settings = distillation.record["data"], distillation.record["settings"]
-    pairs, dropped = [], Counter[str]()
-    translations = list(translator(sources, progress=progress))
-    texts = [translation.text.strip() for translation in translations]
-    targets = target_ids(translator.tokenizer, texts)
-    for source, translation, text, target in zip(sources, translations, texts, targets, strict=True):
-        if reason := select_pair(translation, len(target), settings):
+def read_back(path: Path) -> int:
+    """Return the number of the next source of a file, whose last line may be torn and is then cut off."""
+    if not path.exists():
+        return 0
+    content = path.read_bytes()
+    complete = content[: content.rfind(b"\n") + 1]
+    with path.open("r+b") as file:
+        file.truncate(len(complete))
+    lines = complete.splitlines()
+    return json.loads(lines[-1])["number"] + 1 if lines else 0
+
+
+def numbered_pairs(
+    translator: Translator,
+    sources: list[str],
+    first: int,
+    options: argparse.Namespace,
+    recipe: Recipe,
+    dropped: Counter,
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the pairs that are kept, from source `first` on, with the number of their source, and count the others."""
+    encode = text_encoder(translator.tokenizer)
+    bar = tqdm(translator(sources, skip=first), total=len(sources), initial=first, disable=not sys.stderr.isatty())
+    for number, translation in enumerate(bar, start=first):
+        text = translation.text.strip()
+        tokens = len(encode(text_target=text, split_special_tokens=True)["input_ids"])
+        if reason := drop_reason(translation, tokens, options, recipe.data.max_length):
             dropped[reason] += 1
         else:
-            pairs.append({data["source"]: source, data["target"]: text})
-    return pairs, dropped
+            yield number, {recipe.data.source: translation.source, recipe.data.target: text}
 
 
-class Progress:
-    """The translated sentences of a shard, with the time left: a bar in a terminal, lines of the log elsewhere."""
-
-    def __init__(self, distillation: Distillation, numbers: list[int]) -> None:
-        self.distillation, self.missing = distillation, numbers
-        self.total = sum(map(distillation.sources_of, numbers))
-        self.start = self.last = time.perf_counter()
-        self.before = self.count()
-        is_shown = sys.stderr.isatty() and PartialState().is_main_process
-        self.bar = tqdm(total=self.total, initial=self.before, unit="sentence", disable=not is_shown)
-        if self.before:
-            logger.info("Resuming after %s of %s sentences.", f"{self.before:,d}", f"{self.total:,d}")
-
-    def count(self) -> int:
-        """Return the sentences in complete parts, of all processes."""
-        self.missing = [number for number in self.missing if self.distillation.counts(number) is None]
-        return self.total - sum(map(self.distillation.sources_of, self.missing))
-
-    def part_done(self, is_last: bool) -> None:
-        """Show the parts of all processes, every few seconds and after the last part of this one."""
-        now = time.perf_counter()
-        if not PartialState().is_main_process or (now - self.last < LOG_SECONDS and not is_last):
-            return
-        done, self.last = self.count(), now
-        self.bar.n = done
-        self.bar.refresh()
-        if not self.bar.disable or done == self.before:
-            return
-        rate = (done - self.before) / (now - self.start)
-        speed = f"{rate:.1f} a second, {(self.total - done) / rate / 60:.1f} minutes left"
-        logger.info("%s of %s sentences, %s.", f"{done:,d}", f"{self.total:,d}", speed)
+def write_share(
+    translator: Translator, sources: list[str], path: Path, options: argparse.Namespace, recipe: Recipe
+) -> Counter[str]:
+    """Write the pairs of a share of the sources, from where an interrupted command left off; count the dropped ones."""
+    partial, dropped = path.with_name(f"{path.name}.part"), Counter[str]()
+    if path.exists():
+        return dropped
+    first = read_back(partial)
+    with write_errors(path, "make room, and the same command resumes it"), partial.open("a", 1, "utf-8") as file:
+        for number, pair in numbered_pairs(translator, sources, first, options, recipe, dropped):
+            row = {"translation": pair, "number": number}
+            file.write(f"{json.dumps(row, ensure_ascii=False)}\n")
+    partial.rename(path)
+    return dropped
 
 
-def write_parts(
-    translator: Translator, recipe: DataRecipe, distillation: Distillation, numbers: list[int], progress: Progress
-) -> None:
-    sources, first = sources_in_order(recipe), 0  # the number of the next source
-    for number in numbers:
-        start = number * distillation.sort_lines
-        part = list(itertools.islice(sources, start - first, start - first + distillation.sort_lines))
-        first = start + len(part)
-        pairs, dropped = translate_part(translator, distillation, part, progress.bar.update)
-        with write_errors(distillation.folder, "make room, and the same command resumes it"):
-            distillation.write_part(number, pairs, dropped)
-        progress.part_done(number == numbers[-1])
+def check_record(folder: Path, record: dict[str, Any]) -> None:
+    """Write what the pairs depend on into a new folder, and check it in another one."""
+    path, names = folder / RECORD, ("teacher", "data", "search", "settings")
+    if path.exists():
+        before, now = json.loads(path.read_text(encoding="utf-8")), json.loads(json.dumps(record))
+        if changed := [name for name in names if before.get(name) != now[name]]:
+            raise UserError(
+                f"{folder}: holds another distillation, its {changed[0]} differs; give the same command to resume it, "
+                "or another --output_dir."
+            )
+        return
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder}: holds files that are no distillation; give another --output_dir.")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(record, indent=2, ensure_ascii=False))
 
 
-def distill(options: argparse.Namespace, recipe: DataRecipe) -> dict[str, Any]:
-    """Write the parts of a shard that are missing, and return the counts of the folder."""
-    init_distributed()
+def distill(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
+    """Write this process's share of the pairs, and return the counts of all of them."""
+    init_processes()
     state, folder = PartialState(), options.output_dir
     options.device = options.device or str(state.device)
-    raise_together(lambda: check_folder(folder))
-    translator, search = raise_together(lambda: load_teacher(options, recipe))
+    share, shares = (int(number) for number in options.shard.split("/"))
+    share, shares = (share - 1) * state.num_processes + state.process_index, shares * state.num_processes
+    translator, search = load_teacher(options, recipe)
+    with state.main_process_first():
+        sources = load_pairs(recipe, ["train"])["train"]["source"][:]
     if state.is_main_process:
-        logger.info("Reading the sources.")
-    raise_together(
-        lambda: open_distillation(folder, make_record(options, recipe, search)) if state.is_main_process else None
-    )
-    distillation = raise_together(lambda: Distillation.load(folder))
-    with contextlib.ExitStack() as stack:
-        raise_together(lambda: stack.enter_context(shard_lock(folder, options.shard)))
-        numbers = list(range(options.shard[0] - 1, distillation.num_parts, options.shard[1]))
-        progress = raise_together(lambda: Progress(distillation, numbers))
-        (missing,) = broadcast_object_list([progress.missing])
-        rank_parts = missing[state.process_index :: state.num_processes]
-        with contextlib.closing(progress.bar):
-            write_parts(translator, recipe, distillation, rank_parts, progress)
-        state.wait_for_everyone()
-    return {"output_dir": str(folder), **distillation.totals, "missing_parts": len([*distillation.missing_parts()])}
+        settings = {
+            name: getattr(options, name) for name in ("min_length_difference", "max_length_difference", "dtype")
+        }
+        check_record(
+            folder,
+            {
+                "teacher": Path(options.model).name,
+                "digest": LoadOptions.of(options).digest(),
+                "data": {"source": recipe.data.source, "target": recipe.data.target, "sources": len(sources)},
+                "search": search,
+                "settings": settings | {"max_length": recipe.data.max_length, "shares": shares},
+                "versions": versions(),
+                "commit": commit(),
+            },
+        )
+    state.wait_for_everyone()
+    path = folder / f"{share:05d}-of-{shares:05d}.jsonl"
+    dropped = write_share(translator, list(itertools.islice(sources, share, None, shares)), path, options, recipe)
+    everyone = gather_object([dropped])
+    kept = sum(len(file.read_bytes().splitlines()) for file in folder.glob("*.jsonl"))
+    return {"output_dir": str(folder), "kept": kept, "dropped": dict(sum(everyone, Counter()))}
 
 
 def main(arguments: list[str] | None = None) -> None:
     options, overrides = parse_arguments(arguments)
-    start_log()
-    with exit_together("; the same command resumes the distillation", OSError, ValueError):
-        totals = distill(options, check_options(options, load_recipe(options.recipe, overrides, is_trained=False).data))
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    disable_progress_bar()
+    datasets.disable_progress_bars()
+    with exit_on_user_error(OSError, ValueError, what_now="; the same command resumes the distillation"):
+        totals = distill(options, load_recipe(options.recipe, overrides))
         if PartialState().is_main_process:
-            with flush_stdout(f"the pairs are in {options.output_dir}"):
-                print(json.dumps(totals))
-    PartialState().destroy_process_group()
+            print(json.dumps(totals))
 
 
 if __name__ == "__main__":

@@ -1,34 +1,256 @@
 """Prepare a public data set for the recipes: `python -m training.prepare NAME --output=FOLDER [--from=PATH]`.
 
 It downloads the set's files to the cache of `datasets`, or reads a local copy, checks their SHA-256, cuts them by the
-set's rule and writes the files that the recipes name, all of them or none. The same command resumes an interrupted one:
-files in the cache are not downloaded again.
+set's rule and writes the files that the recipes name, all of them or none.
 """
 
 import argparse
+import csv
 import gzip
 import hashlib
+import io
 import json
+import re
+import unicodedata
 import zipfile
 import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from datasets import DownloadConfig, DownloadManager
 
-from training.data.sources import PREPARED, SOURCES, Files, Source, read_member
-from training.run.command import flush_stdout
-from vaswani_transformer.support.command_line import ArgumentParser
+from vaswani_transformer.parsing.trees import ROOT, Tree, read_trees
 from vaswani_transformer.support.errors import UserError, exit_on_user_error, one_line
-from vaswani_transformer.support.files import atomic_folder, read_errors, read_json, write_errors
+from vaswani_transformer.support.files import atomic_folder
+
+SUMS = Path(__file__).parent / "sums"
+PREPARED = "prepared.json"
+"""What a prepared folder was made from, and the SHA-256 of its files."""
+HELD_OUT = 3000  # pairs of Tatoeba in validation, and in test
+DIALOGUE_PAIRS = {"test": 12_516, "validation": 7_326}  # that a set of Self-dialogue aims at; 2% more may come in
+DIALOGUE_EXCESS = 1.02
+STRIDE = 4  # of the constituents of GUM that are trees too
+GUM_SPLITS = {"train": "train", "dev": "validation", "test": "test", "test2": "test2"}
+EMPTY_ANSWERS = {"", "{}"}  # of Self-dialogue
+
+NEWLINE = b"\n"
+
+Files = dict[str, bytes]
+"""The content of a source's files, by name."""
+Lines = dict[str, list[str]]
+"""The lines of each file of a prepared set, by name."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A public data set.
+
+    page: where readers find it.
+    license: as its page states it.
+    base: the address that the names of its files follow.
+    rule: how it is cut.
+    cut: makes the prepared files.
+    sums: a file in the format of `sha256sum`, which names the set's files; None for one file whose content changes.
+    file: the name of that one file.
+    hub: the data set's name on the Hugging Face Hub.
+    """
+
+    page: str
+    license: str
+    base: str
+    rule: str
+    cut: Callable[[Files], Lines]
+    sums: Path | None = None
+    file: str = ""
+    hub: str | None = None
+
+    @property
+    def expected(self) -> dict[str, str | None]:
+        """The SHA-256 of each file by name; None where the content changes."""
+        if self.sums is None:
+            return {self.file: None}
+        rows = (line.split(maxsplit=1) for line in self.sums.read_text(encoding="utf-8").splitlines())
+        return {name: digest for digest, name in rows}
+
+
+def prepared_name(folder: str | None) -> str | None:
+    """Return the name of the public data set that a folder was prepared from; None for other data."""
+    path = Path(folder or "", PREPARED)
+    return str(json.loads(path.read_text(encoding="utf-8"))["name"]) if folder and path.is_file() else None
+
+
+def text_of(content: bytes) -> str:
+    """Return the text of a file, compressed or not."""
+    return (gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content).decode("utf-8-sig")
+
+
+def json_lines(pairs: Iterable[dict[str, str]]) -> list[str]:
+    """Return pairs in the schema of Hugging Face translation data sets."""
+    return [json.dumps({"translation": pair}, ensure_ascii=False) for pair in pairs]
+
+
+def cut_multi30k(files: Files, names: str) -> Lines:
+    """Return the published split of three languages; `names` holds `{split}` and `{language}`."""
+    lines = {}
+    for split, theirs in (("train", "train"), ("validation", "val"), ("test", "test_2016_flickr")):
+        sides = {
+            language: text_of(files[names.format(split=theirs, language=language)]).removesuffix("\n").split("\n")
+            for language in ("en", "de", "fr")
+        }
+        rows = zip(*sides.values(), strict=True)
+        lines[f"{split}.jsonl"] = json_lines(dict(zip(sides, row, strict=True)) for row in rows)
+    return lines
+
+
+def tatoeba_pairs(archive: bytes) -> list[tuple[str, str]]:
+    """Return the different English-German pairs of the archive `deu-eng.zip`, in its order."""
+    text = zipfile.ZipFile(io.BytesIO(archive)).read("deu.txt").decode("utf-8-sig")
+    rows = [line.split("\t") for line in text.split("\n") if line.strip()]
+    return list(dict.fromkeys((" ".join(english.split()), " ".join(german.split())) for english, german, *_ in rows))
+
+
+def cut_tatoeba(files: Files) -> Lines:
+    """Return pairs of which both sentences occur once as test and validation, and all others as train."""
+    pairs = tatoeba_pairs(files["deu-eng.zip"])
+    counts = [Counter(side) for side in zip(*pairs, strict=True)]
+    single = [pair for pair in pairs if all(count[text] == 1 for count, text in zip(counts, pair, strict=True))]
+    single.sort(key=lambda pair: hashlib.sha256(pair[0].encode()).digest())
+    held_out = {"test": single[:HELD_OUT], "validation": single[HELD_OUT : 2 * HELD_OUT]}
+    taken = {pair for split in held_out.values() for pair in split}
+    splits = {"train": [pair for pair in pairs if pair not in taken]} | held_out
+    return {
+        f"{split}.jsonl": json_lines({"en": english, "de": german} for english, german in chosen)
+        for split, chosen in splits.items()
+    }
+
+
+def constituents(trees: Iterable[str]) -> Iterator[str]:
+    """Yield the constituents of trees as trees, from left to right: those of two words or more, and fewer than all."""
+    for _, tree in read_trees(enumerate(trees, start=1), "GUM"):
+        words = len(tree.words)
+        for event, node in tree.events():
+            if event == "open" and isinstance(node, Tree) and 2 <= len(node.words) < words:
+                yield str(Tree(ROOT, (node,)))
+
+
+def cut_gum(files: Files) -> Lines:
+    """Return the trees of the documents of each official split, in their order, a tree a line.
+
+    `constituents.ptb` has some constituents of the training trees.
+    """
+    lines: Lines = {}
+    split = ""
+    for line in text_of(files["splits.md"]).splitlines():
+        if line.startswith("## "):
+            split = f"{GUM_SPLITS[line[3:].strip()]}.ptb"
+            lines[split] = []
+        elif (name := line.strip().removeprefix("* ")).startswith(("GUM_", "GENTLE_")) and "_reddit_" not in name:
+            trees = re.split(r"\n\s*\n", text_of(files[f"const/{name}.ptb"]))
+            lines[split] += [" ".join(tree.split()) for tree in trees if tree.strip()]
+    lines["constituents.ptb"] = list(islice(constituents(lines["train.ptb"]), 0, None, STRIDE))
+    return lines
+
+
+def clean_turn(text: str) -> str:
+    """Return a turn with single spaces and without format characters such as zero-width ones."""
+    return " ".join("".join(sign for sign in text if unicodedata.category(sign) != "Cf").split())
+
+
+def dialogue_pairs(files: Files) -> dict[str, list[tuple[str, str]]]:
+    """Return the pairs of a turn and its reply of each worker of Self-dialogue whose work counts."""
+    blocked = set(text_of(files["blocked_workers.txt"]).split())
+    pairs: dict[str, list[tuple[str, str]]] = {}
+    for name in sorted(name for name in files if name.endswith(".csv")):
+        for row in csv.DictReader(io.StringIO(text_of(files[name]), newline="")):
+            worker = row["WorkerId"]
+            if worker in blocked or row["Reject"] or row["AssignmentStatus"] == "Rejected":
+                continue
+            count = sum((key or "").startswith("Answer.sentence") for key in row)
+            turns = [clean_turn(row[f"Answer.sentence{number}"] or "") for number in range(1, count + 1)]
+            replies = (pair for pair in pairwise(turns) if EMPTY_ANSWERS.isdisjoint(pair))
+            pairs.setdefault(worker, []).extend(replies)
+    return pairs
+
+
+def cut_self_dialogue(files: Files) -> Lines:
+    """Return the pairs of workers in the order of the SHA-256 of their ids: test while they fit, validation, train."""
+    by_worker = dialogue_pairs(files)
+    counts = dict.fromkeys(DIALOGUE_PAIRS, 0)
+    splits: dict[str, dict[tuple[str, str], None]] = {split: {} for split in ("train", "validation", "test")}
+    for worker in sorted(by_worker, key=lambda worker: hashlib.sha256(worker.encode()).hexdigest()):
+        size = len(by_worker[worker])
+        fitting = [
+            s for s, aim in DIALOGUE_PAIRS.items() if counts[s] < aim and counts[s] + size <= DIALOGUE_EXCESS * aim
+        ]
+        split = next(iter(fitting), "train")
+        if fitting:
+            counts[split] += size
+        splits[split] |= dict.fromkeys(by_worker[worker])
+    known: set[tuple[str, str]] = set()
+    lines = {}
+    for split, pairs in splits.items():
+        new = [pair for pair in pairs if pair not in known]
+        known.update(new)
+        lines[f"{split}.jsonl"] = json_lines({"prompt": prompt, "reply": reply} for prompt, reply in new)
+    return lines
+
+
+MULTI30K = {
+    "page": "https://github.com/multi30k/dataset",
+    "license": "its page names none; the images are for non-commercial research",
+    "base": "https://raw.githubusercontent.com/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/",
+    "rule": "the published train, val and test_2016_flickr of task 1 in English, German and French",
+    "hub": "bentrevett/multi30k",
+}
+SOURCES = {
+    "multi30k": Source(
+        **MULTI30K,
+        cut=partial(cut_multi30k, names="data/task1/raw/{split}.{language}.gz"),
+        sums=SUMS / "multi30k.sha256",
+    ),
+    "multi30k-tokenized": Source(
+        **MULTI30K,
+        cut=partial(cut_multi30k, names="data/task1/tok/{split}.lc.norm.tok.{language}"),
+        sums=SUMS / "multi30k-tokenized.sha256",
+    ),
+    "tatoeba-en-de": Source(
+        page="https://www.manythings.org/anki (sentences of https://tatoeba.org)",
+        license="CC-BY 2.0 FR",
+        base="https://www.manythings.org/anki/",
+        rule="of the pairs whose two sentences each occur in no other pair, in the order of the SHA-256 of the English "
+        f"one, the first {HELD_OUT:,} are test and the next {HELD_OUT:,} validation; all other pairs are train",
+        cut=cut_tatoeba,
+        file="deu-eng.zip",
+    ),
+    "gum": Source(
+        page="https://github.com/amir-zeldes/gum (V11.1.0)",
+        license="annotations CC-BY 4.0; texts by genre, some of them non-commercial: see LICENSE.txt",
+        base="https://raw.githubusercontent.com/amir-zeldes/gum/72ce5ac14978a324c2fd18d49484e65292cbe316/",
+        rule="the documents of the official splits in the order of splits.md, without reddit (its words are missing); "
+        f"constituents.ptb has every {STRIDE}th constituent of the training trees, of those with two words or more",
+        cut=cut_gum,
+        sums=SUMS / "gum.sha256",
+    ),
+    "self-dialogue": Source(
+        page="https://github.com/jfainberg/self_dialogue_corpus",
+        license="BSD 3-Clause: see LICENSE",
+        base="https://raw.githubusercontent.com/jfainberg/self_dialogue_corpus/113a1b0ff10308f1227c13a4aaded9bc85577816/",
+        rule="without blocked workers and rejected work; workers in the order of the SHA-256 of their ids go to test "
+        "while they fit, then to validation, else to train; a pair is kept once: in train, else in validation, else in "
+        "test",
+        cut=cut_self_dialogue,
+        sums=SUMS / "self-dialogue.sha256",
+    ),
+}
 
 
 def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def digests(files: Files) -> dict[str, str]:
-    return {name: sha256(content) for name, content in files.items()}
 
 
 def download(source: Source, names: list[str], again: bool = False) -> Files:
@@ -44,116 +266,71 @@ def download(source: Source, names: list[str], again: bool = False) -> Files:
     return {name: Path(path).read_bytes() for name, path in zip(names, paths, strict=True)}
 
 
-def read_archive(archive: Path, names: list[str]) -> Files:
-    """Return the content of files in an archive of a repository, which has all of them in one folder."""
-    try:
-        with read_errors(archive), zipfile.ZipFile(archive) as opened:
-            folder = opened.namelist()[0].partition("/")[0]
-            return {name: read_member(opened, f"{folder}/{name}") for name in names}
-    except (zipfile.BadZipFile, KeyError, IndexError) as error:
-        raise UserError(f"--from={archive}: not a complete archive: {one_line(error)}; give another copy.") from error
-
-
 def read_copy(copy: Path, names: list[str]) -> Files:
-    """Return the content of files in a local copy: a folder, its archive, or the only file."""
-    if [copy.name] == names:
-        copy = copy.parent
-    elif copy.suffix == ".zip":
-        return read_archive(copy, names)
-    files: Files = {}
-    for name in names:
-        with read_errors(copy / name):
-            files[name] = (copy / name).read_bytes()
-    return files
+    """Return the content of files in a local copy: a folder, the archive of a repository, or the only file."""
+    if copy.suffix == ".zip" and [copy.name] != names:
+        with zipfile.ZipFile(copy) as archive:
+            folder = archive.namelist()[0].partition("/")[0]
+            return {name: archive.read(f"{folder}/{name}") for name in names}
+    folder = copy.parent if [copy.name] == names else copy
+    return {name: (folder / name).read_bytes() for name in names}
 
 
 def read_source(source: Source, copy: Path | None) -> Files:
     """Return the content of a source's files, checked."""
     expected = source.expected
     names = list(expected)
-    files = download(source, names) if copy is None else read_copy(copy, names)
+    try:
+        files = download(source, names) if copy is None else read_copy(copy, names)
+    except (OSError, KeyError, IndexError, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(
+            f"--from={copy}: is no complete copy of {source.page} ({one_line(error)}); give another."
+        ) from error
     changed = [name for name in names if expected[name] not in (None, sha256(files[name]))]
     if changed and copy is None:  # the cache may be damaged
         files |= download(source, changed, again=True)
     for name in changed:
         if (digest := sha256(files[name])) != expected[name]:
             raise UserError(
-                f"{source.base if copy is None else f'--from={copy}: '}{name}: the file is not the one that the set is "
-                f"made from; got SHA-256 {digest}, expected {expected[name]}. Give a copy of that one by --from."
+                f"{copy or source.base}: {name} is not the file that the set is made from; got SHA-256 {digest}, "
+                f"expected {expected[name]}. Give a copy of that one by --from."
             )
     return files
-
-
-def text_digest(path: Path) -> str:
-    """Return the SHA-256 of a compressed file's text, which no version of zlib changes."""
-    try:
-        with gzip.open(path) as file:
-            return hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
-    except (EOFError, zlib.error) as error:
-        raise UserError(f"{path}: is damaged ({error}); name a new folder.") from error
-
-
-def check_output(folder: Path, record: dict[str, Any]) -> bool:
-    """Return whether a folder has the set of a record already."""
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return False
-    if not (folder / PREPARED).is_file():
-        raise UserError(f"--output={folder}: is in use and has no {PREPARED}; name a new folder.")
-    earlier = read_json(folder / PREPARED, "name a new folder.", name=str, sources=dict, files=dict)
-    if earlier["name"] != record["name"]:
-        raise UserError(f"--output={folder}: has {earlier['name']}, expected {record['name']}; name a new folder.")
-    with read_errors(folder):
-        on_disk = {name: text_digest(folder / name) for name in earlier["files"]}
-    for what, before, now in (
-        ("was made from another", earlier["sources"], record["sources"]),
-        ("has another", on_disk, record["files"]),
-    ):
-        for name, digest in now.items():
-            if digest != before.get(name):
-                raise UserError(
-                    f"--output={folder}: {what} {name}; got SHA-256 {before.get(name)}, expected {digest}. Name a new "
-                    "folder."
-                )
-    return True
-
-
-def write_set(folder: Path, texts: dict[str, bytes], licenses: Files, record: dict[str, Any]) -> None:
-    """Write the files of a set, compressed, all of them or none."""
-    with write_errors(f"--output={folder}", "name a folder that can be written"), atomic_folder(folder) as staging:
-        for name, text in texts.items():
-            (staging / name).write_bytes(gzip.compress(text, mtime=0))
-        for name, text in licenses.items():
-            (staging / name).write_bytes(text)
-        (staging / PREPARED).write_text(f"{json.dumps(record, indent=2)}\n", encoding="utf-8")
 
 
 def prepare(name: str, output: Path, copy: Path | None) -> None:
     """Write a set, and print where it comes from and what was written."""
     source = SOURCES[name]
     files = read_source(source, copy)
-    lines = {f"{file}.gz": rows for file, rows in source.cut(files).items()}
-    texts = {file: "".join(f"{row}\n" for row in rows).encode() for file, rows in lines.items()}
+    texts = {f"{file}.gz": "".join(f"{row}\n" for row in rows).encode() for file, rows in source.cut(files).items()}
     record: dict[str, Any] = {"name": name, "page": source.page, "license": source.license, "rule": source.rule}
-    record |= {"sources": digests(files), "files": digests(texts)}
-    is_done = check_output(output, record)
+    record["sources"] = {file: sha256(content) for file, content in files.items()}
+    record["files"] = {file: sha256(text) for file, text in texts.items()}
+    is_done = (output / PREPARED).is_file()
+    if is_done and json.loads((output / PREPARED).read_text(encoding="utf-8")) != record:
+        raise UserError(f"--output={output}: has another set, or one of other files; name a new folder.")
     if not is_done:
-        write_set(output, texts, {file: text for file, text in files.items() if file.startswith("LICENSE")}, record)
+        with atomic_folder(output) as staging:
+            for file, text in texts.items():
+                (staging / file).write_bytes(gzip.compress(text, mtime=0))
+            for file in (file for file in files if file.startswith("LICENSE")):
+                (staging / file).write_bytes(files[file])
+            (staging / PREPARED).write_text(f"{json.dumps(record, indent=2)}\n", encoding="utf-8")
     print(f"source   {source.page}\nlicense  {source.license}\nrule     {source.rule}")
     if source.sums is None:
-        print(
-            f"archive  {source.file} changes over time, so none is expected; got SHA-256 {sha256(files[source.file])}"
-        )
+        print(f"archive  {source.file} changes over time; got SHA-256 {record['sources'][source.file]}")
     print(f"{'exists' if is_done else 'wrote':<8} {output}")
-    for file, rows in lines.items():
-        print(f"         {file:<20} {len(rows):>7,} lines, SHA-256 of the text {sha256(texts[file])}")
+    for file, text in texts.items():
+        print(f"         {file:<20} {text.count(NEWLINE):>7,} lines, SHA-256 of the text {record['files'][file]}")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m training.prepare",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Download a public data set, check it and cut it into the files that the recipes name.",
         epilog="\n".join(f"{name:<20}{source.page}" for name, source in SOURCES.items()),
+        allow_abbrev=False,
     )
     parser.add_argument("name", metavar="NAME", choices=SOURCES, help="one of the sets below")
     parser.add_argument("--output", type=Path, metavar="FOLDER", required=True, help="a new folder for the files")
@@ -161,10 +338,8 @@ def main(arguments: list[str] | None = None) -> None:
         "--from", dest="copy", type=Path, metavar="PATH", help="a clone or archive of the source; nothing is downloaded"
     )
     options = parser.parse_args(arguments)
-    with (
-        exit_on_user_error(OSError, what_now="; the same command resumes, with the files that were downloaded"),
-        flush_stdout(f"what it wrote is in {options.output}"),
-    ):
+    what_now = "; the same command resumes, with the files that were downloaded"
+    with exit_on_user_error(OSError, zipfile.BadZipFile, zlib.error, what_now=what_now):
         prepare(options.name, options.output, options.copy)
 
 

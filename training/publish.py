@@ -5,211 +5,153 @@ model's code. So the model loads without this package. `--space` adds a Space wi
 `--dry_run=FOLDER` writes the same files into a folder.
 """
 
-import fnmatch
+import argparse
 import json
-import logging
-import os
-import re
 import tempfile
+from fnmatch import fnmatch
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, get_token
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from huggingface_hub.utils import validate_repo_id
-from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, RepoCard, get_token
 from transformers.utils.logging import disable_progress_bar
 
-from training.report.card import make_card
-from training.report.licenses import check_license
-from training.report.results import RESULTS, read_results, recipe_of, results_errors, to_json_values
-from training.report.space import write_space
-from training.run.checkpoints import RECIPE
-from training.run.command import check_empty, flush_stdout
-from vaswani_transformer import VaswaniTransformerTokenizer
+from training.card import make_card
+from training.train import RESULTS
+from vaswani_transformer import VaswaniTransformerTokenizer, __version__
 from vaswani_transformer.body import ProjectedModel
 from vaswani_transformer.generation_settings import CallSettings
-from vaswani_transformer.support.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
-from vaswani_transformer.support.command_line import ArgumentParser
+from vaswani_transformer.support.checked_loading import load_model, load_tokenizer
 from vaswani_transformer.support.errors import UserError, exit_on_user_error, one_line
-from vaswani_transformer.support.files import staged_files, write_errors
+from vaswani_transformer.support.files import atomic_folder, write_errors
 
 LICENSE = Path(__file__).parent.parent / "LICENSE"
-REPLACED = ("*.safetensors", "*.safetensors.index.json", "*.py", "training_args.bin")
+SPACE = Path(__file__).parent / "space_template.md"
+REPLACED = ["*.safetensors", "*.safetensors.index.json", "*.py", "training_args.bin"]  # of an earlier commit
+APP = '''"""The page of a model; it runs the installed package, and no code of the model."""
+
+from vaswani_transformer.demo import load_page
+
+load_page("{repository}", revision={revision!r}).launch(run_history=False)
+'''
 
 
 def finished_results(run: Path) -> dict[str, Any]:
-    if os.path.exists(run / RESULTS):
-        return read_results(run / RESULTS)
-    fix = "give the folder of a run; for a mean of checkpoints, train with training.average_last"
-    fix = "give the training command again to finish it" if os.path.exists(run / RECIPE) else fix
-    raise UserError(f"{run}: has no {RESULTS}, so it holds no finished run; {fix}.")
-
-
-def load_run(run: Path) -> tuple[ProjectedModel, PreTrainedTokenizerBase]:
-    model = load_model(str(run), local_files_only=True)
-    tokenizer = load_tokenizer(str(run), local_files_only=True)
-    check_tokenizer_fits(model, tokenizer, str(run))
-    if not isinstance(model, ProjectedModel):
+    """Return the content of a run's results.json."""
+    try:
+        return json.loads((run / RESULTS).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise UserError(
-            f"{run}: is a model of another package; got {type(model).__name__}, expected one that a recipe trains. "
-            "Name the folder of a run."
-        )
+            f"{run}: has no readable {RESULTS}, so it holds no finished run ({one_line(error, with_file=False)}); give "
+            "the training command again to finish it."
+        ) from error
+
+
+def load_run(run: Path, results: dict[str, Any]) -> tuple[ProjectedModel, Any]:
+    """Return a run's model and tokenizer; its search must be the one by which its results were scored."""
+    model, tokenizer = load_model(str(run), local_files_only=True), load_tokenizer(str(run), local_files_only=True)
+    if not isinstance(model, ProjectedModel):
+        raise UserError(f"{run}: is a model of another package; got {type(model).__name__}. Name the folder of a run.")
+    search = CallSettings(None, model, {}).search()
+    scored = results["test"]["search"] if "test" in results else search
+    for name in sorted(scored.keys() | search.keys()):
+        if search.get(name) != scored.get(name):
+            raise UserError(
+                f"{run}: {name} in its generation_config.json is not that of {RESULTS}; got {search.get(name)!r}, "
+                f"expected {scored.get(name)!r}. Restore the file."
+            )
     return model, tokenizer
 
 
-def check_search(run: Path, model: ProjectedModel, tokenizer: PreTrainedTokenizerBase, results: dict[str, Any]) -> None:
-    """Check that a run's folder has the search by which its results were scored, as the card says."""
-    recipe = recipe_of(results)
-    search = CallSettings(recipe.generation_config(model.config, tokenizer), model, {}).search()
-    scored, saved = results.get("test", {}).get("search", search), CallSettings(None, model, {}).search()
-    for name in (*recipe.search, *scored, *saved):
-        if saved.get(name) != scored.get(name):
-            raise UserError(
-                f"{run}: {name} in its generation_config.json is not that of {RESULTS}; got {saved.get(name)!r}, "
-                f"expected {scored.get(name)!r}. Restore the file."
-            )
-
-
-def write_repository(
-    folder: Path,
-    model: ProjectedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    results: dict[str, Any],
-    repository: str,
-    license: str = "apache-2.0",
-    weights: dict[str, Tensor] | None = None,
-) -> None:
+def write_repository(folder: Path, run: Path, results: dict[str, Any], repository: str, license: str) -> None:
     """Write every file of a repository into `folder`; no pickle, and no name of a machine or user.
 
-    `weights` are those of a model that is sharded.
-
-    The texts of the test set may be private, so `results.json` has only its scores, and the card one sentence and its
-    output.
+    The texts of the test set may be private, so `results.json` has only its scores, and the card one sentence.
     """
-    model.with_remote_code().save_pretrained(folder, state_dict=weights)
+    model, tokenizer = load_run(run, results)
+    model.with_remote_code().save_pretrained(folder)
     if isinstance(tokenizer, VaswaniTransformerTokenizer):  # Transformers has the code of others
         tokenizer = tokenizer.with_remote_code()
     tokenizer.save_pretrained(folder)
     make_card(results, repository, license).save(folder / "README.md")
     if "test" in results:
         results = results | {"test": {name: of for name, of in results["test"].items() if name != "examples"}}
-    text = json.dumps(to_json_values(results), indent=2, ensure_ascii=False, allow_nan=False)
-    (folder / RESULTS).write_text(text, encoding="utf-8")
+    (folder / RESULTS).write_text(json.dumps(results, indent=2, ensure_ascii=False), encoding="utf-8")
     recipe = yaml.safe_dump(results["recipe"], allow_unicode=True, sort_keys=False)
     (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
     (folder / "LICENSE-code").write_bytes(LICENSE.read_bytes())
 
 
-def upload(
-    api: HfApi,
-    folder: Path,
-    repository: str,
-    private: bool | None = None,
-    revision: str | None = None,
-    message: str = "Publish a run",
-    repo_type: str = "model",
-) -> CommitInfo:
-    """Upload a folder in one commit, which also deletes weights and code of an earlier one.
+def write_space(folder: Path, repository: str, revision: str | None, license: str) -> None:
+    """Write the three files of the Space of a model into `folder`, with the versions that are installed here."""
+    pins = {name: version(name).partition("+")[0] for name in ("torch", "transformers")}
+    settings = {"name": repository.partition("/")[2], "repository": repository, "license": license}
+    folder.mkdir(parents=True, exist_ok=True)
+    RepoCard(SPACE.read_text(encoding="utf-8").format(gradio=version("gradio"), **settings)).save(folder / "README.md")
+    (folder / "app.py").write_text(APP.format(repository=repository, revision=revision), encoding="utf-8")
+    lines = [f"{name}=={pin}\n" for name, pin in {"vaswani-transformer": __version__, **pins}.items()]
+    (folder / "requirements.txt").write_text("".join(lines), encoding="utf-8")
 
-    `upload_folder` may make several commits, so that half of a model is visible.
+
+def upload(folder: Path, repository: str, options: argparse.Namespace, repo_type: str = "model") -> str:
+    """Upload a folder in one commit, which also deletes weights and code of an earlier one; return its address.
+
+    The Hub's `upload_folder` makes several commits where Xet is installed, so readers could load half of a model.
     """
+    api, sdk = HfApi(), "gradio" if repo_type == "space" else None
+    revision = options.revision if repo_type == "model" else None
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     try:
-        sdk = "gradio" if repo_type == "space" else None
-        created = api.create_repo(repository, private=private, exist_ok=True, repo_type=repo_type, space_sdk=sdk)
-        repository = created.repo_id
-        if private and not api.repo_info(repository, repo_type=repo_type).private:
+        api.create_repo(repository, private=options.private, exist_ok=True, repo_type=repo_type, space_sdk=sdk)
+        if options.private and not api.repo_info(repository, repo_type=repo_type).private:
             raise UserError(f"{repository}: exists and is public; make it private on the Hub, or give another name.")
         if revision is not None:
-            api.create_branch(repository, branch=revision, exist_ok=True, repo_type=repo_type)
-        files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+            api.create_branch(repository, branch=revision, exist_ok=True)
         there = set(api.list_repo_files(repository, revision=revision, repo_type=repo_type)) - files.keys()
-        stale = [name for name in sorted(there) if any(fnmatch.fnmatch(name, pattern) for pattern in REPLACED)]
-        additions = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in files.items()]
-        deletions = [CommitOperationDelete(path_in_repo=name, is_folder=False) for name in stale]
-        changes = [*additions, *deletions]
-        return api.create_commit(repository, changes, commit_message=message, revision=revision, repo_type=repo_type)
+        stale = [name for name in sorted(there) if any(fnmatch(name, pattern) for pattern in REPLACED)]
+        changes: list[Any] = [CommitOperationAdd(name, path) for name, path in files.items()]
+        changes += [CommitOperationDelete(name) for name in stale]
+        commit = api.create_commit(
+            repository, changes, commit_message="Publish a run", revision=revision, repo_type=repo_type
+        )
+        return str(commit.commit_url)
     except UserError:
         raise
     except Exception as error:  # of the client, of HTTP, of the network
-        if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
-            raise UserError(
-                f"{repository}: the Hub denied the upload ({error_chain(error)}); log in with a token that may write "
-                "there."
-            ) from error
         raise UserError(
-            f"{repository}: the upload broke off ({error_chain(error)}). The repository shows the complete upload or "
-            "nothing of it; give the same command again."
+            f"{repository}: not uploaded ({one_line(error)}); the repository shows all of it or nothing. "
+            "Check your token, and give the same command again."
         ) from error
 
 
-def error_chain(error: BaseException) -> str:
-    """Return the messages of an error and its causes on one line."""
-    reasons = []
-    cause: BaseException | None = error
-    while cause is not None:
-        reason = re.sub(r" ?For more information check: \S+", "", one_line(cause, is_complete=True)).rstrip(".")
-        if not any(reason in before for before in reasons):
-            reasons.append(reason)
-        cause = cause.__cause__
-    return ": ".join(reasons)
-
-
-def check_name(repository: str) -> None:
-    try:
-        validate_repo_id(repository)
-    except HFValidationError as error:
-        raise UserError(f"{repository}: no name of a repository: {error_chain(error)}") from error
-    if "/" not in repository:
-        raise UserError(f"{repository}: lacks its owner; write it as OWNER/{repository}.")
-
-
-def publish(
-    run: Path,
-    repository: str,
-    private: bool | None = None,
-    revision: str | None = None,
-    license: str = "apache-2.0",
-    dry_run: Path | None = None,
-    space: bool = False,
-) -> str:
-    """Publish a finished run, or write what would be published into the folder `dry_run`; return where it is.
-
-    The run, the name, the license, the token and the folder are checked before any work.
-    """
-    check_name(repository)
-    check_license(license)
+def publish(options: argparse.Namespace) -> str:
+    """Publish a finished run, or write what would be published into a folder; return where it is."""
+    run, repository = options.run, options.repository
     results = finished_results(run)
-    with results_errors(run / RESULTS):
-        make_card(results, repository, license)
-    if dry_run is None and get_token() is None:
+    if options.dry_run is None and get_token() is None:
         raise UserError("There is no token of the Hugging Face Hub; log in with `hf auth login`, or set HF_TOKEN.")
-    if dry_run is not None:
-        check_empty(dry_run, "--dry_run")
-    model, tokenizer = load_run(run)
-    check_search(run, model, tokenizer, results)
-    if dry_run is not None:
-        with staged_files(dry_run) as staging:
-            write_repository(staging, model, tokenizer, results, repository, license)
-            if space:
-                write_space(staging / "space", repository, revision, license)
-        return str(dry_run)
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as space_folder:
-        if space:  # first, since it can lack a package
-            write_space(Path(space_folder), repository, revision, license)
-        write_repository(Path(folder), model, tokenizer, results, repository, license)
-        message = f"Publish {results['name']}"
-        address = upload(HfApi(), Path(folder), repository, private, revision, message).commit_url
-        if space:
-            upload(HfApi(), Path(space_folder), repository, private, message=message, repo_type="space")
+    if options.dry_run is not None:
+        with atomic_folder(options.dry_run) as staging:
+            write_repository(staging, run, results, repository, options.license)
+            if options.space:
+                write_space(staging / "space", repository, options.revision, options.license)
+        return str(options.dry_run)
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as space:
+        if options.space:  # first, since it can lack a package
+            write_space(Path(space), repository, options.revision, options.license)
+        write_repository(Path(folder), run, results, repository, options.license)
+        address = upload(Path(folder), repository, options)
+        if options.space:
+            upload(Path(space), repository, options, "space")
         return address
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = ArgumentParser(
-        prog="python -m training.publish", description="Publish a finished run on the Hugging Face Hub."
+    parser = argparse.ArgumentParser(
+        prog="python -m training.publish",
+        description="Publish a finished run on the Hugging Face Hub.",
+        allow_abbrev=False,
     )
     parser.add_argument("run", type=Path, help="the folder of a finished run")
     parser.add_argument("repository", help="the repository, OWNER/NAME; made if it does not exist")
@@ -219,14 +161,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--space", action="store_true", help="also publish a Space of that name, where the model runs")
     parser.add_argument("--dry_run", type=Path, help="write the files into this folder and upload nothing")
     options = parser.parse_args(arguments)
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
     disable_progress_bar()
-    folder = options.dry_run or tempfile.gettempdir()
-    interrupted = "; what the repository shows is complete"
-    with exit_on_user_error(what_now=interrupted), write_errors(folder, "make room, or give another folder"):
-        address = publish(**vars(options))
-        with flush_stdout(f"the files are at {address}"):
-            print(f"{'Wrote' if options.dry_run else 'Published'} {options.repository}: {address}")
+    what_now = "; what the repository shows is complete"
+    with (
+        exit_on_user_error(PackageNotFoundError, what_now=what_now),
+        write_errors(options.run, "make room, or give another folder"),
+    ):
+        address = publish(options)
+        print(f"{'Wrote' if options.dry_run else 'Published'} {options.repository}: {address}")
 
 
 if __name__ == "__main__":

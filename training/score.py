@@ -5,33 +5,22 @@ Scores that are computed differently have different names, and each has its sign
 """
 
 import argparse
-import dataclasses
 import json
 import math
 import time
-from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+import datasets
 import torch
-from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from training.data.files import SPLITS
-from training.data.pairs import is_streamed, load_pairs
-from training.data.stream import PairStream
-from training.data.tokenizing import set_up_tokenizer
-from training.recipe.families import family_of
-from training.recipe.fields import Recipe, load_recipe
-from training.recipe.help import parse_with_recipe, recipe_parser
-from training.report.card import describe_search
-from training.report.results import commit, fingerprint, hardware, versions
-from training.run.command import check_new_file, flush_stdout
-from training.tasks import make_task
-from training.tasks.language_model import lm_scores
-from training.tasks.parsing import PARSING_STATISTICS
-from training.tasks.text_statistics import STATISTICS, share
+from training.data import fingerprint, load_pairs
+from training.machine import commit, hardware, versions
+from training.metrics import STATISTICS, lm_scores, share
+from training.recipe import Recipe, load_recipe, to_dict
+from training.tasks import PARSING_STATISTICS, make_task
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import write_atomically, write_errors
 from vaswani_transformer.support.modes import eval_mode, is_non_autoregressive
@@ -41,35 +30,19 @@ from vaswani_transformer.translation.loading import LoadOptions, load_model_and_
 from vaswani_transformer.translation.options import add_batch_tokens, add_load_options
 from vaswani_transformer.translation.translator import Translator, batches_by_length
 
-LM_TARGETS = 1_000_000  # training targets that the language model counts, of a larger set the first ones
+LM_TARGETS = 1_000_000  # training targets that the language model counts, the first ones of a larger set
 
 
 def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
-    description, example = "Score a model on a split of a recipe's data.", "for example --data.path=FOLDER"
-    parser = recipe_parser("score", description, example)
+    parser = argparse.ArgumentParser(prog="python -m training.score", description=__doc__, allow_abbrev=False)
     parser.add_argument("model", metavar="MODEL", help="the folder of a run or any saved model, or a name on the Hub")
     parser.add_argument("recipe", metavar="RECIPE", help="the YAML file that names the data and the search")
     parser.add_argument("--split", choices=("validation", "test"), default="test", help="the split to score (test)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="a new file for the scores as JSON")
-    parser.add_argument(
-        "--lm_score", action="store_true", help="also score by a trigram model of the recipe's training targets"
-    )
+    parser.add_argument("--lm_score", action="store_true", help="also score by a trigram model of the training targets")
     add_batch_tokens(parser)
     add_load_options(parser)
-    return parse_with_recipe(parser, arguments)
-
-
-def load_split(recipe: Recipe, split: str) -> Dataset:
-    """Return the pairs of one split, in the columns `source` and `target`; files of the others are not read."""
-    without_others: dict[str, Any] = dict.fromkeys(set(SPLITS) - {split})
-    return load_pairs(dataclasses.replace(recipe.data, **without_others))[split]
-
-
-def load_training_targets(recipe: Recipe) -> list[str]:
-    """Return the first `LM_TARGETS` training targets of a recipe."""
-    if is_streamed(recipe.data, "train"):
-        return [target for _, target in islice(PairStream(recipe.data, recipe.seed), LM_TARGETS)]
-    return load_split(recipe, "train")["target"][:LM_TARGETS]
+    return parser.parse_known_args(arguments)
 
 
 def likelihood(
@@ -100,15 +73,11 @@ class HistoryEngine(TransformersEngine):
     """`generate()` of a model that predicts all tokens at once, which counts the tokens that each iteration changes.
 
     An iteration is a pass of a CMLM or a layer of an IterativeVAE.
-
-    Attributes:
-        changed: tokens that iteration 2, 3, ... changed, over all texts so far.
-        tokens: tokens of those texts.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs, return_dict_in_generate=True, return_history=True)
-        self.changed: list[int] = []
+        self.changed: list[int] = []  # tokens that iteration 2, 3, ... changed, over all texts so far
         self.tokens = 0
 
     def generate(self, tokens: torch.Tensor, mask: torch.Tensor, **more: Any) -> Any:
@@ -121,18 +90,13 @@ class HistoryEngine(TransformersEngine):
         self.tokens += int(is_real.sum())
         return output
 
-    def shares(self) -> dict[str, list[float]]:
-        """Return the share of tokens that each iteration after the first changed; nothing after a single pass."""
-        return {"changed_by_iteration": [share(count, self.tokens) for count in self.changed]} if self.changed else {}
-
 
 def translate_all(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list[str], recipe: Recipe, tokens: int
 ) -> tuple[list[str], dict[str, Any]]:
     """Return the hypotheses, their speed and search; a model of another kind uses its own generation settings."""
-    settings: dict[str, Any] = {}
-    if family_of(model.config) is recipe.family:
-        settings["generation_config"] = recipe.generation_config(cast(Any, model.config), tokenizer)
+    is_own = model.config.model_type == recipe.family.config_class.model_type
+    settings = {"generation_config": recipe.generation_config(model.config, tokenizer)} if is_own else {}
     make_engine = HistoryEngine if is_non_autoregressive(model) else TransformersEngine
     engine = make_engine(model, tokenizer.pad_token_id, **settings)
     constraint = make_task(recipe).constraint(model, tokenizer)
@@ -141,8 +105,9 @@ def translate_all(
     start = time.perf_counter()
     hypotheses = [translation.hypotheses[0] for translation in translate(sources)]
     seconds, output_tokens = time.perf_counter() - start, sum(hypothesis.tokens for hypothesis in hypotheses)
+    changed = [share(count, engine.tokens) for count in engine.changed] if isinstance(engine, HistoryEngine) else []
     return [hypothesis.text for hypothesis in hypotheses], {
-        **(engine.shares() if isinstance(engine, HistoryEngine) else {}),
+        **({"changed_by_iteration": changed} if changed else {}),
         "seconds": seconds,
         "output_tokens": output_tokens,
         "sentences_per_second": len(hypotheses) / seconds,
@@ -153,33 +118,32 @@ def translate_all(
 
 def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     """Return all scores of a model, as the JSON output has them."""
-    if options.output is not None:
-        check_new_file(options.output)
-    if options.lm_score and recipe.data.kind == "trees":
-        raise UserError("--lm_score: a linear tree has brackets and labels instead of words; leave the option out.")
-    if getattr(recipe.data, split := options.split) is None:
-        raise UserError(f"data.{split}: {recipe.name} has no {split} set; name one, or give another --split.")
+    if options.output is not None and (options.output.exists() or not options.output.parent.is_dir()):
+        raise UserError(f"--output={options.output}: give a new file in an existing folder.")
     named = LoadOptions.of(options)
     model, tokenizer = load_model_and_tokenizer(named)  # before the data, which may take minutes to read
-    digest = named.digest()
-    set_up_tokenizer(tokenizer, options.model, "pad", "eos")
-    pairs = load_split(recipe, split)
-    sources, references = pairs["source"][:], pairs["target"][:]
-    training_targets = load_training_targets(recipe) if options.lm_score else None
+    splits = load_pairs(recipe, [options.split, *(["train"] if options.lm_score else [])])
+    if options.split not in splits:
+        raise UserError(f"data.{options.split}: {recipe.name} has none; name one, or give another --split.")
+    sources, references = (splits[options.split][side][:] for side in ("source", "target"))
     likelihoods = likelihood(model, tokenizer, sources, references, options.batch_tokens)
     translations, speed = translate_all(model, tokenizer, sources, recipe, options.batch_tokens)
     task = make_task(recipe)
     return {
         "model": options.model,
-        "digest": digest,
+        "digest": named.digest(),
         "recipe": recipe.name,
         **({"note": recipe.note} if recipe.note else {}),
-        "data": dataclasses.asdict(recipe.data) | {"fingerprint": fingerprint(pairs)},
-        "split": split,
+        "data": to_dict(recipe)["data"] | {"fingerprint": fingerprint(splits[options.split])},
+        "split": options.split,
         "sentences": len(sources),
         **task.all_scores(translations, references),
         **task.statistics(translations, references),
-        **({} if training_targets is None else {"lm": lm_scores(training_targets, translations, references)}),
+        **(
+            {"lm": lm_scores(splits["train"]["target"][:LM_TARGETS], translations, references)}
+            if options.lm_score
+            else {}
+        ),
         **likelihoods,
         **speed,
         "batch_tokens": options.batch_tokens,
@@ -195,7 +159,8 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
 def report(scores: dict[str, Any]) -> None:
     for name, value in scores.items():
         if isinstance(value, dict) and "signature" in value:
-            print(f"{name:<20} {value['score']:>8.2f}  {value['signature']}")
+            brevity = f"  BP {value['brevity_penalty']:.3f}" if "brevity_penalty" in value else ""
+            print(f"{name:<20} {value['score']:>8.2f}  {value['signature']}{brevity}")
         elif text := (STATISTICS | PARSING_STATISTICS).get(name):
             print(f"{name:<20} {value:>8.3f}  {text}")
     if lm := scores.get("lm"):
@@ -206,9 +171,9 @@ def report(scores: dict[str, Any]) -> None:
     else:
         nll = scores["nll_at_gold_length"]
         print(f"{'nll_at_gold_length':<20} {nll:>8.3f}  nats a position, each predicted by itself, {tokens}")
-    if shares := scores.get("changed_by_iteration"):
-        print(f"{'changed':<20} {' '.join(f'{share:.3f}' for share in shares)}  of the tokens, by iteration 2, 3, ...")
-    print(f"search: {describe_search(scores['search'])}")
+    if changed := scores.get("changed_by_iteration"):
+        print(f"{'changed':<20} {' '.join(f'{each:.3f}' for each in changed)}  of the tokens, by iteration 2, 3, ...")
+    print("search: " + ", ".join(f"{name} {value}" for name, value in scores["search"].items()))
     if note := scores.get("note"):
         print(note)
     print(
@@ -221,15 +186,13 @@ def report(scores: dict[str, Any]) -> None:
 def main(arguments: list[str] | None = None) -> None:
     options, overrides = parse_arguments(arguments)
     logging.disable_progress_bar()
+    datasets.disable_progress_bars()
     with exit_on_user_error(ValueError, OSError):
-        scores = score(options, load_recipe(options.recipe, overrides, is_trained=False))
-        try:
-            if options.output is not None:
-                with write_errors(f"--output={options.output}", "the scores are printed above"):
-                    write_atomically(options.output, json.dumps(scores, indent=2, ensure_ascii=False))
-        finally:  # also where the disk is full
-            with flush_stdout("make room, or give --output=FILE"):
-                report(scores)
+        scores = score(options, load_recipe(options.recipe, overrides))
+        report(scores)
+        if options.output is not None:
+            with write_errors(f"--output={options.output}", "the scores are printed above"):
+                write_atomically(options.output, json.dumps(scores, indent=2, ensure_ascii=False))
 
 
 if __name__ == "__main__":

@@ -1,77 +1,346 @@
 """Train a model from a recipe: `python -m training.train RECIPE.yaml [--any.field=value]`, or `accelerate launch -m`.
 
-The folder `output_dir` ends up with the best model, its tokenizer, the recipe, `results.json`, TensorBoard's files and
-the checkpoints. The same command resumes a run that was interrupted.
+The folder `output_dir` ends up with the trained model, its tokenizer, the recipe, `results.json`, TensorBoard's files
+and the checkpoints. The same command resumes a run that was interrupted.
 """
 
+import contextlib
+import json
 import logging
+import os
+import re
+import shlex
 import sys
-import threading
 import time
+from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import datasets
+import torch
+import yaml
 from accelerate import PartialState
+from filelock import FileLock, Timeout
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers.utils.logging import disable_progress_bar
 
-from training.monitor.curves import report_thread
-from training.recipe.fields import Recipe, load_recipe
-from training.recipe.help import recipe_help
-from training.report.results import RESULTS
-from training.report.terminal import opening_line, report, targets_line
-from training.run.command import flush_stdout, start_log
-from training.run.distributed import exit_together, init_distributed
-from training.run.folder import open_folder
-from training.run.preparation import load_inputs, prepare
-from training.trainer.lifecycle import make_trainer, train_or_resume, write_results
+from training.checkpoints import last_checkpoint
+from training.data import Data, load_data
+from training.energy import Energy, EnergyTrainer
+from training.machine import commit, hardware, init_processes, uses_cpu, versions
+from training.prepare import prepared_name
+from training.recipe import FAMILIES, Recipe, load_recipe, read_yaml, recipe_parser, to_dict
+from training.tasks import make_task, selection_metric
+from training.trainer import TRAINERS, PaperTrainer
 from vaswani_transformer.flow import FlowError
+from vaswani_transformer.support.checked_loading import load_model, load_tokenizer
+from vaswani_transformer.support.errors import UserError, exit_on_user_error, one_line
+from vaswani_transformer.support.files import staged_files, write_atomically, write_errors
 
 logger = logging.getLogger(__name__)
+RECIPE, DATA, RESULTS, LOCK = "recipe.yaml", "data.json", "results.json", ".lock"
+# fields that may differ where a run resumes: limits, the place of the same data, and what changes no weight
+FREE = {
+    *("name", "expected", "published", "note", "data.path", "data.distilled", "score.examples"),
+    *("training.steps", "training.minutes", "training.device_tokens", "training.evaluation_batch_size"),
+    *("training.log_steps", "training.gradient_checkpointing"),
+}
+SHAPE = ("d_ff", "num_heads", "head_dim", "value_head_dim", "activation_function", "position_embedding", "d_model")
+SHAPE += ("attention_bias", "scale_embedding", "attention_window", "layer_norm_eps")
 
 
 def run(recipe: Recipe) -> dict[str, Any]:
-    """Train by `recipe`, write results.json and return its content; what cannot be used costs no training time."""
+    """Train by `recipe`, write results.json and return its content."""
     start = time.perf_counter()
-    init_distributed()
-    with open_folder(recipe) as folder:
-        inputs = load_inputs(recipe, folder.path)
-        logger.info("%s\n%s", opening_line(recipe), targets_line(recipe, inputs.distillation))
-        prepared = prepare(recipe, folder, inputs)
-        trainer = make_trainer(recipe, prepared)
-        trainer.monitor.count_preparation_from(start)
-        train_or_resume(trainer)
-        return write_results(trainer, prepared)
+    init_processes()
+    with open_run(recipe) as folder:
+        data = load_data(recipe, folder if (folder / RECIPE).exists() else None)
+        begin_run(recipe, folder, data)
+        checkpoint = last_checkpoint(folder)
+        model = make_model(recipe, data.tokenizer, is_new=checkpoint is None)
+        trainer = make_trainer(recipe, folder, data, model)
+        trainer.train_or_resume(checkpoint)
+        steps = save_model(trainer)
+        return write_results(trainer, steps, trainer.clock.seconds + time.perf_counter() - start)
 
 
-USAGE = """usage: python -m training.train RECIPE.yaml [--output_dir=FOLDER] [--any.field=value ...]
+@contextlib.contextmanager
+def open_run(recipe: Recipe) -> Generator[Path]:
+    """Yield the folder of a run, locked: a new one, or one of the same recipe to resume."""
+    if not recipe.output_dir:
+        raise UserError("output_dir: a run needs a folder; give --output_dir=runs/NAME.")
+    folder = Path(recipe.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        if PartialState().is_main_process:
+            try:
+                stack.enter_context(FileLock(folder / LOCK, timeout=0))
+            except Timeout as error:
+                raise UserError(
+                    f"{folder}: another command trains there; end it, or give another --output_dir."
+                ) from error
+        check_same_run(recipe, folder)
+        yield folder
 
-Train by a recipe, a YAML file; the project's recipes are in training/recipes. An argument can set each field of the
-recipe. These are the fields with their defaults:
-"""
+
+def flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of a nested dictionary by their dotted names."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def check_same_run(recipe: Recipe, folder: Path) -> None:
+    """Check that a folder is new, or holds a run of the same recipe that can go on."""
+    if not (folder / RECIPE).exists():
+        has_begun = (folder / DATA).exists()  # and was killed before it wrote its recipe
+        if not has_begun and any(path.name != LOCK and path.suffix != ".part" for path in folder.iterdir()):
+            raise UserError(f"{folder}: holds files that are not a run; give another --output_dir.")
+        return
+    before = dict(flat(yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8"))))
+    now = dict(flat(to_dict(recipe)))
+    for name in sorted((before.keys() | now.keys()) - FREE):
+        if before.get(name) != now.get(name):
+            raise UserError(
+                f"{folder}: holds a run with another {name}; got {now.get(name)}, expected {before.get(name)}. Give "
+                "the same command to resume it, or another --output_dir."
+            )
+    if (folder / RESULTS).exists() and recipe.training.steps <= before["training.steps"]:
+        raise UserError(
+            f"{folder}: holds a finished run; give another --output_dir, or raise training.steps to train it further."
+        )
+
+
+def begin_run(recipe: Recipe, folder: Path, data: Data) -> None:
+    """Write what a run begins with: the recipe, the fingerprints of its data and its tokenizer."""
+    if (folder / DATA).exists():
+        before = json.loads((folder / DATA).read_text(encoding="utf-8"))
+        for split, fingerprint in data.fingerprints.items():
+            if before.get(split, fingerprint) != fingerprint:
+                raise UserError(
+                    f"data.{split}: these are not the pairs that the run in {folder} was begun with "
+                    f"({before[split]['pairs']:,} then, {fingerprint['pairs']:,} now); restore them, or give another "
+                    "--output_dir."
+                )
+    PartialState().wait_for_everyone()
+    if PartialState().is_main_process:
+        with write_errors(folder, "make room, or give another --output_dir"):
+            write_atomically(folder / DATA, json.dumps(data.fingerprints, indent=2))
+            data.tokenizer.save_pretrained(folder)
+            write_atomically(folder / RECIPE, yaml.safe_dump(to_dict(recipe), allow_unicode=True, sort_keys=False))
+            (folder / RESULTS).unlink(missing_ok=True)
+    PartialState().wait_for_everyone()
+
+
+def make_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, is_new: bool = True) -> Any:
+    """Return a new model, which in a new run has the weights of others that the recipe names."""
+    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "pad_token_id", "eos_token_id")}
+    if recipe.family.needs_mask:
+        ids["mask_token_id"] = tokenizer.mask_token_id
+    entries = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values()))  # a vocabulary may leave ids out
+    set_seed(recipe.seed)
+    model = recipe.family.model_class(recipe.model_config(vocab_size=entries, **ids))
+    if is_new:
+        if recipe.training.start_from is not None:
+            start = load_trained(recipe, "start_from", tokenizer)
+            check_shape(start, model, "start_from", *SHAPE, "encoder_layers", "decoder_layers")
+            copy_weights(start.state_dict(), model)
+        elif recipe.training.encoder_from is not None:
+            teacher = load_trained(recipe, "encoder_from", tokenizer)
+            check_shape(teacher, model, "encoder_from", *SHAPE)
+            weights = teacher.state_dict().items()
+            copy_weights(
+                {name: of for name, of in weights if name.startswith(("model.encoder.", "model.shared."))}, model
+            )
+    model.generation_config = recipe.generation_config(model.config, tokenizer)
+    set_attention(recipe, model)
+    if recipe.training.gradient_checkpointing:  # Transformers is renaming it
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+    logger.info("%.2fM parameters.", model.num_parameters() / 1e6)
+    return model
+
+
+def load_trained(recipe: Recipe, field: str, tokenizer: PreTrainedTokenizerBase) -> Any:
+    """Return the trained model that a field of `training` names, whose vocabulary must be the run's."""
+    name = getattr(recipe.training, field)
+    family = recipe.family if field == "start_from" else FAMILIES["autoregressive"]
+    trained = load_model(name, family.model_class)
+    theirs, ours = load_tokenizer(name).get_vocab(), tokenizer.get_vocab()
+    mask = {token: index for token, index in ours.items() if token == tokenizer.mask_token}
+    if ours != theirs | mask:
+        raise UserError(
+            f"training.{field}: the vocabulary of {name} is not the run's; give --tokenizer.path={name} and another "
+            "--output_dir."
+        )
+    return trained
+
+
+def check_shape(trained: Any, model: Any, field: str, *names: str) -> None:
+    """Check that a trained model has the fields of the new one that its weights and their meaning depend on."""
+    if differing := [each for each in names if getattr(trained.config, each) != getattr(model.config, each)]:
+        got = "; ".join(f"{each} {getattr(trained.config, each)}" for each in differing)
+        name = trained.name_or_path
+        raise UserError(f"training.{field}: {name} has {got}; set model.{', model.'.join(differing)}.")
+
+
+def copy_weights(weights: dict[str, torch.Tensor], model: PreTrainedModel) -> None:
+    """Copy weights of the same names; of a vocabulary with other spare entries those that both have.
+
+    Layers that the model lacks are left out, and an added `<mask>` keeps its random embedding.
+    """
+    state = model.state_dict()
+    with torch.no_grad():
+        for name, weight in weights.items():
+            if name in state and weight.shape == state[name].shape:
+                state[name].copy_(weight)
+            elif name in state:
+                rows = min(len(weight), len(state[name]))
+                state[name][:rows] = weight[:rows]
+
+
+def set_attention(recipe: Recipe, model: Any) -> None:
+    name = recipe.training.attention
+    try:
+        model.set_attn_implementation(("eager" if uses_cpu() else "sdpa") if name == "auto" else name)
+    except (ImportError, ValueError) as error:
+        raise UserError(f"training.attention: {one_line(error)}") from error
+
+
+def make_trainer(recipe: Recipe, folder: Path, data: Data, model: Any) -> PaperTrainer:
+    parts = (recipe, model, data, folder)
+    if recipe.energy_from is None:
+        return TRAINERS[recipe.kind](*parts)
+    trainer, training = EnergyTrainer(*parts), recipe.training
+    teacher = load_trained(recipe, "energy_from", data.tokenizer).to(trainer.args.device)
+    set_attention(recipe, teacher)
+    trainer.energy = Energy(teacher, training.energy_inputs, training.energy_outputs)
+    return trainer
+
+
+def save_model(trainer: PaperTrainer) -> list[int]:
+    """Save the best model, or the mean of the last checkpoints, into the run's folder, and return their steps."""
+    steps, last = trainer.load_final_weights(), trainer.recipe.training.average_last
+    level = logging.INFO if last in (None, len(steps)) else logging.WARNING
+    logger.log(level, "Took %s%s.", "step " if last is None else "the mean of steps ", ", ".join(map(str, steps)))
+    weights = trainer.accelerator.get_state_dict(trainer.model)  # every process must call
+    if trainer.is_world_process_zero():
+        with write_errors(trainer.run, "make room, and the same command goes on"), staged_files(trainer.run) as staging:
+            trainer.model.save_pretrained(staging, state_dict=weights)
+    PartialState().wait_for_everyone()
+    return steps
+
+
+def write_results(trainer: PaperTrainer, taken: list[int], seconds: float) -> dict[str, Any]:
+    """Return the content of results.json; every process must call, and the main one writes it."""
+    recipe, state, best = trainer.recipe, trainer.state, selection_metric(trainer.recipe)
+    _, validation = trainer.translate_split("validation", trainer.search)
+    results: dict[str, Any] = {
+        "name": recipe.name,
+        "recipe": without_folders(to_dict(recipe)),
+        "data": trainer.data.fingerprints,
+        "tokens": trainer.data.unknown,
+        "source": prepared_name(getattr(recipe.data, "path", None)),
+        "commit": commit(),
+        "versions": versions(),
+        "hardware": hardware(trainer.args.device),
+        "processes": trainer.args.world_size,
+        "parameters": trainer.model.num_parameters(),
+        "steps": state.global_step,
+        **({} if recipe.training.average_last is None else {"averaged_steps": taken}),
+        "flops": state.total_flos,
+        f"best_validation_{best.key}": state.best_metric,
+        "curve": [entry for entry in state.log_history if "loss" in entry or "eval_loss" in entry],
+        "validation": validation,
+    }
+    if "test" in trainer.data.pairs:
+        results["test"] = test_scores(trainer)
+    results["seconds"] = seconds
+    if trainer.is_world_process_zero():
+        with write_errors(trainer.run / RESULTS, "make room, and the same command goes on"):
+            write_atomically(trainer.run / RESULTS, json.dumps(results, indent=2, ensure_ascii=False))
+    return results
+
+
+def without_folders(tree: Any) -> Any:
+    """Return a recipe's values with the names of local folders and files in place of their paths."""
+    if isinstance(tree, dict):
+        return {name: without_folders(value) for name, value in tree.items()}
+    if not isinstance(tree, str):
+        return tree
+    if tree.startswith((".", "/", "~")) or ("/" in tree and os.path.exists(tree)):
+        return Path(tree).resolve().name
+    return re.sub(r"(?<!\S)[~.]*/\S*/", "", tree)  # one file among others
+
+
+def test_scores(trainer: PaperTrainer) -> dict[str, Any]:
+    """Return the task's metrics on the test set by the recipe's search, with a few example sentences."""
+    start, task, pairs, recipe = time.perf_counter(), trainer.task, trainer.data.pairs["test"], trainer.recipe
+    set_seed(recipe.seed)  # of FlowSeq's latents
+    search = recipe.generation_config(trainer.model.config, trainer.processing_class)
+    hypotheses, scores = trainer.translate_split("test", search)
+    count = min(recipe.score.examples, len(pairs))
+    examples = [
+        pairs[number * len(pairs) // count] | {"translation": hypotheses[number * len(pairs) // count]}
+        for number in range(count)
+    ]
+    return {
+        **scores,
+        **task.test(hypotheses, pairs["target"][:]),
+        "sentences": len(pairs),
+        "seconds": time.perf_counter() - start,
+        "examples": [
+            {
+                "source": pair["source"],
+                "translation": task.display(pair["source"], pair["translation"]),
+                "reference": task.display(pair["source"], pair["target"]),
+            }
+            for pair in examples
+        ],
+    }
+
+
+def report(results: dict[str, Any], recipe: Recipe) -> None:
+    """Print a few translations, the time, and the best metric on the last line; log what to type next."""
+    scores, task = results.get("test"), make_task(recipe)
+    for example in scores["examples"] if scores else []:
+        for role, text in zip(task.roles, example.values(), strict=True):
+            print(f"{role:<12} {text}")
+        print()
+    best, minutes = task.best_metric, results["seconds"] / 60
+    if scores is None:
+        print(f"{best.title} {results['validation'][best.key]:.2f} on the validation set, after {minutes:.1f} minutes")
+        return
+    signature = scores[best.signature_key]
+    print(f"{minutes:.1f} minutes in all. {recipe.note}")
+    print(f"{best.title} {scores[best.key]:.2f} on {scores['sentences']} unseen sentences ({signature})", flush=True)
+    if scores["examples"]:
+        folder, source = shlex.quote(recipe.output_dir), shlex.quote(scores["examples"][0]["source"])
+        logger.info("Next, %s what you type, and see attention:", task.verb)
+        logger.info("%s %s --interactive", task.command, folder)
+        logger.info("python -m vaswani_transformer.figures %s %s", folder, source)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line.
-
-    A recipe that cannot be used, or a run that diverges, ends it with one line and exit status 2, Ctrl-C with one
-    line and 130.
-    """
+    """The command line; a recipe that cannot be used ends it with one line and exit status 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if not arguments:
-        print(f"{USAGE.splitlines()[0]}; --help lists the fields.", file=sys.stderr)
-        sys.exit(2)
-    if {"-h", "--help"} & set(arguments):
-        print(USAGE, recipe_help(), sep="\n")
-        sys.exit(0)
-    start_log()
-    threading.excepthook = report_thread
-    if not sys.stderr.isatty():
-        datasets.disable_progress_bars()
-    with exit_together("; the same command resumes the run from its last checkpoint", FlowError, OSError):
+    if not arguments or {"-h", "--help"} & set(arguments):
+        tree = read_yaml(Path(arguments[0])) if arguments and not arguments[0].startswith("-") else {}
+        recipe_parser(tree, arguments).print_help()
+        sys.exit(0 if arguments else 2)
+    is_first = os.environ.get("RANK", "0") == "0"
+    logging.basicConfig(format="%(message)s", level=logging.INFO if is_first else logging.WARNING)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # `datasets` forks
+    disable_progress_bar()
+    datasets.disable_progress_bars()
+    with exit_on_user_error(FlowError, OSError, what_now="; the same command resumes the run from its last checkpoint"):
         recipe = load_recipe(arguments[0], arguments[1:])
+        if recipe.expected:
+            logger.info("The recipe as shipped: %s.", recipe.expected)
         results = run(recipe)
         if PartialState().is_main_process:
-            with flush_stdout(f"the run is finished, and its scores are in {recipe.output_dir}/{RESULTS}"):
-                report(results, recipe)
+            report(results, recipe)
     PartialState().destroy_process_group()
 
 

@@ -6,7 +6,7 @@ Importing the package registers its models with the Auto classes.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .batching import PairCollator, PairTokens, TokenBudgetBatches, TokenBudgetBatchSampler
+from .batching import PairCollator, PairTokens, TokenBudgetBatchSampler
 from .batching.schedule import learning_rate, paper_adam, paper_schedule
 from .cmlm import VaswaniCmlmConfig, VaswaniCmlmForConditionalGeneration, VaswaniCmlmModel
 from .cmlm_masks import MaskingCollator
@@ -72,7 +72,6 @@ __all__ = [
     "PairTokens",
     "ParsedSentence",
     "TokenBudgetBatchSampler",
-    "TokenBudgetBatches",
     "Translation",
     "Tree",
     "TreeTokens",

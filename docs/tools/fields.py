@@ -6,10 +6,11 @@ A block in a page
     recipe
     ```
 
-becomes a table for each group of a recipe's fields, as `--help` explains them. With the name of a configuration instead
+becomes the tables of a recipe's fields, as `--help` explains them. With the name of a configuration instead
 of `recipe` it becomes a table of the fields that this class explains. Importing the code needs torch.
 """
 
+import dataclasses
 import re
 import sys
 import types
@@ -18,12 +19,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import docstring_parser
+import yaml
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # `mkdocs` leaves the folder that it runs in out
 
 BLOCK = re.compile(r"^```fields\n(\w+)\n```$", flags=re.MULTILINE)
-ENTRY = re.compile(r"^  --([\w.]+)=(.*)\n((?:      .*\n?)+)", flags=re.MULTILINE)
 HEADER = "| field | type | default | meaning |\n| --- | --- | --- | --- |\n"
 WORDS = {int: "integer", float: "number", str: "text", bool: "true, false", types.NoneType: "null", dict: "mapping"}
+
+RANGES = {
+    "PositiveInt": "integer above 0",
+    "NonNegativeInt": "integer of at least 0",
+    "PositiveFloat": "number above 0",
+    "NonNegativeFloat": "number of at least 0",
+    "ClosedUnitInterval": "number from 0 to 1",
+}
 
 
 def type_words(hint: Any) -> str:
@@ -42,11 +53,13 @@ def type_words(hint: Any) -> str:
         return " or ".join(kinds)
     if origin in (list, tuple):
         return f"list ({type_words(arguments[0])})" if arguments else "list"
-    return WORDS.get(origin or hint, getattr(hint, "__name__", str(hint)))
+    name = getattr(hint, "__name__", str(hint))
+    return WORDS.get(origin or hint) or RANGES.get(name, name)
 
 
 def row(name: str, hint: Any, default: str, text: str) -> str:
-    """Return a row of a table; bars in it do not end its cells."""
+    """Return a row of a table; bars in it do not end its cells, and tokens such as </s> are no HTML."""
+    text = re.sub(r"(?<!`)(</?\w+>)", r"`\1`", text)
     cells = (f"`{name}`", type_words(hint), f"`{default}`" if default else "empty", re.sub(r"\s+", " ", text).strip())
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
 
@@ -59,42 +72,49 @@ def hints_of(config_class: type) -> dict[str, Any]:
     return hints
 
 
-def recipe_types() -> dict[str, Any]:
-    """Return the type of every field of a recipe by its full name, the model's included."""
-    from training.recipe.families import FAMILIES
-    from training.recipe.fields import Recipe
-    from training.recipe.reading import settings
-
-    hints = {name: known.hint for name, known in settings(Recipe).items()}
-    for family in FAMILIES.values():
-        hints |= {f"model.{name}": hint for name, hint in hints_of(family.config_class).items()}
-    return hints | {"model.kind": str, "model.paper": str}
+def described(owner: type) -> dict[str, str]:
+    """Return what a class's own docstring says of its fields."""
+    return {one.arg_name: one.description or "" for one in docstring_parser.parse(owner.__doc__ or "").params}
 
 
 def recipe_tables() -> Iterator[str]:
-    """Yield the tables of a recipe, group by group, in the order of `--help`."""
-    from training.recipe.help import recipe_help
+    """Yield a table of each class of a recipe's fields; those that a class inherits stand in its base's table."""
+    from training import recipe
 
-    hints, group = recipe_types(), None
-    for name, default, text in ENTRY.findall(recipe_help()):
-        head = name.rpartition(".")[0]
-        if head != group:
-            yield f"\n### {head or 'Recipe'}\n\n{HEADER}"
-            group = head
-        yield row(name, hints[name], default, text)
+    groups = {
+        "Recipe": [recipe.Recipe],
+        "data": [recipe.GrammarData, recipe.FileData, recipe.HubData],
+        "tokenizer": [recipe.TokenizerRecipe],
+        "training": [
+            recipe.TrainingRecipe,
+            *recipe.OPTIMIZERS.values(),
+            *(f.training for f in recipe.FAMILIES.values()),
+        ],
+        "decoding": list(dict.fromkeys(family.decoding for family in recipe.FAMILIES.values())),
+        "score": [recipe.ScoreRecipe],
+    }
+    for group, classes in groups.items():
+        yield f"\n### {group}\n"
+        for owner in classes:
+            fields, prefix = dataclasses.fields(owner), "" if group == "Recipe" else f"{group}."
+            defaults = {field.name: field.default for field in fields}
+            yield f"\n{(owner.__doc__ or '').splitlines()[0]}\n\n{HEADER}"
+            for name, text in described(owner).items():
+                shown = "" if defaults[name] is dataclasses.MISSING else yaml.safe_dump(defaults[name]).splitlines()[0]
+                yield row(f"{prefix}{name}", typing.get_type_hints(owner)[name], shown, text)
 
 
 def config_table(name: str) -> Iterator[str]:
     """Yield the table of the fields that a configuration's own docstring explains."""
     import vaswani_transformer
-    from training.recipe.help import field_descriptions, shown
 
     config_class = getattr(vaswani_transformer, name)
     hints, base = hints_of(config_class), config_class()
     yield HEADER
-    for field, text in field_descriptions(config_class).items():
-        if field in hints:
-            yield row(field, hints[field], shown(getattr(base, field)), text)
+    for names, text in described(config_class).items():
+        for field in (each.strip() for each in names.split(",")):
+            if field in hints:
+                yield row(field, hints[field], yaml.safe_dump(getattr(base, field)).splitlines()[0], text)
 
 
 def tables(name: str) -> str:

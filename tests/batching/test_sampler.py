@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.batching.samplers import LENGTHS, sampler
-from vaswani_transformer.batching import TokenBudgetBatches, TokenBudgetBatchSampler, steps
+from vaswani_transformer.batching import TokenBudgetBatchSampler, steps
 
 
 @given(LENGTHS, st.integers(1, 3), st.integers(1, 2))
@@ -38,8 +38,6 @@ def test_rank_is_by_default_the_one_that_accelerate_knows(monkeypatch: pytest.Mo
     lengths = [3] * 50, [4] * 50
     by_default, given = TokenBudgetBatchSampler(*lengths, 60, 60), sampler(pairs, 1, num_processes=2)
     assert list(by_default) == list(given) != list(sampler(pairs, 0, num_processes=1))
-    stream = TokenBudgetBatches([])
-    assert (stream.num_processes, stream.rank) == (2, 1)
 
 
 @given(LENGTHS)
@@ -121,8 +119,6 @@ def test_rank_without_a_micro_batch_is_an_error(counts: tuple[int, int, int]) ->
     message = r"num_processes, rank, accumulation: .*got {}, {} and {}, expected".format(*counts)
     with pytest.raises(ValueError, match=message):
         TokenBudgetBatchSampler([3, 3], [3, 3], **settings)
-    with pytest.raises(ValueError, match=message):
-        TokenBudgetBatches([], **settings)
 
 
 def test_lists_of_lengths_of_other_pairs_are_an_error() -> None:

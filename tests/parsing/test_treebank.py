@@ -1,5 +1,6 @@
 """Every tree of a treebank on this machine is restored from its linear tree, complete and as evaluation counts it."""
 
+import gzip
 import os
 from pathlib import Path
 
@@ -18,7 +19,8 @@ def test_every_tree_of_the_treebank_is_lossless() -> None:
     assert paths
     count = 0
     for path in paths:
-        for line, tree in read_trees(numbered_lines(path), str(path)):
+        text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        for line, tree in read_trees(enumerate(text.decode("utf-8-sig").splitlines(), start=1), str(path)):
             assert list(read_trees([(line, str(tree))], str(path))) == [(line, tree)]
             for form in (tree, evaluation_tree(tree)):
                 assert form is None or delinearize(linearize(form), form.words) == (form, False), f"{path}, line {line}"

@@ -3,7 +3,7 @@
 CHANGE is one of these; under FSDP2 the processes also pretend to have accelerators.
 
 - `gradient`: the gradient of the first step is saved as `gradient.safetensors` in the run's folder.
-- `poison`: the second process's second loss of the fifth step is nan.
+- `late`: the second process writes its random state two seconds late.
 - `FILE@STEP`: the process is killed while it writes this file of a checkpoint, of which half is there.
 """
 
@@ -11,7 +11,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,8 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from tests.training.sharding_on_cpu import pretend_accelerators
-from training import train
-from training.run import checkpoints
-from training.trainer.trainer import RecipeTrainer
+from training import train, trainer
+from training.checkpoints import COMPLETE, complete_checkpoints
 
 
 class FirstGradient(TrainerCallback):
@@ -55,21 +54,9 @@ def train_with_gradient(arguments: list[str]) -> None:
         train.make_trainer = make
 
 
-def poison(compute_loss: Any, is_bad: Callable[[int, int, int], bool]) -> Any:
-    """Return `compute_loss` with a loss of nan where `is_bad` of the step, the pass in it and the process is true."""
-    passes: dict[int, int] = {}
-
-    def poisonous(trainer: RecipeTrainer, *arguments: Any, **keywords: Any) -> Any:
-        loss, step = compute_loss(trainer, *arguments, **keywords), trainer.state.global_step + 1
-        passes[step] = passes.get(step, 0) + 1
-        return loss * float("nan") if is_bad(step, passes[step], trainer.args.process_index) else loss
-
-    return poisonous
-
-
-def die_at(file: str, step: str) -> None:
-    """Let this process die while it writes this file of the checkpoint of a step."""
-    save, save_to_json, write = torch.save, TrainerState.save_to_json, checkpoints.write_atomically
+def die_at(file: str, step: int) -> None:
+    """Let this process die while it writes this file of the checkpoint of a step, or before it marks the checkpoint."""
+    save, save_to_json, finish = torch.save, TrainerState.save_to_json, trainer.finish_checkpoint
 
     def die(path: str | Path, content: bytes) -> None:
         if (Path(path).name, Path(path).parent.name) == (file, f"checkpoint-{step}"):
@@ -86,23 +73,38 @@ def die_at(file: str, step: str) -> None:
         save_to_json(state, path)
         die(path, Path(path).read_bytes())
 
-    def dying_write(path: Path, text: str) -> None:
-        die(path, b"")
-        write(path, text)
+    def dying_finish(checkpoint: Path, *arguments: Any) -> None:
+        if file == COMPLETE and checkpoint.name == f"checkpoint-{step}":
+            os.kill(os.getpid(), signal.SIGKILL)
+        finish(checkpoint, *arguments)
 
     # These have the name and the place of what they replace, but not all of its parameters
     torch.save = dying_save  # ty: ignore[invalid-assignment]
     TrainerState.save_to_json = dying_save_to_json  # ty: ignore[invalid-assignment]
-    checkpoints.write_atomically = dying_write  # ty: ignore[invalid-assignment]
+    trainer.finish_checkpoint = dying_finish  # ty: ignore[invalid-assignment]
+
+
+def write_late() -> None:
+    """Let the second process write its random state two seconds late, and each process say what it finds then."""
+    save = trainer.PaperTrainer._save_rng_state
+
+    def slow_save(self: Any, folder: str) -> None:
+        if self.args.process_index == 1:
+            time.sleep(2)
+            print(f"complete: {(Path(folder) / COMPLETE).exists()}, others: {len(complete_checkpoints(self.run))}")
+        save(self, folder)
+
+    trainer.PaperTrainer._save_rng_state = slow_save  # ty: ignore[invalid-assignment]
 
 
 def main(change: str, arguments: list[str]) -> None:
     if "ACCELERATE_USE_FSDP" in os.environ:
         pretend_accelerators()
-    if change == "poison":
-        RecipeTrainer.compute_loss = poison(RecipeTrainer.compute_loss, lambda *moment: moment == (5, 2, 1))
+    if change == "late":
+        write_late()
     elif change != "gradient":
-        die_at(*change.split("@"))
+        file, _, step = change.partition("@")
+        die_at(file, int(step))
     (train_with_gradient if change == "gradient" else train.main)(arguments)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.helpers import save, tiny_model
 from tests.training.runs import LANGUAGE, FinishedRun, make_arguments, train_in
-from training.data.sources import PREPARED
+from training.prepare import PREPARED
 from vaswani_transformer import VaswaniTransformerTokenizer
 
 

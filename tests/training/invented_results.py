@@ -1,57 +1,42 @@
 """The results of a run that never was, for tests of cards and of publishing."""
 
-import copy
 from typing import Any
 
-from training.recipe.fields import Recipe, to_dict
+from training.recipe import FileData, GrammarData, HubData, Recipe, to_dict
 
 REPOSITORY = "somebody/own"
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
-CHRF_SIGNATURE = "nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.6.0"
-TEST_RESULTS = {
-    "signature": SIGNATURE,
-    "chrf": 50.0,
-    "chrf_signature": CHRF_SIGNATURE,
-    "sentences": 16,
-    "examples": [{"source": 'say "\u00e4"\n', "translation": "x"}],
+SEARCH = {"num_beams": 4, "length_penalty": 0.6, "pad_token_id": 1}
+DATA: dict[str, Any] = {
+    "json": FileData(path="multi30k"),
+    "hub": HubData(kind="hub", path="wmt/wmt14", train="train", validation="validation", test="test"),
+    "grammar": GrammarData(kind="grammar"),
 }
 
 
 def results_of(
-    kind: str = "json",
-    path: str = "multi30k",
-    scores: tuple[float | None, float | None] = (30.123, 28.456),
-    evaluations: int = 3,
-    commit: dict[str, Any] | None = None,
+    kind: str = "json", scores: tuple[float, float | None] = (30.123, 28.456), **recipe: Any
 ) -> dict[str, Any]:
     """Return the `results.json` of an invented run; `scores` are those of validation and test."""
-    tree = to_dict(Recipe(name="somebody's run"))
-    tree["data"] |= {"kind": kind, "path": path}
+    validation, test = scores
     results: dict[str, Any] = {
         "name": "somebody's run",
-        "recipe": tree,
+        "recipe": to_dict(Recipe(name="somebody's run", **{"data": DATA[kind]} | recipe)),
         "data": {split: {"pairs": 16, "sha256": "0" * 64} for split in ("train", "validation", "test")},
-        "commit": commit,
+        "tokens": {"train": {side: {"tokens": 200, "unknown": 1} for side in ("source", "target")}},
+        "commit": {"hash": "a" * 40, "dirty": True},
         "versions": {"python": "3.11.0", "vaswani_transformer": "0.1.0"},
-        "hardware": {"cpu": "a CPU", "cores": 2, "threads": 2, "memory": 8.0, "accelerators": {}},
+        "hardware": {"cpu": "a CPU", "cores": 2, "threads": 2, "memory": 8.0, "accelerators": {"a GPU": 4}},
         "processes": 1,
         "parameters": 1_234_567,
-        "steps": 100 * evaluations,
-        "flops": 1.5e12,
-        "curve": [
-            entry
-            for step in range(100, 100 * evaluations + 1, 100)
-            for entry in (
-                {"step": step, "loss": 500 / step},
-                {"step": step, "eval_loss": 400 / step, "eval_perplexity": 2.0, "eval_bleu": step / 10},
-            )
-        ],
-        "time": {"forward": 3725.0, "other": 0.0},
+        "steps": 300,
+        "curve": [{"step": step, "eval_loss": 400 / step, "eval_bleu": step / 10} for step in (100, 200, 300)],
+        "validation": {"loss": 1.0, "bleu": validation, "signature": SIGNATURE, "search": {"num_beams": 1}},
         "seconds": 3725.0,
     }
-    validation, test = scores
-    if validation is not None:
-        results["validation"] = {"loss": 1.0, "perplexity": 2.7, "bleu": validation, "signature": SIGNATURE}
     if test is not None:
-        results["test"] = {"bleu": test} | copy.deepcopy(TEST_RESULTS)
+        results["test"] = {
+            **{"bleu": test, "signature": SIGNATURE, "chrf": 50.0, "chrf_signature": "nrefs:1|case:mixed|eff:yes"},
+            **{"search": SEARCH, "sentences": 16, "examples": [{"source": 'say "\u00e4"\n', "translation": "x"}]},
+        }
     return results

@@ -21,20 +21,12 @@ from transformers import set_seed
 
 from tests.forks import ForkedCommand
 from tests.helpers import FLOAT32, ROOT, write_pairs
-from training.recipe.fields import Recipe, load_recipe
-from training.run.checkpoints import (
-    all_checkpoints,
-    checkpoint_at,
-    complete_checkpoints,
-    last_checkpoint,
-    remove,
-    step_of,
-)
-from training.run.folder import prepare_folder
-from training.run.preparation import Prepared, load_inputs, prepare, write_recipe
-from training.train import run
-from training.trainer.lifecycle import make_trainer
-from training.trainer.trainer import RecipeTrainer
+from training.checkpoints import CHECKPOINTS, complete_checkpoints, step_of
+from training.data import Data, load_data
+from training.machine import init_processes
+from training.recipe import Recipe, load_recipe
+from training.train import begin_run, make_model, make_trainer, open_run, run
+from training.trainer import PaperTrainer
 
 Process = ForkedCommand | subprocess.Popen[str]
 UNREAD: Any = None  # training arguments that a callback does not read
@@ -97,24 +89,20 @@ def train_in(arguments: list[str], folder: Path, *more: str) -> dict[str, Any]:
     return run(recipe_in(arguments, folder, *more))
 
 
-def prepare_run(recipe: Recipe) -> Prepared:
-    """Return a run that is prepared as the command prepares it, in a folder that is not locked."""
-    folder = prepare_folder(recipe)
-    return prepare(recipe, folder, load_inputs(recipe, folder.path))
+def begun(recipe: Recipe) -> Data:
+    """Begin a run as the command does, up to its model, and return its data."""
+    init_processes()
+    with open_run(recipe) as folder:
+        data = load_data(recipe, folder if (folder / "recipe.yaml").exists() else None)
+        begin_run(recipe, folder, data)
+    return data
 
 
-def trainer_in(arguments: list[str], folder: Path, *more: str) -> RecipeTrainer:
+def trainer_in(arguments: list[str], folder: Path, *more: str) -> PaperTrainer:
     """Return the trainer of a run in a folder, which has not taken a step."""
     recipe = recipe_in(arguments, folder, *more)
-    return make_trainer(recipe, prepare_run(recipe))
-
-
-def begin_run(recipe: Recipe) -> Path:
-    """Make the folder of a run that was killed right after it wrote its recipe, and return it."""
-    folder = Path(str(recipe.output_dir))
-    folder.mkdir()
-    write_recipe(recipe, folder)
-    return folder
+    data = begun(recipe)
+    return make_trainer(recipe, folder, data, make_model(recipe, data.tokenizer))
 
 
 def launched_by(file: str, *options: str) -> tuple[str, ...]:
@@ -170,27 +158,26 @@ def kill(process: Process) -> None:
     return None
 
 
+def checkpoint_at(folder: Path, step: int) -> Path:
+    return folder / CHECKPOINTS / f"checkpoint-{step}"
+
+
 def last_step(folder: Path) -> int:
-    """Return the step of a run's last checkpoint, which must exist."""
-    last = last_checkpoint(folder)
-    assert last is not None
-    return step_of(last)
+    """Return the step of a run's last checkpoint; 0 before the first."""
+    return max(map(step_of, complete_checkpoints(folder)), default=0)
 
 
-def wait_for_checkpoint(process: Process, folder: Path, step: int = 0) -> None:
+def wait_for_checkpoint(process: Process, folder: Path, step: int = 1) -> None:
     """Wait until a run has a complete checkpoint of this step or a later one, or has ended."""
-    while ((last := last_checkpoint(folder)) is None or step_of(last) < step) and process.poll() is None:
+    while last_step(folder) < step and process.poll() is None:
         time.sleep(0.02)
 
 
-def kill_after(step: int, process: Process, folder: Path) -> Path:
-    """Kill a run after its checkpoint of this step; return its last checkpoint."""
+def kill_after(step: int, process: Process, folder: Path) -> None:
+    """Kill a run after its checkpoint of this step."""
     wait_for_checkpoint(process, folder, step)
     kill(process)
     assert not (folder / "results.json").exists()
-    last = last_checkpoint(folder)
-    assert last is not None
-    return last
 
 
 def finish(process: Process, seconds: float = 300) -> str:
@@ -237,7 +224,7 @@ def assert_same_tensors(first: Mapping[str, Tensor], second: Mapping[str, Tensor
 def assert_same_checkpoints(first: Path, second: Path) -> None:
     """Assert that two runs have complete checkpoints of the same steps, with the same bits there and at the end."""
     names = [[path.name for path in complete_checkpoints(run)] for run in (first, second)]
-    assert names[0] == names[1] == [path.name for path in all_checkpoints(second)]
+    assert names[0] == names[1]
     folders = [*zip(complete_checkpoints(first), complete_checkpoints(second), strict=True), (first, second)]
     for folder, expected in folders:
         assert equal(weights(folder), weights(expected)), folder
@@ -245,10 +232,10 @@ def assert_same_checkpoints(first: Path, second: Path) -> None:
 
 def rewind(folder: Path, step: int) -> None:
     """Turn a finished run into one that was killed after its checkpoint of this step."""
-    for checkpoint in all_checkpoints(folder):
+    for checkpoint in complete_checkpoints(folder):
         if step_of(checkpoint) > step:
-            remove(checkpoint)
-    for name in ("results.json", "trainer_state.json", "model.safetensors"):
+            shutil.rmtree(checkpoint)
+    for name in ("results.json", "model.safetensors"):
         (folder / name).unlink()
 
 

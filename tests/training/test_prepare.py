@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import gzip
 import io
-import json
+import re
 import threading
 import zipfile
 from collections.abc import Callable, Generator
@@ -14,12 +14,10 @@ from pathlib import Path
 import pytest
 from datasets import config
 
-from tests.helpers import user_error
 from training import prepare
-from training.data import sources
-from training.data.files import read_json_lines, read_tree_pairs
-from training.data.sources import PREPARED, prepared_name
-from training.recipe.fields import DataRecipe
+from training.data import read_split, tree_pairs
+from training.prepare import prepared_name
+from training.recipe import FileData, Recipe
 
 Copy = Callable[[str], Path]  # makes a local copy of a source; returns its folder
 COLUMNS = "AssignmentStatus,WorkerId,Answer.sentence1,Answer.sentence2,Answer.sentence3,Approve,Reject\n"
@@ -72,13 +70,13 @@ FILES = {
 @pytest.fixture(autouse=True)
 def small_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Replace the files of each source by the small ones, and the sizes of splits."""
-    monkeypatch.setattr(sources, "HELD_OUT", 1)
-    monkeypatch.setattr(sources, "DIALOGUE_PAIRS", {"test": 1, "validation": 1})
-    for name, source in sources.SOURCES.items():
+    monkeypatch.setattr(prepare, "HELD_OUT", 1)
+    monkeypatch.setattr(prepare, "DIALOGUE_PAIRS", {"test": 1, "validation": 1})
+    for name, source in prepare.SOURCES.items():
         if source.sums is not None:
             path = tmp_path / f"{name}.sha256"
             path.write_text("".join(f"{prepare.sha256(data)}  {file}\n" for file, data in FILES[name].items()))
-            monkeypatch.setitem(sources.SOURCES, name, dataclasses.replace(source, sums=path))
+            monkeypatch.setitem(prepare.SOURCES, name, dataclasses.replace(source, sums=path))
 
 
 @pytest.fixture
@@ -132,7 +130,7 @@ def serve(name: str, monkeypatch: pytest.MonkeyPatch, cache: Path) -> Generator[
     server = Server(FILES[name])
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    monkeypatch.setitem(sources.SOURCES, name, dataclasses.replace(sources.SOURCES[name], base=server.url))
+    monkeypatch.setitem(prepare.SOURCES, name, dataclasses.replace(prepare.SOURCES[name], base=server.url))
     monkeypatch.setattr(config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(config, "DOWNLOADED_DATASETS_PATH", cache)
     try:
@@ -152,13 +150,12 @@ def run(name: str, output: Path, *options: str) -> str | int | None:
     return 0
 
 
-def pairs(folder: Path, source: str, target: str) -> dict[str, list[tuple[str, str]]]:
-    recipe = DataRecipe(source=source, target=target)
-    names = ("train", "validation", "test")
-    return {
-        name: [(source, target) for _, source, target in read_json_lines(recipe, folder, f"{name}.jsonl.gz")]
-        for name in names
-    }
+def pairs(
+    folder: Path, source: str, target: str, splits: tuple[str, ...] = ("train", "validation", "test")
+) -> dict[str, list[tuple[str, str]]]:
+    recipe = Recipe(data=FileData(path=str(folder), source=source, target=target))
+    rows = {name: read_split(recipe, name, f"{name}.jsonl.gz") for name in splits}
+    return {name: list(zip(of["source"], of["target"], strict=True)) for name, of in rows.items()}
 
 
 @pytest.mark.parametrize("name", ["multi30k", "multi30k-tokenized"])
@@ -179,23 +176,22 @@ def test_no_sentence_of_tatoeba_is_in_two_splits(
     assert split["train"] == [("Hi.", "Hallo!"), ("Hi.", "Servus!")]
     assert sorted(split["validation"] + split["test"]) == [("Go.", "Geh."), ("Run!", "Lauf!")]
     assert (
-        f"none is expected; got SHA-256 {prepare.sha256(FILES['tatoeba-en-de']['deu-eng.zip'])}"
+        f"deu-eng.zip changes over time; got SHA-256 {prepare.sha256(FILES['tatoeba-en-de']['deu-eng.zip'])}"
         in capsys.readouterr().out
     )
 
 
 def test_gum_has_the_documents_of_its_splits_without_reddit(copy: Copy, tmp_path: Path) -> None:
     assert run("gum", tmp_path / "set", f"--from={copy('gum')}") == 0
-    recipe = DataRecipe(kind="trees")
     names = ("train.ptb.gz", "validation.ptb.gz")
-    sentences = [[source for _, source, _ in read_tree_pairs(recipe, tmp_path / "set", name)] for name in names]
+    sentences = [[pair["source"] for pair in tree_pairs(tmp_path / "set", name)] for name in names]
     assert sentences == [["cat", "cow"], ["dog", "!"]]
     assert (tmp_path / "set" / "LICENSE.txt").read_bytes() == b"a license"
 
 
 def test_constituents_are_those_of_two_words_or_more_below_the_whole_sentence() -> None:
     tree = "(ROOT (S (NP (DT the) (NN dog)) (VP (VBD saw) (NP-OBJ (DT a) (NN cat)))))"
-    assert list(sources.constituents([tree, "(ROOT (NP (NN cow)))"])) == [
+    assert list(prepare.constituents([tree, "(ROOT (NP (NN cow)))"])) == [
         "(TOP (NP (DT the) (NN dog)))",
         "(TOP (VP (VBD saw) (NP-OBJ (DT a) (NN cat))))",
         "(TOP (NP-OBJ (DT a) (NN cat)))",
@@ -205,15 +201,18 @@ def test_constituents_are_those_of_two_words_or_more_below_the_whole_sentence() 
 def test_every_fourth_constituent_of_gum_s_training_trees_is_a_tree_of_its_own() -> None:
     pairs = "".join(f"(NP (DT the) (NN n{number}))" for number in range(9))
     files = {"const/GUM_bio_c.ptb": f"(ROOT (S {pairs}))\n".encode()}
-    lines = sources.cut_gum(FILES["gum"] | files)
+    lines = prepare.cut_gum(FILES["gum"] | files)
     assert lines["constituents.ptb"] == [f"(TOP (NP (DT the) (NN n{number})))" for number in (0, 4, 8)]
 
 
 def test_self_dialogue_has_no_worker_in_two_splits_and_each_pair_once(copy: Copy, tmp_path: Path) -> None:
     assert run("self-dialogue", tmp_path / "set", f"--from={copy('self-dialogue')}") == 0
-    split = pairs(tmp_path / "set", "prompt", "reply")
+    split = pairs(tmp_path / "set", "prompt", "reply", ("train",))
     # A's only pair fits the test set of one pair, but C, who does not fit, has it in train too.
-    assert split == {"train": [("Hi.", "Hello there"), ("Hello there", "Ok")], "validation": [], "test": []}
+    assert split == {"train": [("Hi.", "Hello there"), ("Hello there", "Ok")]}
+    assert [
+        gzip.decompress((tmp_path / "set" / f"{name}.jsonl.gz").read_bytes()) for name in ("validation", "test")
+    ] == [b"", b""]
 
 
 def test_download_resumes_and_a_finished_folder_stays(
@@ -247,10 +246,10 @@ def test_changed_file_is_one_error_with_both_sums(
         assert run("multi30k", tmp_path / "set") == 2
         line = capsys.readouterr().err.splitlines()[-1]
         got, expected = (prepare.sha256(content) for content in (b"changed", FILES["multi30k"][name]))
-        assert line.startswith(
-            f"{server.url}{name}: the file is not the one that the set is made from; got SHA-256 {got}, "
+        start = (
+            f"{server.url}: {name} is not the file that the set is made from; got SHA-256 {got}, expected {expected}."
         )
-        assert f"expected {expected}." in line
+        assert line.startswith(start)
         server.files[name] = FILES["multi30k"][name]  # the cache still has the other one
         assert run("multi30k", tmp_path / "set") == 0
 
@@ -260,12 +259,9 @@ def test_another_archive_of_a_set_that_changes_is_no_silent_replacement(
 ) -> None:
     archive = copy("tatoeba-en-de") / "deu-eng.zip"
     assert run("tatoeba-en-de", tmp_path / "set", f"--from={archive}") == 0
-    first = prepare.sha256(archive.read_bytes())
     archive.write_bytes(tatoeba_archive("A.\tB.\tCC\n"))
     assert run("tatoeba-en-de", tmp_path / "set", f"--from={archive}") == 2
-    second = prepare.sha256(archive.read_bytes())
-    line = f"was made from another deu-eng.zip; got SHA-256 {first}, expected {second}. Name a new folder."
-    assert line in capsys.readouterr().err
+    assert "has another set, or one of other files; name a new folder." in capsys.readouterr().err
 
 
 def test_archive_of_a_repository_is_a_copy(tmp_path: Path) -> None:
@@ -274,18 +270,6 @@ def test_archive_of_a_repository_is_a_copy(tmp_path: Path) -> None:
         for file, content in FILES["gum"].items():
             archive.writestr(f"gum-master/{file}", content)
     assert run("gum", tmp_path / "set", f"--from={tmp_path / 'gum-master.zip'}") == 0
-
-
-def test_file_of_an_archive_that_fills_the_memory_is_not_read(
-    copy: Copy, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    archive = copy("tatoeba-en-de") / "deu-eng.zip"
-    size = zipfile.ZipFile(archive).getinfo("deu.txt").file_size
-    monkeypatch.setattr(sources, "MEMBER_BYTES", size - 1)
-    assert run("tatoeba-en-de", tmp_path / "set", f"--from={archive}") == 2
-    assert f"(deu.txt expands to {size:,d} bytes, more than {size - 1:,d}); download" in capsys.readouterr().err
-    monkeypatch.setattr(sources, "MEMBER_BYTES", size)
-    assert run("tatoeba-en-de", tmp_path / "set", f"--from={archive}") == 0
 
 
 def test_file_of_an_archive_that_is_damaged_is_one_line(
@@ -299,21 +283,18 @@ def test_file_of_an_archive_that_is_damaged_is_one_line(
     archive.write_bytes(content)
     assert run("tatoeba-en-de", tmp_path / "set", f"--from={archive}") == 2
     errors = capsys.readouterr().err
-    assert errors.startswith("deu-eng.zip: has no deu.txt that can be read (deu.txt: Error -3 while decompressing ")
+    assert "Error -3 while decompressing" in errors
     assert errors.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ("an incomplete copy", "const/GUM_bio_c.ptb: cannot be read: No such file or directory"),
-        ("a changed copy", "splits.md: the file is not the one that the set is made from; got SHA-256 "),
-        ("no archive", "not a complete archive: File is not a zip file"),
-        ("a folder in use", "is in use and has no prepared.json; name a new folder."),
-        ("another set", "has self-dialogue, expected gum; name a new folder."),
-        ("a torn record", "prepared.json: cannot be read ("),
-        ("a damaged set", "has another train.ptb.gz; got SHA-256 "),
-        ("a torn set", "train.ptb.gz: is damaged (Compressed file ended before the end-of-stream marker was re"),
+        ("an incomplete copy", r"--from=.*: is no complete copy of .*GUM_bio_c\.ptb: No such file or directory"),
+        ("a changed copy", r"splits\.md is not the file that the set is made from; got SHA-256 "),
+        ("no archive", r"is no complete copy of .*File is not a zip file"),
+        ("a folder in use", r"set: the folder is in use; name another"),
+        ("another set", r"has another set, or one of other files; name a new folder\."),
     ],
 )
 def test_invalid_copy_or_folder_is_one_line(
@@ -332,21 +313,11 @@ def test_invalid_copy_or_folder_is_one_line(
             output.mkdir()
             (output / "notes.txt").touch()
         case "another set":
-            assert run("gum", output, f"--from={folder}") == 0
-            record = json.loads((output / PREPARED).read_text())
-            (output / PREPARED).write_text(json.dumps(record | {"name": "self-dialogue"}))
-        case "a torn record":
-            output.mkdir()
-            (output / PREPARED).write_text("{")
-        case "a damaged set":
-            assert run("gum", output, f"--from={folder}") == 0
-            (output / "train.ptb.gz").write_bytes(gzip.compress(b"(ROOT"))
-        case "a torn set":
-            assert run("gum", output, f"--from={folder}") == 0
-            (output / "train.ptb.gz").write_bytes((output / "train.ptb.gz").read_bytes()[:-5])
+            assert run("self-dialogue", output, f"--from={copy('self-dialogue')}") == 0
+            capsys.readouterr()
     assert run("gum", output, f"--from={folder}") == 2
     errors = capsys.readouterr().err
-    assert message in errors
+    assert re.search(message, errors)
     assert errors.count("\n") == 1
 
 
@@ -355,17 +326,11 @@ def test_run_knows_the_public_set_that_its_folder_was_prepared_from(copy: Copy, 
     assert prepared_name(str(tmp_path / "set")) == "gum"
     assert prepared_name(str(tmp_path)) is None
     assert prepared_name(None) is None
-    assert prepared_name("x" * 256) is None
-    (tmp_path / "set" / PREPARED).write_text("{}")
-    with user_error(
-        r"prepared\.json: name is damaged; got null, expected str; prepare the data again in a new folder\."
-    ):
-        prepared_name(str(tmp_path / "set"))
 
 
 def test_sums_name_every_file_once() -> None:
     """The shipped sums, which no file can be checked against here."""
-    for path in sources.SUMS.glob("*.sha256"):
+    for path in prepare.SUMS.glob("*.sha256"):
         names = [line.split(maxsplit=1) for line in path.read_text().splitlines()]
         assert len({name for _, name in names}) == len(names)
         assert all(len(digest) == 64 for digest, _ in names)

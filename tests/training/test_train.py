@@ -1,166 +1,327 @@
-"""Complete small runs of the training command, and the files that they leave."""
+"""A run writes its folder, and one that was killed, interrupted or extended takes the steps of an uninterrupted one."""
 
 import json
-import logging
-import math
+import os
 import re
+import shutil
+import signal
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
-from tokenizers.processors import TemplateProcessing
-from transformers import AutoModelForSeq2SeqLM
+from filelock import FileLock
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, set_seed
 
-from tests.helpers import ROOT, error_line, load_tokenizer, run_main, user_error
+from tests.helpers import run_main, user_error
 from tests.training import runs
 from training import train
-from training.run.checkpoints import checkpoint_at
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
-from vaswani_transformer.tokenizer import unknown_words
+from training import trainer as trainer_module
+from training.checkpoints import COMPLETE, complete_checkpoints, step_of
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+
+TEACHERS = "start_from", "encoder_from"
 
 
 @pytest.mark.slow
-def test_run_leaves_a_folder_that_loads_and_says_what_it_is(finished_run: runs.FinishedRun) -> None:
-    """Evaluations, which search with one beam, change nothing in how its models decode."""
-    arguments, folder, results, *_ = finished_run
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    tokenizer = load_tokenizer(folder)
-    assert isinstance(model, VaswaniTransformerForConditionalGeneration)
-    assert isinstance(tokenizer, VaswaniTransformerTokenizer)
-    assert len(tokenizer) == model.config.vocab_size
-    search = model.generation_config
-    assert (search.num_beams, search.length_penalty, search.length_penalty_type) == (4, 0.6, "gnmt")
-    assert search.max_source_relative_length == 50
-
-    assert runs.results_in(folder) == json.loads(json.dumps(results))
-    assert results["steps"] == 9
+def test_run_writes_model_recipe_results_and_checkpoints(finished_run: runs.FinishedRun) -> None:
+    folder, results = finished_run.folder, finished_run.results
+    assert [step_of(path) for path in complete_checkpoints(folder)] == [3, 6, 9]
+    assert json.loads((folder / "results.json").read_text()) == json.loads(json.dumps(results))
+    assert isinstance(AutoModelForSeq2SeqLM.from_pretrained(folder), VaswaniTransformerForConditionalGeneration)
+    assert AutoTokenizer.from_pretrained(folder)("one tree").input_ids
+    assert results["data"]["train"]["pairs"] == 16
     assert results["source"] == "gum"
+    assert results["steps"] == 9
+    assert {"loss", "perplexity", "bleu", "signature"} <= results["validation"].keys()
+    assert {"bleu", "chrf", "signature", "sentences", "examples", "distinct_1"} <= results["test"].keys()
     assert [entry["step"] for entry in runs.entries(results)] == list(range(1, 10))
+    assert all(entry["target_tokens_per_second"] > 0 for entry in runs.entries(results))
     assert [entry["step"] for entry in runs.entries(results, "eval_bleu")] == [3, 6, 9]
-    assert re.fullmatch(r"nrefs:1\|.*tok:13a.*", results["test"]["signature"])
-    assert list((folder / "tensorboard").glob("events.*"))
-    assert {path.suffix for path in folder.iterdir() if path.is_file()} == {".json", ".yaml", ".safetensors"}
-    checkpoints = set((folder / "checkpoints").iterdir())
-    assert {path.name for path in checkpoints} == {f"checkpoint-{step}" for step in (3, 6, 9)}
-    for saved in (folder, *checkpoints):
-        settings = json.loads((saved / "generation_config.json").read_text())
-        assert settings["length_penalty_type"] == "gnmt"
-        assert "max_length" not in settings
-
-    with user_error(r"holds a finished run; give another --output_dir"):
-        runs.train_in(arguments, folder)
+    assert str(folder) not in (folder / "results.json").read_text()
+    assert str(folder.parent) not in (folder / "recipe.yaml").read_text()
 
 
 @pytest.mark.slow
-def test_validation_loss_is_a_mean_over_target_tokens(finished_run: runs.FinishedRun) -> None:
-    """The oracle, without the Trainer, is the sum of -log P of all target tokens divided by their number."""
-    model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint_at(finished_run.folder, 9)).eval()
-    tokenizer = load_tokenizer(finished_run.folder)
-    total, tokens = 0.0, 0
-    for text in runs.LANGUAGE:
-        batch = tokenizer(text, text_target=text[::-1], return_tensors="pt")
-        log_probs = model(**batch).logits.log_softmax(-1)[0]
-        total -= log_probs.gather(1, batch["labels"][0][:, None]).sum().item()
-        tokens += batch["labels"].numel()
-    last = finished_run.results["curve"][-1]
-    assert last["eval_loss"] == pytest.approx(total / tokens, rel=1e-5)
-    assert last["eval_perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("last", [3, 5])
-def test_run_ends_with_the_mean_of_its_last_checkpoints_and_says_which(
-    arguments: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, last: int
+def test_run_resumed_in_the_middle_of_an_epoch_ends_with_the_same_bits(
+    finished_run: runs.FinishedRun, tmp_path: Path
 ) -> None:
-    """It says so at its start and its end where there are fewer than the recipe names."""
-    folder, steps = tmp_path / "run", [3, 6, 9, 12][-last:]
-    with caplog.at_level(logging.WARNING):
-        results = runs.train_in(arguments, folder, "--training.steps=12", f"--training.average_last={last}")
-    checkpoints = [runs.weights(folder, step) for step in steps]
-    for name, weight in runs.weights(folder).items():
-        torch.testing.assert_close(weight, sum(state[name] for state in checkpoints) / len(steps))
-    assert (results["steps"], results["averaged_steps"]) == (12, steps)
-    said = [line for line in caplog.messages if "average_last" in line]
-    if last == 3:
-        assert said == []
-    else:
-        assert "got 4 in 12 steps, expected at least 5" in said[0]
-        assert said[1:] == [
-            "The model is the mean of the last 4 checkpoints, and training.average_last is 5: steps 3, 6, 9, 12."
-        ]
+    """Epochs have two steps; the process draws other random numbers before."""
+    runs.assert_resumes(finished_run.arguments, finished_run.folder, 3, tmp_path / "run")
 
 
 @pytest.mark.slow
-def test_checkpoints_are_also_written_by_the_clock(arguments: list[str], tmp_path: Path) -> None:
-    more = ["--training.steps=4", "--training.evaluation_steps=4", "--training.checkpoint_minutes=0.00001"]
-    runs.train_in(arguments, tmp_path / "run", *more)
-    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) > 2
+@pytest.mark.parametrize("launcher", [(), runs.TWO_PROCESSES], ids=["one process", "two processes"])
+@pytest.mark.parametrize("file", ["optimizer.pt", "trainer_state.json", COMPLETE])
+def test_run_killed_while_it_saves_resumes_to_the_same_bits(
+    arguments: list[str], tmp_path: Path, file: str, launcher: tuple[str, ...]
+) -> None:
+    """With one kept checkpoint, the one before must still be there until the new one is complete."""
+    settings = [*arguments, "--training.steps=9", "--training.keep_checkpoints=1"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    runs.run_to_end(settings, whole, launcher=launcher)
+    process = runs.start(settings, killed, launcher=launcher, change=f"{file}@6")
+    while process.poll() is None and not (killed / "checkpoints" / "checkpoint-6" / file).exists():
+        if any(member.exitcode for member in process.members):  # ty: ignore[unresolved-attribute]
+            break
+    runs.kill(process)
+    assert runs.last_step(killed) == 3
+    runs.run_to_end(settings, killed, launcher=launcher)
+    runs.assert_same_checkpoints(whole, killed)
 
 
 @pytest.mark.slow
-def test_quickstart_passes_99_bleu_and_ends_with_its_line(tmp_path: Path) -> None:
-    recipe = str(ROOT / "training" / "recipes" / "quickstart.yaml")
-    output = runs.run_to_end([recipe], tmp_path / "run", seconds=800)
-    line = output.splitlines()[-1]
-    match = re.fullmatch(r"BLEU (\d+\.\d\d) on 1000 unseen sentences \((nrefs:1\|.*)\)", line)
-    assert match
-    assert float(match[1]) > 99
-    assert output.count("translation  ") == 5
+def test_checkpoint_is_complete_only_when_every_process_has_written(arguments: list[str], tmp_path: Path) -> None:
+    settings = [*arguments, "--training.steps=6", "--training.keep_checkpoints=1"]
+    output = runs.run_to_end(settings, tmp_path / "run", launcher=runs.TWO_PROCESSES, change="late")
+    assert re.findall(r"complete: (\w+), others: (\d)", output) == [("False", "0"), ("False", "1")]
+
+
+@pytest.mark.slow
+def test_damaged_checkpoint_is_passed_over_with_one_line(
+    finished_run: runs.FinishedRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = runs.rewound(finished_run.folder, 6, tmp_path / "run")
+    path = runs.checkpoint_at(folder, 6) / "optimizer.pt"
+    path.write_bytes(path.read_bytes()[:-1000])
+    with caplog.at_level("INFO"):
+        runs.train_in(finished_run.arguments, folder)
+    assert len([line for line in caplog.messages if "Passed over" in line and "checkpoint-6" in line]) == 1
+    assert "Resuming from step 3 of 9." in caplog.messages
+    runs.assert_same_checkpoints(finished_run.folder, folder)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "more",
-    [
-        ["--training.evaluation_beams=3", "--data.test=null"],
-        [
-            *("--model.position_embedding=learned", "--model.tie_word_embeddings=false"),
-            *("--model.decoder_start_token_id=2", "--tokenizer.algorithm=wordpiece"),
-        ],
-    ],
+    "end",
+    [["--training.steps=7"], runs.TIRED, ["--training.steps=7", "--training.average_last=2"]],
+    ids=["steps", "patience", "mean"],
 )
-def test_run_with_other_settings_leaves_a_model_that_decodes(
-    arguments: list[str], tmp_path: Path, more: list[str]
+def test_run_killed_after_its_last_step_trains_no_further_step(
+    arguments: list[str], tmp_path: Path, end: list[str]
 ) -> None:
-    folder = tmp_path / "run"
-    results = runs.train_in(arguments, folder, "--training.steps=3", *more)
-    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), load_tokenizer(folder)
-    first = model.config.decoder_start_token_id or tokenizer.bos_token_id
-    assert model.generate(**tokenizer("one tree", return_tensors="pt"))[0, 0] == first
-    assert ("test" in results) == ("--data.test=null" not in more)
+    settings, whole = [*arguments, "--training.steps=20", *end], tmp_path / "whole"
+    first = runs.train_in(settings, whole)
+    killed = shutil.copytree(whole, tmp_path / "killed")
+    (killed / "results.json").unlink()
+    (killed / "model.safetensors").unlink()
+    again = runs.train_in(settings, killed)
+    assert again["steps"] == first["steps"] <= 20
+    for split, name in (("validation", "loss"), ("validation", "bleu"), ("test", "bleu"), ("test", "examples")):
+        assert again[split][name] == first[split][name]
+    runs.assert_same_checkpoints(whole, killed)
 
 
-def test_given_tokenizer_is_used_if_it_has_the_special_tokens(arguments: list[str], tmp_path: Path) -> None:
-    tokenizer, given = VaswaniTransformerTokenizer.train_from_iterator(runs.LANGUAGE, 2900), tmp_path / "own"
-    tokenizer.save_pretrained(given)
-    runs.prepare_run(runs.recipe_in(arguments, tmp_path / "run", f"--tokenizer.path={given}"))
-    trained: Any = load_tokenizer(tmp_path / "run")
-    assert trained.get_vocab() == tokenizer.get_vocab()
-    assert unknown_words(trained, trained(["unheard"]), ["unheard"]) == [[]]  # the run learns from other texts
-    tokenizer.pad_token = None
-    tokenizer.save_pretrained(given)
-    for path, message in ((given, r".* has no pad token"), ("/nowhere/x", "there is no folder /nowhere/x")):
-        with user_error(rf"tokenizer\.path: {message}"):
-            runs.train_in(arguments, tmp_path / "other", f"--tokenizer.path={path}")
+@pytest.mark.slow
+def test_finished_run_with_more_steps_equals_one_that_began_with_them(arguments: list[str], tmp_path: Path) -> None:
+    short, long = tmp_path / "short", tmp_path / "long"
+    runs.train_in([*arguments, "--training.steps=7"], short)
+    kept = (short / "results.json").read_text()
+    with user_error(r"holds a finished run; give another --output_dir, or raise training\.steps"):
+        runs.train_in([*arguments, "--training.steps=7"], short)
+    assert (short / "results.json").read_text() == kept
+    for folder in (short, long):
+        assert runs.train_in([*arguments, "--training.steps=12"], folder)["steps"] == 12
+    assert runs.equal(runs.weights(short, 12), runs.weights(long, 12))
+    assert runs.equal(runs.weights(short), runs.weights(long))
 
 
-def test_tokenizer_that_ends_no_text_is_an_error(arguments: list[str], tmp_path: Path) -> None:
-    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(runs.LANGUAGE, 290)
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", special_tokens=[])
-    tokenizer.save_pretrained(tmp_path / "own")
-    with user_error(r"^tokenizer\.path: .*own does not end a text with '</s>', so a model never learns to stop"):
-        runs.train_in(arguments, tmp_path / "run", f"--tokenizer.path={tmp_path / 'own'}")
+@pytest.mark.slow
+def test_run_resumes_with_other_execution_settings(arguments: list[str], tmp_path: Path) -> None:
+    """A step is the same for any split into micro-batches."""
+    settings, other = [*arguments, "--training.steps=9", "--model.dropout=0.0"], tmp_path / "other"
+    runs.train_in(settings, tmp_path / "whole")
+    runs.rewound(tmp_path / "whole", 3, other)
+    more = ["--training.device_tokens=20", "--training.log_steps=2", "--training.evaluation_batch_size=3"]
+    results = runs.train_in(settings, other, *more, "--training.gradient_checkpointing=true", "--expected=better")
+    assert results["recipe"]["training"]["device_tokens"] == 20
+    torch.testing.assert_close(runs.weights(tmp_path / "whole", 9), runs.weights(other, 9), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "message"),
-    [
-        ("nowhere.yaml", r"nowhere\.yaml: there is no such recipe; .*quickstart\.yaml"),
-        ("x" * 256, "x{256}: File name too long"),  # as a folder without permission, an error of the system
-    ],
-)
-def test_bad_recipe_ends_the_command_with_one_line_and_status_2(
-    recipe: str, message: str, capsys: pytest.CaptureFixture[str]
+def test_run_with_another_recipe_is_an_error(arguments: list[str], tmp_path: Path) -> None:
+    runs.begun(runs.recipe_in(arguments, tmp_path / "run"))
+    before = (tmp_path / "run" / "recipe.yaml").read_text()
+    with user_error(r"holds a run with another training\.warmup_steps; got 9, expected 10\. Give the same command"):
+        runs.begun(runs.recipe_in(arguments, tmp_path / "run", "--training.warmup_steps=9"))
+    assert (tmp_path / "run" / "recipe.yaml").read_text() == before
+
+
+def test_folder_with_other_files_is_an_error(arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").touch()
+    with user_error(r"holds files that are not a run; give another --output_dir"):
+        runs.begun(runs.recipe_in(arguments, tmp_path / "run"))
+    with user_error(r"output_dir: a run needs a folder"):
+        train.run(runs.load_recipe(arguments[0], arguments[1:]))
+
+
+def test_folder_in_which_another_command_trains_is_an_error(arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with FileLock(tmp_path / "run" / train.LOCK), user_error(r"another command trains there"):
+        runs.begun(runs.recipe_in(arguments, tmp_path / "run"))
+
+
+@pytest.mark.parametrize("split", runs.SPLITS)
+@pytest.mark.parametrize("change", [lambda text: text.replace("tree", "crow"), lambda text: text.partition("\n")[2]])
+def test_data_that_changed_since_the_run_began_is_an_error(
+    arguments: list[str], tmp_path: Path, split: str, change: Callable[[str], str]
 ) -> None:
-    assert re.match(message, error_line(run_main(train.main, [recipe], capsys)))
+    recipe, path = runs.recipe_in(arguments, tmp_path / "run"), tmp_path / "data" / f"{split}.jsonl"
+    runs.begun(recipe)
+    good = path.read_text()
+    path.write_text(change(good))
+    with user_error(rf"^data\.{split}: these are not the pairs that the run in .* \(16 then, 1[56] n"):
+        runs.begun(recipe)
+    path.write_text(good)
+    runs.begun(recipe)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_run_saves_its_step_and_resumes_to_the_same_bits(
+    arguments: list[str], tmp_path: Path, sent: signal.Signals, status: int
+) -> None:
+    settings = [*arguments, "--training.evaluation_steps=400", "--training.checkpoint_steps=150"]
+    settings += ["--training.steps=1200", "--training.average_last=2"]
+    process = runs.start(settings, folder := tmp_path / "run")
+    runs.wait_for_checkpoint(process, folder)
+    os.killpg(process.pid, sent)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == status, errors
+    assert "Traceback" not in errors
+    step = runs.last_step(folder)
+    assert f"Interrupted: saving step {step}; the same command resumes the run." in errors
+    assert (runs.checkpoint_at(folder, step) / "interrupted").exists() is bool(step % 150)
+    runs.run_to_end(settings, folder)
+    runs.run_to_end(settings, whole := tmp_path / "whole")
+    assert [path.name for path in complete_checkpoints(folder)] == [path.name for path in complete_checkpoints(whole)]
+    assert runs.equal(runs.weights(folder), runs.weights(whole))
+
+
+@pytest.mark.slow
+def test_interrupted_run_of_two_processes_resumes(arguments: list[str], tmp_path: Path) -> None:
+    settings, folder = [*arguments, "--training.evaluation_steps=60", "--training.steps=3000"], tmp_path / "run"
+    process = runs.start(settings, folder, launcher=runs.TWO_PROCESSES, is_fork=False)
+    runs.wait_for_checkpoint(process, folder)
+    os.killpg(process.pid, signal.SIGTERM)
+    process.communicate(timeout=120)
+    step = runs.last_step(folder)
+    settings = runs.last_of_each(*settings, f"--training.steps={step + 3}")
+    _, errors = runs.start(settings, folder, launcher=runs.TWO_PROCESSES).communicate(timeout=300)
+    assert f"Resuming from step {step} of {step + 3}." in errors
+
+
+@pytest.mark.parametrize("phase", ["load_data", "write_results"])
+def test_interruption_before_and_after_training_ends_with_one_line(
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    phase: str,
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, phase, interrupt)
+    given = [*arguments, "--training.steps=1", f"--output_dir={tmp_path / 'run'}"]
+    _, errors, status = run_main(train.main, given, capsys)
+    assert status == 130
+    assert errors.endswith("Interrupted; the same command resumes the run from its last checkpoint.\n")
+
+
+@pytest.mark.slow
+def test_full_disk_ends_the_run_with_one_line_and_loses_no_checkpoint(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = trainer_module.PaperTrainer._save_rng_state
+
+    def full(self: Any, folder: str) -> None:
+        if self.state.global_step == 6:
+            raise OSError(28, "No space left on device")
+        save(self, folder)
+
+    settings, folder = [*arguments, "--training.steps=9", "--training.keep_checkpoints=1"], tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer_module.PaperTrainer, "_save_rng_state", full)
+        with user_error(r"checkpoint-6: cannot be written: No space left on device; make room, and the same command"):
+            runs.train_in(settings, folder)
+    assert runs.last_step(folder) == 3
+    set_seed(99)
+    runs.train_in(settings, folder)
+    runs.train_in(settings, tmp_path / "whole")
+    runs.assert_same_checkpoints(tmp_path / "whole", folder)
+
+
+@pytest.mark.slow
+def test_minutes_end_a_run_and_go_on_after_an_interruption(arguments: list[str], tmp_path: Path) -> None:
+    settings = [*arguments, "--training.steps=100000", "--training.minutes=0.02", "--training.checkpoint_minutes=0.001"]
+    results = runs.train_in(settings, tmp_path / "run")
+    assert 0 < results["steps"] < 100_000
+    steps = [step_of(path) for path in complete_checkpoints(tmp_path / "run")]
+    assert any(step % 3 for step in steps)
+    seconds = [float((path / "seconds").read_text()) for path in complete_checkpoints(tmp_path / "run")]
+    assert seconds == sorted(seconds)
+    runs.rewind(tmp_path / "run", steps[-2])
+    resumed = runs.train_in(settings, tmp_path / "run")["steps"]
+    assert resumed - steps[-2] < results["steps"]
+    more = ("--training.steps=100001", "--training.minutes=0.04")
+    assert runs.train_in(settings, tmp_path / "run", *more)["steps"] > resumed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("field", TEACHERS)
+def test_run_begins_with_the_weights_of_a_trained_model(
+    arguments: list[str], tmp_path: Path, teacher: Path, field: str
+) -> None:
+    shape = {"d_model": 32, "d_ff": 64, "num_heads": 4, "encoder_layers": 2, "decoder_layers": 2}
+    config = json.loads((teacher / "config.json").read_text())
+    shape = [f"--model.{name}={config[name]}" for name in shape]
+    given = [*runs.last_of_each(*arguments, *shape), f"--tokenizer.path={teacher}", f"--training.{field}={teacher}"]
+    trainer = runs.trainer_in(given, tmp_path / "run")
+    taught = AutoModelForSeq2SeqLM.from_pretrained(teacher).state_dict()
+    same = {name for name, weight in trainer.model.state_dict().items() if torch.equal(weight, taught[name])}
+    expected = {name for name in taught if field == "start_from" or "encoder." in name or "shared" in name}
+    assert expected - {name for name in taught if "norm" in name} <= same
+    with user_error(rf"training\.{field}: .* has num_heads {config['num_heads']}; .*set model\.num_heads"):
+        runs.trainer_in([*given, "--model.num_heads=1"], tmp_path / "other")
+
+
+@pytest.mark.slow
+def test_weights_of_a_padded_vocabulary_can_be_taken(arguments: list[str], tmp_path: Path, teacher: Path) -> None:
+    model = AutoModelForSeq2SeqLM.from_pretrained(teacher)
+    entries = model.config.vocab_size
+    model.resize_token_embeddings(pad_to_multiple_of=64)
+    assert model.config.vocab_size > entries
+    padded = tmp_path / "padded"
+    model.save_pretrained(padded)
+    AutoTokenizer.from_pretrained(teacher).save_pretrained(padded)
+    config = model.config
+    shape = [f"--model.{name}={getattr(config, name)}" for name in ("d_model", "d_ff", "num_heads", "encoder_layers")]
+    given = [*runs.last_of_each(*arguments, *shape), f"--tokenizer.path={padded}", f"--training.encoder_from={padded}"]
+    trainer = runs.trainer_in(given, tmp_path / "run")
+    torch.testing.assert_close(trainer.model.model.shared.weight, model.model.shared.weight[:entries])
+
+
+def test_teacher_of_another_vocabulary_is_an_error(arguments: list[str], tmp_path: Path, teacher: Path) -> None:
+    with user_error(r"training\.start_from: the vocabulary of .* is not the run's; give --tokenizer\.path="):
+        runs.trainer_in(
+            [*arguments, "--tokenizer.vocab_size=270", f"--training.start_from={teacher}"], tmp_path / "run"
+        )
+
+
+@pytest.mark.slow
+def test_command_prints_examples_and_ends_with_the_score(arguments: list[str], tmp_path: Path) -> None:
+    output = runs.run_to_end([*arguments, "--training.steps=3", "--score.examples=2"], tmp_path / "run")
+    assert re.search(r"^source +\S.*\ntranslation .*\nreference +\S", output, re.MULTILINE)
+    assert re.fullmatch(r"BLEU \d+\.\d\d on 16 unseen sentences \(nrefs:1\|.*\)", output.strip().splitlines()[-1])
+
+
+def test_error_of_a_recipe_is_one_line(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [*arguments, "--training.steps=0", f"--output_dir={tmp_path / 'run'}"]
+    output, errors, status = run_main(train.main, given, capsys)
+    assert (output, status, len(errors.splitlines())) == ("", 2, 1)
+    assert errors.startswith("training.steps: ")
+    assert not (tmp_path / "run").exists()

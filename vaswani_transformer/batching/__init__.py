@@ -1,7 +1,6 @@
 """Batches of pairs of similar length under a token budget (5.1)."""
 
 from .sampler import TokenBudgetBatchSampler
-from .stream import TokenBudgetBatches
 from .tokens import PairCollator, PairTokens
 
-__all__ = ["PairCollator", "PairTokens", "TokenBudgetBatchSampler", "TokenBudgetBatches"]
+__all__ = ["PairCollator", "PairTokens", "TokenBudgetBatchSampler"]

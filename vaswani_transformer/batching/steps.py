@@ -146,15 +146,15 @@ class Steps:
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
-    def shuffled(self, shuffle: np.random.RandomState, first: int = 0) -> Iterator[NDArray[np.int32]]:
-        """Yield the pairs of each step, from the step `first`.
+    def shuffled(self, shuffle: np.random.RandomState) -> Iterator[NDArray[np.int32]]:
+        """Yield the pairs of each step.
 
         `shuffle` distributes pairs of equal lengths over the steps and shuffles the steps.
         """
         order = np.arange(len(self.keys), dtype=np.int32)
         shuffle.shuffle(order)
         order = order[np.argsort(self.keys[order], kind="stable")]
-        for step in shuffle.permutation(len(self))[first:]:
+        for step in shuffle.permutation(len(self)):
             yield order[self.bounds[step] : self.bounds[step + 1]]
 
 

@@ -42,7 +42,7 @@ def draw_layer_complexity(measurements: Sequence[dict[str, Any]]) -> "Figure":
     """Draw Table 1 measured: one row of panels a width d, with time, memory and operations against n.
 
     Args:
-        measurements: as `python -m tests.benchmarks.layer_complexity` writes them: "layer", "n" and "d" of each, and
+        measurements: as `python -m bench.layer_complexity` writes them: "layer", "n" and "d" of each, and
             "seconds", "peak_mib" and "operations" as far as they are known.
 
     Raises:

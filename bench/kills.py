@@ -1,0 +1,198 @@
+"""Kill small runs by SIGKILL at random moments, and compare the weights with those of an uninterrupted run.
+
+`python -m bench.kills --kills 200` repeats a case until so many kills have come: it starts a run, kills it, and starts
+it again by the same command, until it ends. Every second kill comes at any moment of the whole run; the others come
+shortly after a checkpoint's folder appears, while files are written, evaluated or trained on. A run of two processes
+loses both, or one, whose launcher then ends the other. The weights of the end and of each checkpoint, and the scores,
+must have the same bits. It exits with 1 if they differ, or a start fails.
+"""
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from bench.measuring import ROOT, Row, make_parser, report
+
+WORDS = [f"{number} {noun}" for number in ("one", "two", "three", "four") for noun in ("tree", "dog", "house", "sea")]
+SMALL: dict[str, Any] = {
+    "d_model": 16,
+    "d_ff": 16,
+    "num_heads": 2,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "dropout": 0.1,
+}
+TRAINING = {"steps": 14, "evaluation_steps": 3, "source_tokens": 60, "target_tokens": 60, "keep_checkpoints": 10}
+LAUNCH = ("accelerate.commands.launch", f"--config_file={ROOT}/training/accelerate/two-cpu-processes.yaml", "-m")
+RUNS: dict[str, tuple[tuple[str, ...], list[str]]] = {  # the launcher and more arguments
+    "one process": ((), []),
+    "two processes": (LAUNCH, []),
+    "mean of checkpoints": ((), ["--training.average_last=2"]),
+    "CMLM": ((), ["--model.kind=cmlm", "--decoding.num_iterations=3"]),
+    "FlowSeq": ((), ["--model.kind=flowseq", "--training.decoder_steps=4", "--training.kl_warmup_steps=4"]),
+}
+LIMIT = 900.0  # seconds after which a run hangs
+
+
+@dataclass
+class Run:
+    """A run's command without its folder, and what happened to it.
+
+    Attributes:
+        seconds: of the uninterrupted run.
+        expected: its weights and scores.
+    """
+
+    name: str
+    command: list[str]
+    seconds: float = 0.0
+    expected: dict[str, Any] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def start(self, folder: Path) -> subprocess.Popen[bytes]:
+        with (folder.parent / "log.txt").open("ab") as log:
+            command = [*self.command, f"--output_dir={folder}"]
+            return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+
+
+def write_recipe(folder: Path) -> str:
+    """Write pairs of words and their letters reversed, and return the recipe of a small run on them."""
+    for split, texts in (("train", 5 * WORDS), ("validation", WORDS), ("test", WORDS)):
+        lines = (json.dumps({"translation": {"en": text, "de": text[::-1]}}) for text in texts)
+        (folder / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    data = {"kind": "json", "path": str(folder)} | {name: f"{name}.jsonl" for name in ("train", "validation", "test")}
+    recipe = {"name": "kills", "data": data, "tokenizer": {"vocab_size": 280}, "model": SMALL, "training": TRAINING}
+    (folder / "kills.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    return str(folder / "kills.yaml")
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    """Return the bytes of all weights of a finished run, and its scores."""
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    weights = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.safetensors")}
+    return weights | {"scores": [results[split]["bleu"] for split in ("validation", "test")], "steps": results["steps"]}
+
+
+def finish(run: Run, folder: Path) -> None:
+    """Start a run that nobody kills.
+
+    Raises:
+        RuntimeError: it fails.
+    """
+    status = run.start(folder).wait(LIMIT)
+    if status:
+        log = (folder.parent / "log.txt").read_text(encoding="utf-8", errors="replace")
+        raise RuntimeError(f"ends with {status}: {log[-600:]}")
+
+
+def checkpoints_in(folder: Path) -> set[Path]:
+    return set((folder / "checkpoints").glob("checkpoint-*"))
+
+
+def wait_for_moment(run: Run, process: subprocess.Popen[bytes], folder: Path, draw: random.Random) -> None:
+    """Wait for a random moment of a run, or its end: half of them shortly after a checkpoint begins."""
+    is_aimed, before = draw.random() < 0.5, checkpoints_in(folder)
+    end = time.monotonic() + draw.uniform(0, 1.1 * run.seconds)
+    while process.poll() is None and (is_aimed or time.monotonic() < end):
+        if is_aimed and checkpoints_in(folder) - before:
+            time.sleep(draw.choice((0.02, 0.4)) * draw.random())
+            return
+        time.sleep(0.002)
+
+
+def kill(process: subprocess.Popen[bytes], draw: random.Random) -> str:
+    """Kill all processes of a run, or one of several, and return which; the launcher ends the others."""
+    with suppress(psutil.NoSuchProcess):
+        parent = psutil.Process(process.pid)
+        ranks = [child for child in parent.children(recursive=True) if "training.train" in child.cmdline()]
+        victims, kind = [parent, *parent.children(recursive=True)], "all processes"
+        if len(ranks) > 1 and draw.random() < 0.5:
+            victims, kind = [draw.choice(ranks)], "one process of two"
+        for victim in victims:
+            with suppress(psutil.NoSuchProcess):
+                victim.kill()
+        process.wait(LIMIT)
+        return kind
+    return "no process"
+
+
+def run_case(run: Run, folder: Path, draw: random.Random, most: int) -> None:
+    """Kill a run two to five times and at `most`, finish it, and compare its result.
+
+    Raises:
+        RuntimeError: a start fails, or the result differs.
+    """
+    output = folder / "run"
+    for _ in range(min(most, draw.randint(2, 5))):
+        process = run.start(output)
+        wait_for_moment(run, process, output, draw)
+        if process.poll() is not None:
+            if process.returncode:
+                finish(run, output)  # raises, with the log, unless the machine had caused it
+            break
+        marked = {mark.parent for mark in (output / "checkpoints").glob("*/complete")}
+        is_saving = bool(checkpoints_in(output) - marked)
+        run.counts[f"kills of {kill(process, draw)}"] += 1
+        run.counts["kills"] += 1
+        run.counts["in a save"] += is_saving
+        if (output / "results.json").exists():
+            break  # a kill may come between the last file of a run and its exit; the run would not start again
+    if not (output / "results.json").exists():
+        finish(run, output)
+    found = result_of(output)
+    differing = [name for name in run.expected.keys() | found.keys() if run.expected.get(name) != found.get(name)]
+    if differing:
+        raise RuntimeError(f"differs in {', '.join(sorted(differing))}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the campaign; return 1 if a case failed."""
+    parser = make_parser("kills", __doc__, {"kills": 1, "runs": ["one process"]})
+    parser.add_argument("--kills", type=int, default=200, help="the number of kills after which it ends (200)")
+    parser.add_argument("--seed", type=int, default=1, help="it decides every moment (1)")
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS), help="some of the runs (all)")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as name:
+        top = Path(name)
+        recipe = write_recipe(top)
+        runs = [
+            Run(name, [sys.executable, "-m", *RUNS[name][0], "training.train", recipe, *RUNS[name][1]])
+            for name in options.runs
+        ]
+        number, kills = 0, 0
+        while kills < options.kills:
+            run, folder = runs[number % len(runs)], top / str(number)
+            folder.mkdir()
+            try:
+                if not run.expected:
+                    began = time.monotonic()
+                    finish(run, folder / "whole")
+                    run.seconds, run.expected = time.monotonic() - began, result_of(folder / "whole")
+                run_case(run, folder, random.Random(f"{options.seed}/{run.name}/{number}"), options.kills - kills)
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
+                run.counts["failed"] += 1
+                print(f"{run.name}, case {number}: {error}", file=sys.stderr, flush=True)
+                if not run.expected:
+                    break
+            run.counts["cases"] += 1
+            shutil.rmtree(folder)
+            number, kills = number + 1, sum(each.counts["kills"] for each in runs)
+    rows: list[Row] = [{"run": run.name, "failed": 0} | run.counts for run in runs]
+    report(rows, options)
+    return int(any(run.counts["failed"] for run in runs))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,233 @@
+"""Table 1 of the paper, measured: time, memory and operations of a layer against n and d, next to the paper's O().
+
+`python -m bench.layer_complexity --output table1` takes the layers in turn on the same random text, batch 1,
+forward in evaluation mode and float32. It prints tables in Markdown, and writes table1.json, table1.md and table1.svg
+into the new folder `--output`. Ctrl-C ends it and keeps what it has measured. The layers have width d:
+
+  self-attention          equation (1) step by step ("eager"), heads of 64
+  self-attention, fused   the same by torch's fused product, which stores no weights
+  restricted              r positions to either side (`--reach`); on a GPU by flex attention
+  recurrent               torch's LSTM or GRU (`--cell`)
+  convolutional           one convolution over k positions (`--kernel`)
+
+Seconds are medians over rounds: CPU time of the process with one thread, otherwise clock time. Memory is the peak of a
+forward pass above what the process holds before it; on a CPU only Linux reports it. Operations are counted by formula,
+two for a multiplication and its addition, with the projections, which the paper's column leaves out. A layer that would
+need more than `--memory` GiB is skipped, and the table marks it.
+"""
+
+import argparse
+import functools
+import itertools
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bench.measuring import Row, about, clock, in_turns, make_parser, peak_mib, seconds_of, table
+from vaswani_transformer import VaswaniTransformerConfig
+from vaswani_transformer.attention import SelfAttention
+from vaswani_transformer.figures import draw_layer_complexity
+from vaswani_transformer.restricted import MIN_BLOCK, Window
+
+LAYERS = ("self-attention", "self-attention, fused", "restricted", "recurrent", "convolutional")
+PAPER = {  # complexity a layer, sequential operations, longest path
+    "self-attention": ("O(n^2 d)", "O(1)", "O(1)"),
+    "self-attention, fused": ("O(n^2 d)", "O(1)", "O(1)"),
+    "restricted": ("O(r n d)", "O(1)", "O(n / r)"),
+    "recurrent": ("O(n d^2)", "O(n)", "O(n)"),
+    "convolutional": ("O(k n d^2)", "O(1)", "O(log_k n)"),
+}
+HEAD_DIM = 64
+GATES = {"lstm": 4, "gru": 3}
+Layer = Callable[[Tensor], Tensor]
+
+
+def make_attention(d: int, implementation: str, reach: int | None, device: torch.device) -> Layer:
+    """Return self-attention from a text (1, n, d) to the same shape, its mask included."""
+    config = VaswaniTransformerConfig(
+        vocab_size=8,
+        d_model=d,
+        num_heads=max(1, d // HEAD_DIM),
+        attention_window=reach,
+        attn_implementation=implementation,  # ty: ignore[unknown-argument] - every configuration takes it
+    )
+    attention = SelfAttention(config, layer_idx=0).eval().to(device)
+
+    def run(text: Tensor) -> Tensor:
+        mask = None if reach is None else Window(config, text).mask(None)
+        return attention(text, mask)[0]
+
+    return run
+
+
+def make_layer(name: str, d: int, options: argparse.Namespace) -> Layer:
+    """Return a layer of width d, as a function of a text (1, n, d)."""
+    device = torch.device(options.device)
+    if name == "restricted":
+        return make_attention(d, "sdpa" if device.type == "cpu" else "flex_attention", options.reach, device)
+    if name.startswith("self-attention"):
+        return make_attention(d, "sdpa" if "fused" in name else "eager", None, device)
+    if name == "recurrent":
+        cell = {"lstm": nn.LSTM, "gru": nn.GRU}[options.cell](d, d, batch_first=True).eval().to(device)
+        return lambda text: cell(text)[0]
+    convolution = nn.Conv1d(d, d, options.kernel, padding="same").eval().to(device)
+    return lambda text: convolution(text.transpose(1, 2)).transpose(1, 2)
+
+
+def operations(name: str, n: int, d: int, options: argparse.Namespace) -> int:
+    """Return the operations of a layer, two for each multiplication and its addition."""
+    if name == "recurrent":
+        return 2 * GATES[options.cell] * n * 2 * d * d  # from the input and from the state
+    if name == "convolutional":
+        return 2 * options.kernel * n * d * d
+    keys = min(n, 2 * options.reach + 1) if name == "restricted" else n
+    return 2 * (4 * n * d * d + 2 * n * keys * d)  # four projections, the scores and the values
+
+
+def expected_gib(name: str, n: int, d: int, options: argparse.Namespace) -> float:
+    """Estimate the memory of a forward pass: scores and weights of every pair of positions, and eight texts."""
+    heads = max(1, d // HEAD_DIM)
+    pairs = 2 * heads * n * n if name == "self-attention" else 0
+    return 4 * (pairs + 8 * n * d) / 2**30
+
+
+def seconds(call: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds of one call; a short one is repeated until all take five milliseconds."""
+    now, settle = (clock(), lambda: None) if device.type == "cpu" else (time.perf_counter, torch.cuda.synchronize)
+    count = 1
+
+    def repeat() -> None:
+        for _ in range(count):
+            call()
+
+    while (taken := seconds_of(repeat, now, settle)) < 0.005:
+        count *= 4
+    return taken / count
+
+
+def peak_on(device: torch.device, call: Callable[[], object]) -> float | None:
+    """Return the MiB of the peak of one call above the memory before it, or None if the system does not report it."""
+    if device.type == "cpu":
+        return peak_mib(call)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    call()
+    return (torch.cuda.max_memory_allocated(device) - before) / 2**20
+
+
+@torch.no_grad()
+def measure(n: int, d: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return one row a layer. Every round measures all layers in turn and begins with another one."""
+    device = torch.device(options.device)
+    rows: dict[str, dict[str, Any]] = {
+        name: {"layer": name, "n": n, "d": d, "operations": operations(name, n, d, options)} for name in LAYERS
+    }
+    calls: dict[str, Callable[[], object]] = {}
+    text = torch.randn(1, n, d, device=device)
+    for name, row in rows.items():
+        if (needed := expected_gib(name, n, d, options)) > options.memory:
+            row["skipped"] = f"needs about {needed:.2g} GiB, --memory is {options.memory:g}"
+        else:
+            calls[name] = functools.partial(make_layer(name, d, options), text)
+    for name in list(calls):
+        try:
+            calls[name]()
+            rows[name]["peak_mib"] = peak_on(device, calls[name])
+        except (MemoryError, RuntimeError) as error:
+            if "memory" not in str(error).lower():
+                raise
+            rows[name]["skipped"] = "out of memory"
+            del calls[name]
+    timed = {name: functools.partial(seconds, call, device) for name, call in calls.items()}
+    for name, taken in in_turns(timed, options.rounds).items():
+        rows[name] |= {"seconds": statistics.median(taken), "rounds": taken}
+    return list(rows.values())
+
+
+def growth(rows: list[dict[str, Any]], field: str) -> str:
+    """Return the exponent of n between the two longest texts."""
+    known = [row for row in rows if row.get(field)]
+    if len(known) < 2:
+        return "-"
+    before, last = known[-2:]
+    return f"n^{math.log(last[field] / before[field]) / math.log(last['n'] / before['n']):.2f}"
+
+
+def by_length(rows: list[Row], field: str, unit: float) -> str:
+    """Return a table with one line a length, one column a layer, and the growth below."""
+    lengths = sorted({row["n"] for row in rows})
+    cells = {(row["layer"], row["n"]): row for row in rows}
+
+    def cell(row: Row) -> Any:
+        return row[field] / unit if row.get(field) is not None else "skipped" if "skipped" in row else "-"
+
+    lines: list[Row] = [{"n": n} | {name: cell(cells[name, n]) for name in LAYERS} for n in lengths]
+    return table(
+        [*lines, {"n": "growth"} | {name: growth([cells[name, n] for n in lengths], field) for name in LAYERS}]
+    )
+
+
+def markdown(results: Row) -> str:
+    """Return the paper's Table 1, and a table of time, memory and operations for each width."""
+    settings, columns = results["settings"], ("complexity", "sequential operations", "longest path")
+    parts = [table([{"layer": name} | dict(zip(columns, each, strict=True)) for name, each in PAPER.items()])]
+    parts.append(f"r = {settings['reach']}, k = {settings['kernel']}, recurrent: {settings['cell'].upper()}.")
+    for d in settings["widths"]:
+        rows = [row for row in results["measurements"] if row["d"] == d]
+        fields = (
+            ("milliseconds", "seconds", 1e-3),
+            ("peak MiB", "peak_mib", 1),
+            ("million operations", "operations", 1e6),
+        )
+        for name, field, unit in fields if rows else ():
+            parts += [f"d = {d}, {name}:", by_length(rows, field, unit)]
+        parts += [f"{row['layer']}, n = {row['n']:,}: {row['skipped']}." for row in rows if "skipped" in row]
+    return "\n\n".join(parts) + "\n"
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Return the command's options."""
+    tiny = {"lengths": [8, 16], "widths": [16], "rounds": 1}
+    parser = make_parser("layer_complexity", __doc__, tiny, rounds=3, threads=1)
+    lengths = [2**power for power in range(4, 14)]
+    parser.add_argument("--lengths", type=int, nargs="+", default=lengths, help="n (16 to 8,192)")
+    parser.add_argument("--widths", type=int, nargs="+", default=[64, 512], help="d, even (64 512)")
+    parser.add_argument("--reach", type=int, default=MIN_BLOCK, help=f"r of the window ({MIN_BLOCK})")
+    parser.add_argument("--kernel", type=int, default=3, help="k of the convolution (3)")
+    parser.add_argument("--cell", choices=GATES, default="lstm", help="the recurrent layer (lstm)")
+    parser.add_argument("--memory", type=float, default=4.0, help="GiB that a layer may take (4)")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure, and write the folder when all is measured."""
+    options = parse_arguments(arguments)
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    measured: list[dict[str, Any]] = []
+    settings: Row = vars(options) | {"output": str(options.output), "lengths": sorted(options.lengths)}
+    if options.output is not None:
+        options.output.mkdir(parents=True)
+    try:
+        for n, d in itertools.product(settings["lengths"], options.widths):
+            measured += measure(n, d, options)
+    except KeyboardInterrupt:
+        print(f"interrupted after {len(measured)} measurements", file=sys.stderr)
+    results = {"settings": settings, "about": about(), "paper": PAPER, "measurements": measured}
+    if options.output is not None:
+        (options.output / "table1.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        (options.output / "table1.md").write_text(markdown(results), encoding="utf-8")
+        draw_layer_complexity(measured).savefig(options.output / "table1.svg")
+    print(markdown(results), end="")
+
+
+if __name__ == "__main__":
+    main()

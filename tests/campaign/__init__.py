@@ -1,1 +1,0 @@
-"""What docs/reliability.md promises, tried at scale: `python -m tests.campaign inputs|kills|disks`."""

@@ -1,1 +1,0 @@
-"""The checks and measurements on a GPU: `python -m tests.gpu`, see docs/gpu.md."""

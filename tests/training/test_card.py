@@ -1,0 +1,158 @@
+"""`model_card.md` is the valid card of the reference model; any run has a card with its facts that the Hub accepts."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.meta
+import pytest
+from huggingface_hub import ModelCard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers import ROOT, error_line, run_main
+from tests.hub_state import metadata_errors
+from tests.training.invented_results import DATA, REPOSITORY, SIGNATURE, results_of
+from training import card as card_module
+from training.card import INTRODUCTIONS, ROWS, curve_table, main, make_card, training_command
+from training.recipe import FAMILIES, FileData, GlancingTraining, Recipe, TokenizerRecipe, recipe_of
+from training.tasks import make_task
+from training.train import without_folders
+
+CARD = ROOT / "model_card.md"
+RESULTS = ROOT / "training" / "recipes" / "results" / "multi30k.json"
+
+
+def test_card_is_what_the_code_makes_of_the_results(tmp_path: Path) -> None:
+    main([str(RESULTS), "OWNER/multi30k-en-de", f"--output={tmp_path / 'card.md'}"])
+    assert CARD.read_bytes() == (tmp_path / "card.md").read_bytes()
+    assert metadata_errors(CARD.read_text(encoding="utf-8")) == []
+
+
+def test_card_without_results_is_an_error_of_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = error_line(run_main(main, [tmp_path / "no.json", REPOSITORY, f"--output={tmp_path / 'card.md'}"], capsys))
+    assert "no.json" in line
+    assert not (tmp_path / "card.md").exists()
+
+
+def test_template_has_no_field_without_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = jinja2.meta.find_undeclared_variables(jinja2.Environment().parse(card_module.TEMPLATE.read_text("utf-8")))
+    given_fields: dict[str, Any] = {}
+    monkeypatch.setattr(card_module.ModelCard, "from_template", lambda *_, **fields: given_fields.update(fields))
+    make_card(results_of(), REPOSITORY)
+    assert asked == given_fields.keys() - {"template_path"} | {"card_data"}
+    assert all(str(value).strip() for value in given_fields.values())
+
+
+@pytest.mark.parametrize("field", ["name", "note", "published"])
+def test_text_of_a_recipe_adds_neither_lines_nor_html_to_the_card(field: str) -> None:
+    results, hostile = results_of(), "a\n# b\n<script>c</script>"
+    results["recipe"][field] = results["name"] = hostile
+    text = make_card(results, REPOSITORY).text
+    assert "a # b &lt;script&gt;c&lt;/script&gt;" in text
+    assert "<script>" not in text
+    assert "\n# b" not in text
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.tuples(st.floats(0, 100), st.none() | st.floats(0, 100)), st.sampled_from(list(DATA)))
+def test_model_index_holds_every_score_with_its_signature(scores: tuple[float, float | None], kind: str) -> None:
+    results = results_of(kind, scores)
+    card = ModelCard(str(make_card(results, REPOSITORY)))  # parsed by the Hub's library
+    found = {(one.dataset_split, one.metric_type): one for one in card.data.get("eval_results")}
+    expected = {("validation", "bleu"): scores[0]}
+    if scores[1] is not None:
+        expected |= {("test", "bleu"): scores[1], ("test", "chrf"): 50.0}
+    assert {where: one.metric_value for where, one in found.items()} == {
+        where: round(value, 2) for where, value in expected.items()
+    }
+    assert found["validation", "bleu"].metric_args == {"signature": SIGNATURE}
+    assert f"BLEU {scores[0]:.2f}, `{SIGNATURE}`" in card.text
+    assert metadata_errors(str(card)) == []
+
+
+def test_card_has_languages_data_license_size_time_hardware_and_code() -> None:
+    text = str(make_card(results_of(published="41.02 BLEU by somebody"), REPOSITORY, "cc-by-nc-4.0"))
+    for fact in (
+        *("language:\n- en\n- de\n", "license: cc-by-nc-4.0", "| Data | multi30k |", "the data: its owners' |"),
+        *("1,234,567 parameters: the paper's base", "4 a GPU, 62 minutes", "| 300 | 1.333 | 30.00 |"),
+        *("Unknown tokens: train 0.50% of source, 0.50% of target.", "a" * 40 + " with changes", "--data.path=FOLDER"),
+        *("num_beams 4, length_penalty 0.6: BLEU 28.46", "- published on the same test set: 41.02 BLEU by somebody"),
+    ):
+        assert fact in text
+    hub = make_card(results_of("hub"), REPOSITORY)
+    assert hub.data.get("datasets") == ["wmt/wmt14"]
+    assert "the data: on its page on the Hub |" in hub.text
+    assert "--data.path" not in hub.text
+    assert "the data: Apache-2.0 |" in make_card(results_of("grammar"), REPOSITORY).text
+
+
+def test_card_of_a_prepared_public_set_names_its_page_its_license_and_its_place_on_the_hub() -> None:
+    card = make_card(results_of() | {"source": "multi30k"}, REPOSITORY)
+    assert "| Data | multi30k, from https://github.com/multi30k/dataset |" in card.text
+    assert "the data: its page names none; the images are for non-commercial research |" in card.text
+    assert card.data.get("datasets") == ["bentrevett/multi30k"]
+    for source, license in (("gum", "annotations CC-BY 4.0"), ("a set of a later version", "its owners'")):
+        assert f"the data: {license}" in make_card(results_of() | {"source": source}, REPOSITORY).text
+
+
+def test_card_of_a_parser_speaks_of_trees_and_says_what_f1_is_of() -> None:
+    data, note = FileData(kind="trees", path="gum", target="trees"), "F1 is agreement with a parser."
+    results = json.loads(json.dumps(results_of(data=data, note=note)).replace('bleu"', 'f1"'))
+    results["test"] |= {"precision": 71.0, "recall": 69.0, "exact_match": 20.0, "tagging_accuracy": 90.0}
+    card = make_card(results, REPOSITORY)
+    assert "to parse `en` into `trees`" in card.text
+    assert f"- {note}" in card.text
+    assert f"F1 28.46, `{SIGNATURE}`" in card.text
+    assert not re.search("translat|BLEU", card.text)
+    assert card.data.get("language") == ["en"]
+
+
+@pytest.mark.parametrize("variant", INTRODUCTIONS)
+def test_every_kind_of_model_has_a_first_sentence_and_a_tag(variant: str) -> None:
+    kind = "nat" if variant == "glat" else variant
+    family = FAMILIES[kind]
+    training = GlancingTraining(glancing=(0.5, 0.3)) if variant == "glat" else family.training()
+    recipe: dict[str, Any] = {"model": {"kind": kind}, "training": training, "decoding": family.decoding()}
+    card = make_card(results_of(**recipe), REPOSITORY)
+    assert card.text.count(INTRODUCTIONS[variant]) == 1
+    assert {variant.replace("_", "-"), family.config_class.model_type} <= set(card.data.get("tags"))
+    assert FAMILIES.keys() <= INTRODUCTIONS.keys()
+
+
+@pytest.mark.parametrize(
+    ("data", "training", "options"),
+    [
+        ({}, {}, ""),
+        ({}, {"encoder_from": "/a/teacher"}, " --training.encoder_from=TEACHER"),
+        ({"distilled": "/a/pairs"}, {"start_from": "/a/m"}, " --data.distilled=DISTILLED --training.start_from=MODEL"),
+    ],
+)
+def test_command_of_a_card_has_a_placeholder_for_each_local_model(
+    data: dict[str, Any], training: dict[str, Any], options: str
+) -> None:
+    results = results_of(data=FileData(path="/a/data", **data), tokenizer=TokenizerRecipe(path="/a/tokenizer"))
+    recipe = recipe_of(without_folders(results["recipe"] | {"training": results["recipe"]["training"] | training}))
+    assert "/a/" not in str(recipe)
+    command = "python -m training.train recipe.yaml --data.path=FOLDER"
+    end = " --tokenizer.path=owner/name --output_dir=runs/name"
+    assert training_command(recipe, "owner/name") == f"{command}{options}{end}"
+
+
+def test_example_of_the_card_has_the_sentence_that_was_translated() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", make_card(results_of(), REPOSITORY).text, flags=re.DOTALL)
+    (text,) = re.findall(r"tokenizer\(\[(.*)\], return", block)
+    assert json.loads(text) == 'say "\u00e4"\n'
+    assert card_module.EXAMPLE in make_card(results_of(scores=(1.0, None)), REPOSITORY).text
+
+
+@given(st.lists(st.floats(0, 100), max_size=60))
+def test_curve_shows_its_first_and_its_last_evaluation(bleus: list[float]) -> None:
+    curve = [{"step": step, "eval_loss": 1.0, "eval_bleu": bleu} for step, bleu in enumerate(bleus)]
+    _, _, *rows = curve_table(curve, make_task(Recipe()).best_metric).splitlines()
+    assert len(rows) == min(len(bleus), ROWS)
+    steps = [int(row.split("|")[1]) for row in rows]
+    assert steps == sorted(set(steps))
+    assert {*steps[:1], *steps[-1:]} == {*range(len(bleus))[:1], *range(len(bleus))[-1:]}

@@ -1,0 +1,140 @@
+"""A checkpoint is complete or ignored; the best and the newest are kept, and the mean is over the last ones."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import TrainerState
+
+from tests.helpers import user_error
+from training.checkpoints import (
+    CHECKPOINTS,
+    COMPLETE,
+    INTERRUPTED,
+    WEIGHTS,
+    begin_checkpoint,
+    complete_checkpoints,
+    finish_checkpoint,
+    last_checkpoint,
+    mean_weights,
+    read_state,
+    regular_checkpoints,
+    step_of,
+)
+from training.machine import init_processes
+
+
+@pytest.fixture(autouse=True, scope="module")
+def processes() -> None:
+    init_processes()
+
+
+def write(run: Path, step: int, weights: dict[str, Tensor] | None = None) -> Path:
+    """Write the files of a checkpoint, without its mark."""
+    checkpoint = run / CHECKPOINTS / f"checkpoint-{step}"
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    begin_checkpoint(checkpoint)
+    save_file({"x": torch.tensor([float(step)])} if weights is None else weights, checkpoint / WEIGHTS)
+    TrainerState(global_step=step).save_to_json(str(checkpoint / "trainer_state.json"))
+    torch.save({"step": step}, checkpoint / "optimizer.pt")
+    return checkpoint
+
+
+def finish(run: Path, step: int, keep: int = 9, best: int | None = None, is_interrupted: bool = False) -> Path:
+    checkpoint = write(run, step)
+    finish_checkpoint(checkpoint, keep, best, is_interrupted)
+    return checkpoint
+
+
+def steps(checkpoints: list[Path]) -> list[int]:
+    return [step_of(checkpoint) for checkpoint in checkpoints]
+
+
+def test_checkpoint_counts_from_its_mark_on_and_in_the_order_of_steps(tmp_path: Path) -> None:
+    assert last_checkpoint(tmp_path) is None
+    for step in (100, 9, 3):
+        finish(tmp_path, step)
+    newest = write(tmp_path, 120)
+    assert steps(complete_checkpoints(tmp_path)) == [3, 9, 100]
+    assert last_checkpoint(tmp_path) == newest.with_name("checkpoint-100")
+    finish_checkpoint(newest, 9, None, False)
+    assert last_checkpoint(tmp_path) == newest
+    assert read_state(newest).global_step == 120
+
+
+def test_checkpoint_that_is_written_again_does_not_count_meanwhile(tmp_path: Path) -> None:
+    checkpoint = finish(tmp_path, 3, is_interrupted=True)
+    begin_checkpoint(checkpoint)
+    assert not {COMPLETE, INTERRUPTED} & {path.name for path in checkpoint.iterdir()}
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=12), st.integers(1, 4))
+def test_best_and_newest_checkpoints_are_never_deleted(
+    tmp_path_factory: pytest.TempPathFactory, saves: list[tuple[bool, bool]], keep: int
+) -> None:
+    """Each example is a sequence of saves, some of them a new best, some incomplete."""
+    run, best, saved = tmp_path_factory.mktemp("run"), None, []
+    for step, (is_best, is_partial) in enumerate(saves, start=1):
+        if is_partial:
+            write(run, step)
+            continue
+        best = step if is_best else best
+        finish(run, step, keep, best)
+        saved.append(step)
+        kept = steps(complete_checkpoints(run))
+        assert {step, best} - {None} <= set(kept)
+        assert len(kept) == min(len(saved), max(keep, len({step, best} - {None})))
+        others = [other for other in kept if other not in (step, best)]
+        assert others == [other for other in saved if other not in (step, best)][-len(others) or len(saved) :]
+
+
+def test_interrupted_checkpoint_is_replaced_by_the_next_and_counts_for_no_mean(tmp_path: Path) -> None:
+    finish(tmp_path, 3)
+    finish(tmp_path, 4, keep=1, is_interrupted=True)
+    assert steps(complete_checkpoints(tmp_path)) == [3, 4]
+    assert steps(regular_checkpoints(tmp_path)) == [3]
+    assert step_of(last_checkpoint(tmp_path) or tmp_path) == 4
+    finish(tmp_path, 5, is_interrupted=True)
+    assert steps(complete_checkpoints(tmp_path)) == [3, 5]
+    finish(tmp_path, 6)
+    assert steps(complete_checkpoints(tmp_path)) == [3, 6]
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, "optimizer.pt", "trainer_state.json"])
+def test_damaged_checkpoint_is_passed_over_with_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    for step in (3, 6, 9):
+        finish(tmp_path, step)
+    for step in (6, 9):
+        path = tmp_path / CHECKPOINTS / f"checkpoint-{step}" / name
+        path.write_bytes(path.read_bytes()[:-5])
+    assert step_of(last_checkpoint(tmp_path) or tmp_path) == 3
+    assert [record.getMessage().split(",")[0] for record in caplog.records] == [
+        f"Passed over {tmp_path / CHECKPOINTS / f'checkpoint-{step}'}" for step in (9, 6)
+    ]
+    assert all("\n" not in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_mean_is_that_in_float64_and_has_the_dtype_of_the_weights(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Values of very different sizes would lose digits in another precision."""
+    several = [{"x": (torch.randn(50) * 10.0 ** (4 * number)).to(dtype)} for number in range(-1, 2)]
+    folders = [write(tmp_path, step, weights) for step, weights in enumerate(several)]
+    expected = torch.stack([weights["x"].double() for weights in several]).mean(0)
+    mean = mean_weights(folders)["x"]
+    assert mean.dtype == dtype
+    assert torch.equal(mean, expected.to(dtype))
+    assert torch.equal(mean_weights(folders[:1])["x"], several[0]["x"])
+
+
+@pytest.mark.parametrize("other", [{"y": torch.zeros(1)}, {"x": torch.zeros(2)}])
+def test_mean_of_different_models_is_an_error(tmp_path: Path, other: dict[str, Tensor]) -> None:
+    folders = [write(tmp_path, 3), write(tmp_path, 6, other)]
+    with user_error(r"checkpoint-6: holds other weights than .*checkpoint-3; average one model's checkpoints"):
+        mean_weights(folders)

@@ -1,0 +1,265 @@
+"""Pairs are read in every format, checked, tokenized, and fingerprinted."""
+
+import gzip
+import hashlib
+import json
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.helpers import user_error
+from training import data as data_module
+from training.data import fingerprint, hold_out, load_data, load_pairs, make_tokenizer, sample_texts, to_pairs, tokenize
+from training.recipe import Recipe, recipe_of
+from vaswani_transformer import VaswaniTransformerTokenizer
+
+PAIRS = [("one tree", "ein baum"), ("two trees", "zwei bäume"), ("  three </s> ", "drei <pad>")]
+SPLITS = ("train", "validation", "test")
+TEXTS = {"source": ["one tree", "two trees", "three </s>"], "target": ["ein baum", "zwei bäume", "drei <pad>"]}
+
+
+def json_line(source: Any, target: Any) -> str:
+    return json.dumps({"translation": {"en": source, "de": target}}, ensure_ascii=False)
+
+
+LINES = "".join(json_line(*pair) + "\n" for pair in PAIRS)
+PLAIN = "".join(json.dumps({"en": source, "de": target}) + "\n" for source, target in PAIRS)
+
+
+def recipe_for(folder: Path, **fields: Any) -> Recipe:
+    """Return a recipe for files in a folder; its splits are one file unless `fields` name them."""
+    data = {"kind": "json", "path": str(folder)} | fields
+    if (name := data.pop("file", None)) is not None:
+        data = dict.fromkeys(SPLITS, name) | data
+    return recipe_of({"data": data, "tokenizer": {"vocab_size": 280}})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "all.jsonl").write_text(LINES, encoding="utf-8")
+    return tmp_path
+
+
+def write_parquet(path: Path) -> None:
+    datasets.Dataset.from_dict({"en": [a for a, _ in PAIRS], "de": [b for _, b in PAIRS]}).to_parquet(path)
+
+
+FORMATS: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
+    "JSON Lines": ("json", "a.jsonl", lambda path: path.write_text(LINES, encoding="utf-8")),
+    "JSON Lines, columns": ("json", "a.jsonl", lambda path: path.write_text(PLAIN, encoding="utf-8")),
+    "gzip": ("json", "a.jsonl.gz", lambda path: path.write_bytes(gzip.compress(LINES.encode()))),
+    "xz": ("json", "a.jsonl.xz", lambda path: path.write_bytes(lzma.compress(LINES.encode()))),
+    "CSV": (
+        "csv",
+        "a.csv",
+        lambda path: path.write_text("en,de\n" + "".join(f'"{a}","{b}"\n' for a, b in PAIRS), encoding="utf-8"),
+    ),
+    "TSV": (
+        "csv",
+        "a.tsv.gz",
+        lambda path: path.write_bytes(gzip.compress(("en\tde\n" + "".join(f"{a}\t{b}\n" for a, b in PAIRS)).encode())),
+    ),
+    "Parquet": ("parquet", "a.parquet", write_parquet),
+}
+
+
+@pytest.mark.parametrize(("kind", "name", "write"), FORMATS.values(), ids=FORMATS)
+def test_pairs_are_the_same_in_every_format(tmp_path: Path, kind: str, name: str, write: Callable[[Path], Any]) -> None:
+    write(tmp_path / name)
+    pairs = load_pairs(recipe_for(tmp_path, kind=kind, file=name))
+    assert {split: rows.to_dict() for split, rows in pairs.items()} == dict.fromkeys(SPLITS, TEXTS)
+
+
+def test_parallel_text_files_are_read_line_by_line(tmp_path: Path) -> None:
+    """A byte-order mark is no text, and a line separator of Unicode ends no line."""
+    (tmp_path / "a.en").write_bytes("\ufeffone\u2028more\r\ntwo\n".encode())
+    (tmp_path / "a.de").write_bytes("\ufeffeins\nzwei\u0085mehr\n".encode())
+    recipe = recipe_for(tmp_path, kind="text", file="a.{language}", test=None)
+    expected = {"source": ["one\u2028more", "two"], "target": ["eins", "zwei\u0085mehr"]}
+    assert load_pairs(recipe)["train"].to_dict() == expected
+    (tmp_path / "a.de").write_text("eins\n")
+    with user_error(r"data\.train: .*a\.en has 2 lines, and .*a\.de 1; pair the files line by line"):
+        load_pairs(recipe)
+
+
+def test_direction_of_the_pairs_can_be_reversed_and_a_set_may_lack_a_test_split(folder: Path) -> None:
+    pairs = load_pairs(recipe_for(folder, file="all.jsonl", source="de", target="en", test=None))
+    assert {name: split["source"][0] for name, split in pairs.items()} == {
+        "train": "ein baum",
+        "validation": "ein baum",
+    }
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_data_set_of_the_hub_may_have_translations_or_plain_columns(
+    monkeypatch: pytest.MonkeyPatch, plain: bool
+) -> None:
+    rows = [{"en": a, "de": b, "id": 1} if plain else {"translation": {"en": a, "de": b}, "id": 1} for a, b in PAIRS]
+    asked = []
+
+    def load(path: str, subset: str, split: str) -> datasets.Dataset:
+        asked.append((path, subset, split))
+        return datasets.Dataset.from_list(rows)
+
+    monkeypatch.setattr(data_module, "load_dataset", load)
+    fields = {"kind": "hub", "path": "own/set", "subset": "de-en", "train": "train", "validation": "dev", "test": None}
+    pairs = load_pairs(recipe_of({"data": fields}))
+    assert pairs["train"].to_dict() == TEXTS
+    assert asked == [("own/set", "de-en", "train"), ("own/set", "de-en", "dev")]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", r"^data\.train: .*bad\.jsonl cannot be read as json \(.*\); see data\.path and data\.kind"),
+        ('{"text": "x"}', r"^data\.train: has no '(en|translation)'"),
+        (json_line("x", "  "), r"^data\.train: 1 pairs have an empty side; correct them or set data\.empty=drop"),
+        (json_line("x", None), r"^data\.train: 1 pairs have an empty side"),
+    ],
+)
+def test_bad_file_is_an_error_of_one_line(tmp_path: Path, line: str, message: str) -> None:
+    first = "" if "text" in line else LINES
+    (tmp_path / "bad.jsonl").write_text(first + line, encoding="utf-8")
+    with user_error(message):
+        load_pairs(recipe_for(tmp_path, file="bad.jsonl"), ["train"])
+
+
+def test_missing_file_or_column_is_an_error_of_one_line(folder: Path) -> None:
+    with user_error(r"^data\.train: .*none\.jsonl cannot be read as json"):
+        load_pairs(recipe_for(folder, file="none.jsonl"), ["train"])
+    with user_error(r"^data\.train: has no 'fr'; it has (en, de|de, en)\. Set data\.source and data\.target"):
+        load_pairs(recipe_for(folder, file="all.jsonl", target="fr"), ["train"])
+
+
+def test_pairs_with_an_empty_side_are_dropped_on_request_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a.jsonl").write_text(LINES + json_line("", "x") + "\n" + json_line("y", " "), encoding="utf-8")
+    pairs = load_pairs(recipe_for(tmp_path, file="a.jsonl", empty="drop"), ["train"])
+    assert pairs["train"].to_dict() == TEXTS
+    assert caplog.messages == ["data.train: dropped 2 pairs with an empty side."]
+
+
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 99))
+def test_held_out_pairs_are_drawn_by_the_seed_and_leave_the_others(validation: int, test: int, seed: int) -> None:
+    train = datasets.Dataset.from_dict({"source": [f"s{n}" for n in range(12)], "target": [f"t{n}" for n in range(12)]})
+    splits = hold_out(train, {"validation": validation, "test": test}, seed)
+    assert (len(splits["validation"]), len(splits["test"])) == (validation, test)
+    assert sorted(text for rows in splits.values() for text in rows["source"]) == sorted(train["source"])
+    again = hold_out(train, {"validation": validation, "test": test}, seed)
+    assert all(again[name].to_dict() == rows.to_dict() for name, rows in splits.items())
+
+
+def test_recipe_may_hold_pairs_out(folder: Path) -> None:
+    recipe = recipe_for(folder, train="all.jsonl", validation=1, test=1)
+    pairs = load_pairs(recipe)
+    for split in SPLITS:  # of a command that needs only one
+        assert load_pairs(recipe, [split])[split].to_dict() == pairs[split].to_dict()
+    assert {name: len(rows) for name, rows in pairs.items()} == dict.fromkeys(SPLITS, 1)
+    for split, rows in pairs.items():  # the same where a command asks for one split alone
+        assert load_pairs(recipe_for(folder, train="all.jsonl", validation=1, test=1), [split])[split][:] == rows[:]
+    with user_error(r"data\.validation, data\.test: hold out 3 of 3 pairs; give fewer"):
+        load_pairs(recipe_for(folder, train="all.jsonl", validation=2, test=1))
+
+
+def test_trees_are_read_as_sentences_and_linear_trees(tmp_path: Path) -> None:
+    tree = "(S (NP-SBJ (DT the) (NN dog)) (VP (VBZ barks)) (. .))\n"
+    for name in ("a.mrg", "b.mrg"):
+        (tmp_path / name).write_text(tree)
+    (tmp_path / "c.mrg.gz").write_bytes(gzip.compress(tree.encode()))
+    recipe = recipe_for(
+        tmp_path, kind="trees", target="trees", train="[ab].mrg", validation="c.mrg.gz", test="a.mrg c*"
+    )
+    pairs = load_pairs(recipe)
+    assert {name: len(rows) for name, rows in pairs.items()} == {"train": 2, "validation": 1, "test": 2}
+    assert pairs["test"][1]["source"] == "the dog barks ."
+    assert pairs["test"][1]["target"] == "(S(NP()DT()NN)NP(VP()VBZ)VP().)S"
+    with user_error(r"no file matches 'x\.mrg'"):
+        load_pairs(recipe_for(tmp_path, kind="trees", file="x.mrg"))
+    tokenizer = make_tokenizer(recipe, pairs["train"])
+    assert len(tokenizer.tokenize("(NP")) == 1
+
+
+def test_distilled_pairs_replace_the_training_pairs(folder: Path) -> None:
+    distilled = folder / "distilled"
+    distilled.mkdir()
+    row = {"translation": {"en": "one tree", "de": "der baum"}, "number": 0}
+    (distilled / "00000-of-00002.jsonl").write_text(json.dumps(row) + "\n")
+    recipe = recipe_for(folder, file="all.jsonl", distilled=str(distilled))
+    with user_error(r"data\.distilled: .* has 1 of 2 files; repeat training\.distill"):
+        load_pairs(recipe)
+    (distilled / "00001-of-00002.jsonl").write_text(json.dumps(row | {"number": 1}) + "\n")
+    pairs = load_pairs(recipe)
+    assert pairs["train"].to_dict() == {"source": ["one tree"] * 2, "target": ["der baum"] * 2}
+    assert pairs["validation"].to_dict() == TEXTS
+
+
+def test_fingerprint_is_the_digest_of_the_texts_in_order() -> None:
+    rows = datasets.Dataset.from_dict({"source": ["a", "b"], "target": ["c", "d"]})
+    expected = hashlib.sha256(b"a\0c\0b\0d\0").hexdigest()
+    assert fingerprint(rows) == {"pairs": 2, "sha256": expected}
+    assert fingerprint(rows.select([1, 0]))["sha256"] != expected
+
+
+def test_vocabulary_is_learned_from_evenly_spaced_pairs() -> None:
+    rows = datasets.Dataset.from_dict({side: [f"{side[0]}{n}" for n in range(10)] for side in ("source", "target")})
+    assert list(sample_texts(rows, 3)) == ["s0", "s3", "s6", "t0", "t3", "t6"]
+    assert len(list(sample_texts(rows, None))) == len(list(sample_texts(rows, 11))) == 20
+
+
+@pytest.fixture
+def tokenizer() -> VaswaniTransformerTokenizer:
+    """Return a tokenizer of one token a byte, and one for the end."""
+    return VaswaniTransformerTokenizer.train_from_iterator([text for pair in PAIRS for text in pair], 259)
+
+
+def test_text_that_spells_a_special_token_stays_text(folder: Path, tokenizer: VaswaniTransformerTokenizer) -> None:
+    recipe = recipe_for(folder, file="all.jsonl")
+    encoded = tokenize(recipe, load_pairs(recipe), tokenizer)["train"][2]
+    assert encoded["input_ids"].count(tokenizer.eos_token_id) == 1
+    assert tokenizer.pad_token_id not in encoded["labels"]
+    assert tokenizer.decode(encoded["labels"], skip_special_tokens=True) == "drei <pad>"
+
+
+def test_training_pairs_that_are_too_long_are_dropped_or_an_error_and_others_are_kept(
+    folder: Path, tokenizer: VaswaniTransformerTokenizer
+) -> None:
+    recipe = recipe_for(folder, file="all.jsonl", max_length=10)
+    dropped = tokenize(recipe, load_pairs(recipe), tokenizer)
+    assert tokenizer.decode(dropped["train"]["labels"][0], skip_special_tokens=True) == "ein baum"
+    assert {name: len(split) for name, split in dropped.items()} == {"train": 1, "validation": 3, "test": 3}
+    for more in ({"too_long": "error"}, {"max_length": 1}):
+        strict = recipe_for(folder, file="all.jsonl", **{"max_length": 10} | more)
+        with user_error(r"data\.max_length: [23] of 3 training pairs are longer than 10? tokens"):
+            tokenize(strict, load_pairs(strict), tokenizer)
+
+
+@pytest.mark.parametrize(("change", "message"), [("pad", r"pads on the left"), ("end", r"does not end a text")])
+def test_tokenizer_that_cannot_train_a_model_is_an_error(
+    folder: Path, tokenizer: VaswaniTransformerTokenizer, change: str, message: str
+) -> None:
+    if change == "end":
+        tokenizer.backend_tokenizer.post_processor = None
+    tokenizer.save_pretrained(folder / "tokenizer")
+    if change == "pad":
+        path = folder / "tokenizer" / "tokenizer_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"padding_side": "left"}))
+    recipe = recipe_of(
+        {"data": {"kind": "json", "path": str(folder)}, "tokenizer": {"path": str(folder / "tokenizer")}}
+    )
+    with user_error(rf"tokenizer\.path: .*{message}"):
+        make_tokenizer(recipe, to_pairs(datasets.Dataset.from_dict({"en": ["a"], "de": ["b"]}), recipe, "train"))
+
+
+def test_mask_is_added_after_all_other_tokens_for_a_cmlm(folder: Path) -> None:
+    recipe = recipe_for(folder, file="all.jsonl")
+    plain = load_data(recipe).tokenizer
+    fields = {"data": {"kind": "json", "path": str(folder)} | dict.fromkeys(SPLITS, "all.jsonl")}
+    masked = load_data(recipe_of(fields | {"tokenizer": {"vocab_size": 280}, "model": {"kind": "cmlm"}})).tokenizer
+    assert masked.get_vocab() == plain.get_vocab() | {"<mask>": len(plain)}

@@ -1,0 +1,280 @@
+"""Complete runs of the models that predict all words at once: their folders, logs, schedules, resuming and steps."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForSeq2SeqLM
+
+from tests.helpers import load_tokenizer, run_main
+from tests.training import runs
+from tests.training.changed_run import train_with_gradient
+from training.publish import main as publish
+from training.recipe import FAMILIES
+from training.train import main
+from training.trainer import FlowTrainer
+from vaswani_transformer.support.modes import eval_mode
+
+FolderOf = Callable[[str], Path]  # of the run of a family
+SETTINGS = {
+    "GLAT": [
+        *("--model.kind=nat", "--training.glancing=[0.9, 0.5]", "--decoding.length_beam_size=3"),
+        "--training.optimizer=radam",
+    ],
+    "CMLM": ["--model.kind=cmlm", "--decoding.num_iterations=3", "--training.evaluation_iterations=2"],
+    "IterativeVAE": ["--model.kind=iterative_vae", "--model.decoder_layers=2", "--training.kl_warmup_steps=8"],
+    "FlowSeq": [
+        *("--model.kind=flowseq", "--model.flow_steps=1"),
+        *("--training.decoder_steps=4", "--training.kl_warmup_steps=3"),
+    ],
+}
+LOGGED = {
+    "GLAT": {"length_loss", "glancing_accuracy"},
+    "CMLM": {"length_loss"},
+    "IterativeVAE": {"length_loss", "kl_loss", "layer_loss_1", "layer_loss_2", "layer_kl_2"}
+    | {"prior_weight_2", "hint_weight_2"},
+    "FlowSeq": {"length_loss", "token_loss"},
+}
+STEPS = "--training.steps=9"
+FAMILY = pytest.mark.parametrize("family", SETTINGS)
+
+
+def given(arguments: list[str], family: str) -> list[str]:
+    """Return the arguments of a run of nine steps; GLAT's recipe has no field of the paper's optimizer."""
+    recipe = Path(arguments[0])
+    if family == "GLAT":
+        radam = recipe.with_name("radam.yaml")
+        radam.write_text(recipe.read_text().replace("  warmup_steps: 10\n", ""))
+        recipe = radam
+    return [str(recipe), *SETTINGS[family], STEPS]
+
+
+@pytest.fixture(scope="module")
+def arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return runs.make_arguments(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, arguments: list[str]) -> FolderOf:
+    """Return the folders of runs of nine steps; an epoch has two steps, so step 3 is in the middle of one."""
+    folders = {}
+
+    def get(family: str) -> Path:
+        if family not in folders:
+            folders[family] = tmp_path_factory.mktemp("runs") / "whole"
+            runs.train_in(given(arguments, family), folders[family])
+        return folders[family]
+
+    return get
+
+
+@pytest.mark.slow
+@FAMILY
+def test_run_leaves_a_folder_that_loads_decodes_and_publishes(finished: FolderOf, tmp_path: Path, family: str) -> None:
+    folder = finished(family)
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), load_tokenizer(folder)
+    kind = SETTINGS[family][0].partition("=")[2]
+    assert type(model) is FAMILIES[kind].model_class
+    assert len(tokenizer) == model.config.vocab_size
+    for saved in (folder, *(folder / "checkpoints").iterdir()):
+        search = json.loads((saved / "generation_config.json").read_text())
+        assert search["length_beam_size"] == (3 if family == "GLAT" else 1)
+        assert search.get("num_iterations") == (3 if family == "CMLM" else None)
+        assert not search.keys() & {"max_length", "num_beams", "length_penalty", "max_source_relative_length"}
+    assert model.generate(**tokenizer(["one tree"], return_tensors="pt")).shape[0] == 1
+    publish([str(folder), "owner/name", f"--dry_run={tmp_path / 'hub'}"])
+    assert (tmp_path / "hub" / f"{kind}.py").exists()
+
+
+@pytest.mark.slow
+@FAMILY
+def test_log_has_the_parts_of_the_loss_at_every_step(finished: FolderOf, family: str) -> None:
+    entries = runs.entries(runs.results_in(finished(family)))
+    assert [entry["step"] for entry in entries] == list(range(1, 10))
+    for entry in entries:
+        assert LOGGED[family] <= entry.keys()
+        assert 0 < entry["length_loss"] < entry["loss"]
+    if family == "FlowSeq":
+        assert ["kl_loss" in entry for entry in entries] == [False] * 4 + [True] * 5
+        for entry, scale in zip(entries, [0, 0, 0, 0, 1 / 3, 2 / 3, 1, 1, 1], strict=True):
+            total = entry["token_loss"] + entry["length_loss"] + scale * entry.get("kl_loss", 0)
+            assert entry["loss"] == pytest.approx(total, rel=1e-5)
+    if family == "IterativeVAE":
+        first = entries[0]
+        assert first["kl_loss"] == pytest.approx(first["layer_kl_2"], rel=1e-5)  # the last layer's weight is 1
+        for step, entry in enumerate(entries):
+            total = entry["layer_loss_1"] + entry["layer_loss_2"] + entry["length_loss"]
+            assert entry["loss"] == pytest.approx(total + min(1, step / 8) * entry["kl_loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["GLAT", "CMLM"])
+def test_validation_loss_is_that_of_a_pass_that_sees_no_word(finished: FolderOf, family: str) -> None:
+    """The oracle, without the Trainer, is each pair by itself, in evaluation mode, with the length of the reference."""
+    folder = finished(family)
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder).eval(), load_tokenizer(folder)
+    total, tokens = 0.0, 0
+    for text in runs.LANGUAGE:
+        batch = tokenizer(text, text_target=text[::-1], return_tensors="pt")
+        total += model(**batch).token_loss.item() * batch["labels"].numel()
+        tokens += batch["labels"].numel()
+    assert total / tokens == pytest.approx(runs.results_in(folder)["validation"]["loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "step"), [*((family, 3) for family in SETTINGS), ("FlowSeq", 6)], ids=lambda value: str(value)
+)
+def test_run_resumes_to_the_bit_from_the_middle_of_an_epoch(
+    arguments: list[str], finished: FolderOf, tmp_path: Path, family: str, step: int
+) -> None:
+    """Dropout, noise, masks, glancing, the optimizer and FlowSeq's phases are included; its flow starts at step 4."""
+    folder = finished(family)
+    if family == "FlowSeq":
+        assert bool(runs.weights(folder, step)["flow.started"]) == (step > 4)
+    runs.assert_resumes(given(arguments, family), folder, step, tmp_path / "again")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (["nat", "--training.glancing=[0.9, 0.5]"], {0: 0.9, 5: 0.7, 10: 0.5, 99: 0.5}),
+        (["nat", "--training.glancing=[0.9, 0.5]", "--training.glancing_steps=4"], {0: 0.9, 1: 0.8, 4: 0.5, 9: 0.5}),
+        (["nat"], {5: None}),
+        (["iterative_vae", "--training.kl_warmup_steps=0"], {0: 1.0}),
+        (["iterative_vae", "--training.kl_scale=0.5", "--training.kl_warmup_steps=4"], {0: 0.125, 1: 0.25, 9: 0.5}),
+        (
+            ["flowseq", "--training.decoder_steps=4", "--training.kl_scale=2.0", "--training.kl_warmup_steps=4"],
+            {0: 0.0, 3: 0.0, 4: 0.5, 5: 1.0, 7: 2.0, 99: 2.0},
+        ),
+        (["flowseq", "--training.decoder_steps=4", "--training.kl_warmup_steps=0"], {3: 0.0, 4: 1.0}),
+    ],
+)
+def test_rate_of_a_schedule_depends_on_the_step_alone(
+    arguments: list[str], tmp_path: Path, settings: list[str], expected: dict[int, float | None]
+) -> None:
+    kind, *more = settings
+    trainer = runs.trainer_in(arguments, tmp_path / "run", f"--model.kind={kind}", "--training.steps=10", *more)
+    for step, value in expected.items():
+        rates = list(trainer.step_attributes(step).values())
+        assert rates == ([] if value is None else [pytest.approx(value)])
+
+
+# The start of FlowSeq's flow
+
+
+def test_flow_starts_once_from_all_pairs_of_a_step(arguments: list[str], tmp_path: Path) -> None:
+    """The start is that of one batch, however the pairs are split into micro-batches, and comes after the phase."""
+    settings = ["--model.kind=flowseq", "--model.flow_steps=1", "--training.decoder_steps=4", "--model.dropout=0.0"]
+    trainer = runs.trainer_in(arguments, tmp_path / "run", *settings)
+    assert isinstance(trainer, FlowTrainer)
+    model: Any = trainer.model
+    batch = trainer.add_draws(next(iter(trainer.get_train_dataloader())), torch.Generator().manual_seed(1))
+    again = type(model)(model.config)
+    again.load_state_dict(model.state_dict())
+    before = model.flow.layers[0].shift.clone()
+    trainer.state.global_step = 3
+    parts = [{name: value[rows] for name, value in batch.items()} for rows in (slice(0, 3), slice(3, None))]
+    trainer.get_batch_samples(iter(parts), 2, trainer.args.device)
+    assert torch.equal(model.flow.layers[0].shift, before)
+    model.train()
+    trainer.start_flow(parts)
+    assert model.training
+    assert not torch.equal(model.flow.layers[0].shift, before)
+    names = ("input_ids", "attention_mask", "labels", "word_draws", "latent_noise")
+    with eval_mode(again):
+        again.start_flow(**{name: batch[name] for name in names})
+    for mine, expected in zip(model.flow.parameters(), again.flow.parameters(), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)
+    trainer.state.global_step, started = 5, model.flow.layers[0].shift.clone()
+    trainer.get_batch_samples(iter(parts[:1]), 1, trainer.args.device)
+    assert torch.equal(model.flow.layers[0].shift, started)
+
+
+@pytest.mark.slow
+def test_flow_without_a_start_ends_the_run_with_one_line(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(FlowTrainer, "start_flow", lambda *_: None)
+    settings = [*given(arguments, "FlowSeq"), f"--output_dir={tmp_path / 'run'}"]
+    _, errors, status = run_main(main, settings, capsys)
+    assert ("flow: its actnorms have no start" in errors.splitlines()[-1], status) == (True, 2)
+
+
+@pytest.mark.slow
+def test_scores_by_drawn_latents_do_not_depend_on_a_kill_before_them(arguments: list[str], tmp_path: Path) -> None:
+    settings = [*given(arguments, "FlowSeq"), "--decoding.latent_temperature=5"]
+    first = runs.train_in(settings, tmp_path / "run")["test"]
+    (tmp_path / "run" / "results.json").unlink()
+    again = runs.train_in(settings, tmp_path / "run")["test"]
+    assert again | {"seconds": 0} == first | {"seconds": 0}
+
+
+# Several processes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [*SETTINGS, "ENGINE"])
+def test_run_of_two_processes_starts_one_model_and_resumes_to_the_bit(
+    arguments: list[str], teacher: Path, tmp_path: Path, family: str
+) -> None:
+    """Each process has its own draws; FlowSeq's flow starts from the pairs of both."""
+    engine = ["--model.kind=cmlm", f"--training.energy_from={teacher}", f"--tokenizer.path={teacher}", STEPS]
+    settings = [*arguments, *engine] if family == "ENGINE" else given(arguments, family)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    runs.run_to_end(settings, whole, launcher=runs.TWO_PROCESSES)
+    results = runs.results_in(whole)
+    assert (results["processes"], results["steps"]) == (2, 9)
+    if family == "FlowSeq":
+        assert bool(runs.weights(whole, 6)["flow.started"])
+    runs.rewound(whole, 6, killed)
+    runs.run_to_end(settings, killed, launcher=runs.TWO_PROCESSES)
+    runs.assert_same_checkpoints(whole, killed)
+
+
+@pytest.mark.slow
+def test_gradient_of_energy_is_the_same_on_two_processes_in_two_micro_batches_each(
+    arguments: list[str], teacher: Path, tmp_path: Path
+) -> None:
+    """ENGINE draws nothing here, so its steps are the same on any number of processes."""
+    settings = [*arguments, "--model.kind=cmlm", f"--training.energy_from={teacher}", f"--tokenizer.path={teacher}"]
+    settings += ["--training.steps=3", "--model.dropout=0.0"]
+    train_with_gradient([*settings, f"--output_dir={tmp_path / 'one'}"])
+    launch: dict[str, Any] = {"launcher": runs.TWO_PROCESSES, "change": "gradient"}
+    runs.run_to_end(settings, tmp_path / "two", "--training.device_tokens=15", **launch)
+    runs.assert_same_tensors(*(load_file(tmp_path / name / "gradient.safetensors") for name in ("one", "two")))
+    first, second = (runs.results_in(tmp_path / name) for name in ("one", "two"))
+    for one, two in zip(first["curve"], second["curve"], strict=True):
+        names = {name for name in one if "loss" in name or name in ("energy", "eval_energy")}
+        assert {name: one[name] for name in names} == pytest.approx({name: two[name] for name in names}, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_gradient_of_a_cmlms_step_is_that_of_the_mean_over_its_masked_tokens(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    """The step has three micro-batches; the oracle, without the Trainer, is the model's loss over all their pairs."""
+    step = ["--model.kind=cmlm", "--training.steps=1", "--model.dropout=0.0", "--training.device_tokens=20"]
+    train_with_gradient([*arguments, *step, f"--output_dir={tmp_path / 'run'}"])
+    trainer = runs.trainer_in(arguments, tmp_path / "again", *step)
+    batches, tokens = trainer.get_batch_samples(iter(trainer.get_train_dataloader()), 3, trainer.args.device)
+    masked = sum(int(batch["labels"].ne(-100).sum()) for batch in batches)
+    assert 0 < masked == tokens < trainer.target_tokens + 1
+    tokenizer: Any = trainer.processing_class
+    pad = tokenizer.pad_token_id
+    padding = {"labels": -100, "input_ids": pad, "decoder_input_ids": pad}
+    whole = {
+        name: torch.cat([batch[name] for batch in batches])
+        if batches[0][name].dim() == 1
+        else pad_sequence([row for batch in batches for row in batch[name]], True, padding.get(name, 0))
+        for name in batches[0]
+    }
+    model: Any = trainer.model
+    model.train()(**whole).loss.backward()
+    gradient = load_file(tmp_path / "run" / "gradient.safetensors")
+    runs.assert_same_tensors(gradient, {name: weight.grad for name, weight in model.named_parameters()})

@@ -1,0 +1,203 @@
+"""Recipes: read from YAML and arguments, with exactly the fields that their kinds have."""
+
+import dataclasses
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from tests.helpers import run_main, run_python, user_error
+from training import machine, train
+from training import recipe as recipe_module
+from training.machine import trains_slowly_in_bf16
+from training.recipe import FAMILIES, RECIPES, load_recipe, recipe_of, recipe_parser, to_dict
+
+WriteRecipe = Callable[[str], Path]  # of a text; returns its file
+ALL = sorted(RECIPES.glob("*.yaml"))
+QUICKSTART = RECIPES / "quickstart.yaml"
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path) -> WriteRecipe:
+    def write(text: str) -> Path:
+        path = tmp_path / "own.yaml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
+def test_every_recipe_of_the_project_is_valid_and_saved_as_the_same(path: Path) -> None:
+    of_file = yaml.safe_load(path.read_text(encoding="utf-8"))
+    recipe = load_recipe(path, [] if of_file["data"]["kind"] == "grammar" else ["--data.path=somewhere"])
+    assert (recipe.name, bool(recipe.expected)) == (path.stem, True)
+    for group in ("data", "tokenizer", "training", "decoding", "score"):
+        for name, value in of_file.get(group, {}).items():
+            known = getattr(getattr(recipe, group), name)
+            assert known == (tuple(value) if isinstance(value, list) else value) or name in ("path", "precision")
+    saved = to_dict(recipe)
+    assert yaml.safe_load(yaml.safe_dump(saved)) == saved
+    assert to_dict(recipe_of(saved)) == saved
+    assert "output_dir" not in saved
+
+
+def test_wmt_recipes_have_the_papers_regime() -> None:
+    base, big = (load_recipe(RECIPES / f"wmt14-en-de-{name}.yaml", []) for name in ("base", "big"))
+    assert (base.training.steps, big.training.steps) == (100_000, 300_000)
+    assert (base.training.average_last, big.training.average_last) == (5, 20)
+    for recipe in (base, big):
+        training = recipe.training
+        assert (training.source_tokens, training.target_tokens, training.warmup_steps) == (25_000, 25_000, 4000)
+        assert training.checkpoint_minutes == 10
+        assert recipe.search() == {
+            "num_beams": 4,
+            "length_penalty": 0.6,
+            "length_penalty_type": "gnmt",
+            "max_source_relative_length": 50,
+        }
+    assert big.model_config(vocab_size=37_000).d_model == 1024
+
+
+def test_arguments_override_the_file(recipe_file: WriteRecipe) -> None:
+    path = recipe_file("name: own\ndata: {kind: text, path: a}\nmodel: {d_model: 16, num_heads: 2}\n")
+    recipe = load_recipe(path, ["--training.steps=7", "--model.d_model=32", "--name=2024", "--data.path=b"])
+    assert (recipe.training.steps, recipe.name, recipe.data.path) == (7, "2024", "b")
+    assert (recipe.model["d_model"], recipe.model["num_heads"]) == (32, 2)
+
+
+def test_kind_may_stand_after_a_blank() -> None:
+    recipe = load_recipe(QUICKSTART, ["--model.kind", "nat", "--training.glancing", "[0.5,0.3]"])
+    assert (recipe.kind, recipe.training.glancing) == ("nat", (0.5, 0.3))
+
+
+def test_home_is_expanded_in_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    recipe = load_recipe(QUICKSTART, ["--output_dir=~/runs/a", "--note=~ 2 minutes"])
+    assert (recipe.output_dir, recipe.note) == ("/home/somebody/runs/a", "~ 2 minutes")
+
+
+@pytest.mark.parametrize(
+    ("given", "is_slow", "taken"),
+    [("auto", True, "fp32"), ("auto", False, "bf16"), ("bf16", True, "bf16"), ("fp32", False, "fp32")],
+)
+def test_recipe_that_leaves_its_precision_open_gets_the_faster_one(
+    given: str, is_slow: bool, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipe_module, "trains_slowly_in_bf16", lambda: is_slow)
+    assert load_recipe(QUICKSTART, [f"--training.precision={given}"]).training.precision == taken
+
+
+@pytest.mark.parametrize(
+    ("cpu_name", "amx_bf16", "is_slow"),
+    [("Intel Xeon", False, True), ("Intel Xeon", True, False), ("AMD EPYC", False, False)],
+)
+def test_instructions_for_bf16_are_no_gain_on_intel_without_a_matrix_unit(
+    cpu_name: str, amx_bf16: bool, is_slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    capabilities = {"cpu_name": cpu_name, "amx_bf16": amx_bf16}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    assert trains_slowly_in_bf16() == is_slow
+
+
+@pytest.mark.parametrize("has_instructions", [True, False])
+def test_gpu_that_only_emulates_bf16_trains_in_fp32(has_instructions: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_supported(including_emulation: bool = True) -> bool:
+        return including_emulation or has_instructions
+
+    monkeypatch.setattr(machine, "uses_cpu", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
+    assert trains_slowly_in_bf16() != has_instructions
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the variable is for instructions of x86")
+def test_cpu_without_instructions_for_bf16_is_known() -> None:
+    code = "from training.machine import trains_slowly_in_bf16; print(trains_slowly_in_bf16())"
+    assert run_python(code, ONEDNN_MAX_CPU_ISA="AVX2", ACCELERATE_USE_CPU="true").strip() == "True"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data: [", r"own\.yaml: cannot be read as YAML \(while parsing"),
+        ("[1, 2]", r"own\.yaml: a recipe is a mapping of keys to values; got list"),
+        ("data: {kind: grammar, pth: 3}", r"Group 'data' does not accept option 'pth'"),
+        ("data: {kind: xml}", r"data\.kind: got 'xml', expected one of grammar, hub, json"),
+        ("model: {kind: lstm}", r"model\.kind: got 'lstm', expected one of autoregressive, nat, cmlm"),
+        ("data: {kind: json}", r"data\.path: the recipe 'run' needs the folder of its data; give --data\.path="),
+        ("data: {kind: grammar}\nmodel: {vocab_size: 9}", r"model\.vocab_size: the tokenizer sets it; see tokenizer"),
+        ("data: {kind: grammar}\nmodel: {d_modl: 9}", r"model: d_modl: not a field of VaswaniTransformerConfig"),
+    ],
+)
+def test_invalid_file_is_an_error_of_one_line(recipe_file: WriteRecipe, text: str, message: str) -> None:
+    with user_error(message):
+        load_recipe(recipe_file(text), [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--training.steps=0"], r"^training\.steps: Not of type PositiveInt: 0 does not conform to restriction v>0"),
+        (["--training.steps=many"], r"^training\.steps: .*'many'"),
+        (["--training.minutes=-1"], r"^training\.minutes: .* v>0, got -1\. --help lists the fields"),
+        (["--training.stps=3"], r"^unrecognized arguments: --training\.stps=3"),
+        (["steps=3"], r"^unrecognized arguments: steps=3"),
+        (["--training.steps"], r"training\.steps: expected one argument"),
+        (["--training.glancing=[0.5,0.3]"], r"unrecognized arguments: --training\.glancing"),
+        (["--model.kind=nat", "--training.glancing=[0.5,2]"], r"^training\.glancing: .* got \[0\.5, 2\]"),
+        (["--training.optimizer=radam"], r"does not accept option 'warmup_steps'"),
+        (["--model.d_model=7"], r"^model: .*d_model \(7\) must be even"),
+        (["--model.d_model=abc"], r"^model: .*'d_model' expected int, got str"),
+        (["--training.average_last=13"], r"^training\.keep_checkpoints: 13 are too few to average the last 13"),
+        (
+            ["--training.start_from=a", "--training.encoder_from=b"],
+            r"^training\.start_from: the model has an encoder; leave training\.encoder_from out",
+        ),
+    ],
+)
+def test_invalid_argument_is_an_error_of_one_line(arguments: list[str], message: str) -> None:
+    with user_error(message):
+        load_recipe(QUICKSTART, arguments)
+
+
+def test_missing_recipe_is_an_error_that_lists_those_there_are() -> None:
+    with user_error(r"quick\.yaml: there is no such recipe; those of training/recipes are .*quickstart\.yaml"):
+        load_recipe("quick.yaml", [])
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_help_lists_every_field_of_a_kind_with_its_meaning(kind: str) -> None:
+    text = " ".join(recipe_parser({}, [f"--model.kind={kind}"]).format_help().split())
+    family = FAMILIES[kind]
+    for group, owner in (("training", family.training), ("decoding", family.decoding)):
+        for field in dataclasses.fields(owner):
+            assert f"--{group}.{field.name}" in text
+    assert "the tokens, </s> included, that a side of a training pair may have" in text
+    assert "the run's name, also in its model card" in text
+
+
+def test_command_without_a_recipe_prints_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    output, _, status = run_main(train.main, ["--help"], capsys)
+    assert (status, "--training.steps" in output) == (0, True)
+    recipe = str(RECIPES / "multi30k-glat.yaml")
+    assert "--training.glancing" in run_main(train.main, [recipe, "--help"], capsys)[0]
+    assert run_main(train.main, [], capsys)[2] == 2
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FAMILIES if kind != "autoregressive"])
+def test_model_that_predicts_all_words_at_once_never_predicts_the_unknown_word(kind: str) -> None:
+    recipe = load_recipe(QUICKSTART, [f"--model.kind={kind}"])
+    tokenizer: Any = type("Tokenizer", (), {"unk_token_id": 3})
+    ids = {"mask_token_id": 4} if recipe.family.needs_mask else {}
+    generation = recipe.generation_config(recipe.model_config(vocab_size=30, **ids), tokenizer)
+    assert generation.suppress_tokens == [3]
+    assert all(getattr(generation, name) == value for name, value in recipe.search().items())

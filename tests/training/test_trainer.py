@@ -1,0 +1,236 @@
+"""One step, its log and an evaluation are means over target tokens, for any number of processes and micro-batches."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForSeq2SeqLM, TrainerState
+
+from tests.helpers import LargestTensor, user_error
+from tests.training import runs
+from tests.training.changed_run import train_with_gradient
+from training.checkpoints import CHECKPOINTS, complete_checkpoints, step_of
+from training.machine import init_processes
+from training.trainer import LowerLoss, PaperTrainer, sentence_losses
+
+Reference = tuple[list[str], Path]  # the arguments and the folder of a run
+ONE_STEP = ["--training.steps=1", "--training.evaluation_steps=1", "--model.dropout=0.0"]
+CMLM = ["--model.kind=cmlm", "--model.dropout=0.0"]
+
+
+def gradient(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "gradient.safetensors")
+
+
+@pytest.fixture(scope="module")
+def reference_run(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """Return the arguments of a run of one step, and its folder with one process and one micro-batch."""
+    arguments = [*runs.make_arguments(tmp_path_factory.mktemp("data")), *ONE_STEP]
+    folder = tmp_path_factory.mktemp("runs") / "one"
+    train_with_gradient([*arguments, f"--output_dir={folder}"])
+    return arguments, folder
+
+
+@pytest.mark.slow
+def test_gradient_of_a_step_is_that_of_the_mean_over_its_target_tokens(
+    reference_run: Reference, tmp_path: Path
+) -> None:
+    """The oracle, without the Trainer, is the model's loss over all pairs of the first batch."""
+    arguments, folder = reference_run
+    init_processes()
+    trainer = runs.trainer_in(arguments, tmp_path / "run")
+    trainer.model.train()(**next(iter(trainer.get_train_dataloader()))).loss.backward()
+    runs.assert_same_tensors(gradient(folder), {name: weight.grad for name, weight in trainer.model.named_parameters()})
+
+
+@pytest.mark.slow
+def test_step_in_three_micro_batches_equals_the_step_in_one(reference_run: Reference, tmp_path: Path) -> None:
+    arguments, folder = reference_run
+    train_with_gradient([*arguments, "--training.device_tokens=20", f"--output_dir={tmp_path / 'run'}"])
+    runs.assert_same_tensors(gradient(tmp_path / "run"), gradient(folder))
+    runs.assert_same_tensors(runs.weights(tmp_path / "run"), runs.weights(folder))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [runs.TWO_PROCESSES, runs.TWO_SHARDS], ids=["DDP", "FSDP2"])
+def test_step_of_two_processes_in_two_micro_batches_each_equals_the_step_in_one(
+    reference_run: Reference, tmp_path: Path, launcher: tuple[str, ...]
+) -> None:
+    """The comparison covers the gradient and the weights after the step."""
+    arguments, folder = reference_run
+    runs.run_to_end([*arguments, "--training.device_tokens=15"], tmp_path / "run", launcher=launcher, change="gradient")
+    assert runs.results_in(tmp_path / "run")["processes"] == 2
+    runs.assert_same_tensors(gradient(tmp_path / "run"), gradient(folder))
+    runs.assert_same_tensors(runs.weights(tmp_path / "run"), runs.weights(folder))
+
+
+@pytest.mark.slow
+def test_uneven_batches_and_a_single_validation_sentence_hang_no_process(tmp_path: Path) -> None:
+    """Of five pairs, four make a batch and one remains; the second process has no validation sentence."""
+    five = ["one", "two trees", "three", "four dogs", "the sea"]
+    arguments = runs.make_arguments(tmp_path, train=five, validation=["one tree"], test=["two", "dogs"])
+    settings = [*arguments, "--training.steps=5", "--training.source_tokens=20", "--training.target_tokens=20"]
+    settings += ["--training.device_tokens=5", "--model.dropout=0.0"]
+    settings = runs.last_of_each(*settings)
+    runs.run_to_end(settings, tmp_path / "two", launcher=runs.TWO_PROCESSES)
+    one, two = runs.train_in(settings, tmp_path / "one"), runs.results_in(tmp_path / "two")
+    assert (two["processes"], two["steps"], two["test"]["sentences"]) == (2, 5, 2)
+    assert two["validation"]["loss"] == pytest.approx(one["validation"]["loss"], rel=1e-3)
+    for first, second in zip(runs.entries(one), runs.entries(two), strict=True):
+        assert first["loss"] == pytest.approx(second["loss"], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_killed_sharded_run_equals_an_unsharded_run_to_the_bit(tmp_path: Path) -> None:
+    """FSDP2 against DDP: weights, losses on batches of several lengths, and translations by beam search.
+
+    A sum of two addends has one order, so no bit differs.
+    """
+    sentences = ["tree " * (1 + number % 7) for number in range(130)]  # three batches, unlike on the two processes
+    arguments = runs.make_arguments(tmp_path, validation=sentences)
+    settings = [*arguments, "--training.steps=9", "--training.evaluation_beams=2", "--score.examples=16"]
+    unsharded, sharded = tmp_path / "whole", tmp_path / "sharded"
+    runs.run_to_end(settings, unsharded, launcher=runs.TWO_PROCESSES)
+    runs.kill_after(1, runs.start(settings, sharded, launcher=runs.TWO_SHARDS), sharded)
+    assert runs.last_step(sharded) < 9
+    runs.run_to_end(settings, sharded, launcher=runs.TWO_SHARDS)
+    runs.assert_same_checkpoints(unsharded, sharded)
+    results = [runs.results_in(folder) for folder in (unsharded, sharded)]
+    for name in ("validation", "steps", "processes"):
+        assert results[0][name] == results[1][name]
+    assert results[0]["test"]["examples"] == results[1]["test"]["examples"]
+    model = AutoModelForSeq2SeqLM.from_pretrained(sharded)
+    assert model.lm_head.weight is model.model.shared.weight
+
+
+def test_log_of_a_step_has_its_loss_and_its_parts(arguments: list[str], tmp_path: Path) -> None:
+    """The oracle is the model's loss of the batch."""
+    trainer = runs.trainer_in(arguments, tmp_path / "run", *CMLM)
+    trainer.create_optimizer_and_scheduler(1)
+    (batch,), tokens = trainer.get_batch_samples(iter(trainer.get_train_dataloader()), 1, trainer.args.device)
+    expected = trainer.model.train()(**batch)
+    trainer.training_step(trainer.model, batch, tokens)
+    trainer.log({"loss": 0.0})
+    logged = trainer.state.log_history[-1]
+    assert logged["loss"] == pytest.approx(expected.loss.item(), rel=1e-5)
+    assert logged["length_loss"] == pytest.approx(expected.length_loss.item(), rel=1e-5)
+    assert logged["target_tokens_per_second"] > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "names"),
+    [
+        ("cmlm", [], ["labels", "decoder_input_ids"]),
+        ("nat", ["--training.glancing=[0.5,0.3]"], ["glancing_draws"]),
+        ("flowseq", ["--training.decoder_steps=1"], ["word_draws", "latent_noise"]),
+    ],
+)
+def test_random_choices_depend_on_the_seed_and_the_step_alone(
+    arguments: list[str], tmp_path: Path, kind: str, more: list[str], names: list[str]
+) -> None:
+    trainer = runs.trainer_in(arguments, tmp_path / "run", f"--model.kind={kind}", *more)
+    batch = next(iter(trainer.get_train_dataloader()))
+
+    def choices(step: int) -> dict[str, Tensor]:
+        trainer.state.global_step = step
+        torch.rand(3)  # of the process, which decides nothing
+        (chosen,), _ = PaperTrainer.get_batch_samples(trainer, iter([batch]), 1, trainer.args.device)
+        return chosen
+
+    for name in names:
+        assert torch.equal(choices(5)[name], choices(5)[name])
+        assert not torch.equal(choices(5)[name], choices(6)[name])
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_sharded_model_is_autocast_by_the_trainer(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_sharded: bool
+) -> None:
+    """Accelerate wraps the forward pass of any other model."""
+    trainer = runs.trainer_in(arguments, tmp_path / "run", "--training.precision=bf16")
+    monkeypatch.setattr(trainer, "is_fsdp_enabled", is_sharded)
+    with trainer.compute_loss_context_manager():
+        assert torch.is_autocast_enabled(trainer.args.device.type) == is_sharded
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("log_steps", [1, 100])
+def test_loss_that_is_not_finite_stops_the_run_before_its_weights_are_saved(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_steps: int
+) -> None:
+    compute = PaperTrainer.compute_loss
+
+    def poisoned(trainer: PaperTrainer, *given: Any, **named: Any) -> Any:
+        return compute(trainer, *given, **named) * (math.nan if trainer.state.global_step == 4 else 1.0)
+
+    monkeypatch.setattr(PaperTrainer, "compute_loss", poisoned)
+    settings = [*arguments, "--training.steps=9", f"--training.log_steps={log_steps}"]
+    with user_error(r"training: the loss or its gradient is not finite, at or before step [56]; the last checkpoint"):
+        runs.train_in(settings, tmp_path / "run")
+    assert [step_of(path) for path in complete_checkpoints(tmp_path / "run")] == [3]
+    assert not (tmp_path / "run" / CHECKPOINTS / "checkpoint-6").exists()
+
+
+def summed(logits: Tensor, labels: Tensor) -> Tensor:
+    return torch.nn.functional.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none").sum(1)
+
+
+def test_sentence_losses_are_the_same_in_chunks_and_make_no_copy_of_all_logits() -> None:
+    batch, length, vocab_size = 19, 7, 50
+    logits = torch.randn(batch, length, vocab_size).bfloat16()
+    labels = torch.randint(vocab_size, (batch, length)).masked_fill(torch.rand(batch, length) < 0.3, -100)
+    with LargestTensor() as largest:
+        losses = sentence_losses(logits, labels)
+    assert largest.numel == 8 * length * vocab_size
+    torch.testing.assert_close(losses, summed(logits, labels), rtol=0, atol=0)
+
+
+SIDES = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=40)
+
+
+@given(SIDES, st.integers(1, 8), st.integers(1, 20))
+def test_evaluation_batches_hold_each_pair_once_and_few_long_ones(
+    pairs: list[tuple[int, int]], size: int, longest: int
+) -> None:
+    from datasets import Dataset
+
+    sides = {name: [[5] * pair[side] for pair in pairs] for side, name in enumerate(("input_ids", "labels"))}
+    tokens = Dataset.from_dict(sides).cast_column("input_ids", Dataset.from_dict(sides).features["input_ids"])
+    recipe = type("R", (), {"training": type("T", (), {"evaluation_batch_size": size})})
+    recipe.data = type("D", (), {"max_length": longest})
+    trainer = type("Fake", (), {"recipe": recipe})
+    batches = PaperTrainer.evaluation_batches(trainer, tokens)  # ty: ignore[invalid-argument-type]
+    assert sorted(pair for batch in batches for pair in batch) == list(range(len(pairs)))
+    order = [pairs[pair][0] for batch in batches for pair in batch]
+    assert order == sorted(order, reverse=True)
+    for batch in batches:
+        assert len(batch) <= size
+        assert len(batch) == 1 or len(batch) * max(max(pairs[pair]) for pair in batch) <= size * longest
+
+
+def test_evaluation_of_any_batch_size_gives_the_same_loss(arguments: list[str], tmp_path: Path) -> None:
+    scores = []
+    for size in (1, 5, 64):
+        trainer = runs.trainer_in(arguments, tmp_path / f"run-{size}", f"--training.evaluation_batch_size={size}")
+        texts, metrics = trainer.translate_split("validation", trainer.search)
+        scores.append((metrics["loss"], len(texts)))
+    np.testing.assert_allclose([loss for loss, _ in scores], scores[0][0], rtol=1e-5)
+    assert {count for _, count in scores} == {16}
+
+
+@pytest.mark.parametrize(("losses", "is_better"), [((3.0, 2.0), True), ((2.0, 3.0), False)])
+def test_lower_loss_decides_between_evaluations_with_the_same_metric(
+    losses: tuple[float, float], is_better: bool
+) -> None:
+    state = TrainerState(best_metric=0.0, best_global_step=3)
+    state.log_history = [{"step": 3, "eval_loss": losses[0]}]
+    args = type("Arguments", (), {"metric_for_best_model": "bleu", "greater_is_better": True})
+    LowerLoss().on_evaluate(args, state, None, {"eval_bleu": 0.0, "eval_loss": losses[1]})
+    assert (state.best_metric < 0.0) == is_better

@@ -1,0 +1,216 @@
+"""The model card of a run: `card_template.md` holds the words, `results.json` the facts.
+
+`python -m training.card RESULTS.json OWNER/NAME [--output=FILE]` writes it.
+"""
+
+import argparse
+import html
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from training.data import describe_unknown
+from training.prepare import SOURCES
+from training.recipe import Recipe, recipe_of
+from training.tasks import Metric, make_task, selection_metric
+from vaswani_transformer.support.errors import exit_on_user_error
+
+TEMPLATE = Path(__file__).parent / "card_template.md"
+ROWS = 12  # of the table of evaluations
+AT_ONCE = "which predicts all words of an output at once"
+INTRODUCTIONS = {  # what a card says first, by kind of model; "glat" is kind nat with glancing
+    "autoregressive": 'The original Transformer of ["Attention Is All You Need"](https://arxiv.org/abs/1706.03762)',
+    "nat": f"A non-autoregressive Transformer (NAT, [Gu et al. 2018](https://arxiv.org/abs/1711.02281)), {AT_ONCE}",
+    "glat": f"A Glancing Transformer (GLAT, [Qian et al. 2021](https://arxiv.org/abs/2008.07905)), {AT_ONCE}",
+    "cmlm": "A conditional masked language model (CMLM, "
+    f"[Ghazvininejad et al. 2019](https://arxiv.org/abs/1904.09324)), {AT_ONCE}",
+    "flowseq": f"A FlowSeq ([Ma et al. 2019](https://arxiv.org/abs/1909.02480)), {AT_ONCE}",
+    "iterative_vae": f"An IterativeVAE, {AT_ONCE} from a latent that its layers refine",
+}
+LIMITS = {
+    "translate": "It may drop, repeat or invent words in fluent sentences, and BLEU does not measure meaning.",
+    "answer": "It may answer anything with the same few phrases, contradict itself or invent facts.",
+    "parse": "It may attach a phrase to the wrong place or give it a wrong label.",
+}
+EXAMPLE = "Two dogs play in the snow."  # for results without a test sentence
+
+
+def variant(recipe: Recipe) -> str:
+    """Return the kind of a recipe's model, or "glat" for a NAT that glancing trains."""
+    return "glat" if recipe.kind == "nat" and recipe.training.glancing else recipe.kind
+
+
+def as_text(tree: Any) -> Any:
+    """Return nested values whose texts are one line each and hold no HTML; a recipe may hold any text."""
+    if isinstance(tree, dict):
+        return {name: as_text(value) for name, value in tree.items()}
+    if isinstance(tree, list):
+        return [as_text(value) for value in tree]
+    return html.escape(" ".join(tree.split()), quote=False) if isinstance(tree, str) else tree
+
+
+def make_card(results: dict[str, Any], repository: str, license: str = "apache-2.0") -> ModelCard:
+    """Return the card of a run; its metadata have a `model-index` of each score with its signature."""
+    examples = results.get("test", {}).get("examples")
+    source = examples[0]["source"] if examples else EXAMPLE
+    results = as_text(results)
+    recipe = recipe_of(results["recipe"])
+    task, training, machine = make_task(recipe), recipe.training, results["hardware"]
+    data, data_license, hub_name = describe_data(recipe, results.get("source"))
+    names = (
+        recipe.model.get("paper", "base"),
+        ", ".join(f"{name} {value}" for name, value in recipe.model.items() if name not in ("paper", "kind")),
+    )
+    metric = selection_metric(recipe).title
+    last = training.average_last
+    commit = results["commit"]
+    head = ModelCardData(
+        language=[code for code in (recipe.data.source, recipe.data.target) if len(code) == 2] or None,
+        license=license,
+        library_name="transformers",
+        pipeline_tag=task.hub_name,
+        tags=["transformer", variant(recipe).replace("_", "-"), recipe.family.config_class.model_type, task.hub_name],
+        datasets=[hub_name] if hub_name else None,
+        metrics=[each.key for each in task.metrics],
+        model_name=results["name"],
+        eval_results=list(eval_results(results, recipe)),
+    )
+    return ModelCard.from_template(
+        head,
+        template_path=str(TEMPLATE),
+        name=results["name"],
+        introduction=INTRODUCTIONS[variant(recipe)],
+        purpose=f"{task.verb} `{recipe.data.source}` into `{recipe.data.target}`",
+        data=data + ("; training targets replaced by a teacher's outputs" if recipe.data.distilled else ""),
+        license=license,
+        data_license=data_license,
+        model=f"{results['parameters']:,} parameters: the paper's {names[0]}"
+        + (f" with {names[1]}" if names[1] else ""),
+        training=f"{results['steps']:,} steps of some {training.source_tokens:,} source and {training.target_tokens:,} "
+        f"target tokens, {training.precision}, optimizer {training.optimizer}",
+        weights=f"the checkpoint with the best validation {metric}"
+        if last is None
+        else f"the mean of the checkpoints of steps {', '.join(map(str, results['averaged_steps']))}",
+        machine=f"{results['processes']} process(es), {machine['cores']} cores of {machine['cpu']}, "
+        + "".join(f"{count} {name}, " for name, count in machine["accelerators"].items())
+        + f"{results.get('seconds', 0) / 60:.0f} minutes; "
+        + ", ".join(f"{name} {version}" for name, version in results["versions"].items()),
+        scores="\n".join(f"- {line}" for line in score_lines(results, recipe)) or "Not yet measured.",
+        repository=json.dumps(repository),
+        example=json.dumps(source, ensure_ascii=False),
+        search=describe_search(results.get("test", results["validation"])["search"]),
+        longest=recipe.data.max_length,
+        limits=LIMITS[task.verb],
+        curve=curve_table(results["curve"], task.best_metric),
+        fingerprints=", ".join(
+            f"{split} {of['pairs']:,} pairs, `{of['sha256']}`" for split, of in results["data"].items()
+        )
+        + (f". Unknown tokens: {describe_unknown(results['tokens'])}" if "tokens" in results else ""),
+        code="code that git does not track"
+        if commit is None
+        else f"commit {commit['hash']}"
+        + (" with changes that are not committed" if commit and commit["dirty"] else ""),
+        command=training_command(recipe, repository),
+    )
+
+
+def describe_data(recipe: Recipe, prepared: str | None) -> tuple[str, str, str | None]:
+    """Return the name of a run's data with its source, its license, and its name on the Hub."""
+    data = recipe.data
+    if data.kind == "grammar":
+        return "vaswani-transformer's own English-Spanish task, sentences of a small grammar", "Apache-2.0", None
+    if data.kind == "hub":
+        return f"{data.path} {data.subset or ''}".strip(), "on its page on the Hub", data.path
+    if (source := SOURCES.get(prepared or "")) is not None:
+        return f"{prepared}, from {source.page}", source.license, source.hub
+    return str(data.path), "its owners'", None
+
+
+def eval_results(results: dict[str, Any], recipe: Recipe) -> Iterator[EvalResult]:
+    """Yield every score with its signature, those of the test set first."""
+    task, name = make_task(recipe), describe_data(recipe, results.get("source"))[0]
+    for split in ("test", "validation"):
+        scores = results.get(split, {})
+        for metric in task.metrics:
+            if metric.key in scores:
+                yield EvalResult(
+                    task_type=task.hub_name,
+                    task_name=f"{task.verb} {recipe.data.source}-{recipe.data.target}",
+                    dataset_type=getattr(recipe.data, "path", None) or recipe.data.kind,
+                    dataset_name=name,
+                    dataset_split=split,
+                    metric_type=metric.key,
+                    metric_name=metric.title,
+                    metric_value=round(scores[metric.key], 2),
+                    metric_args={"signature": scores[metric.signature_key]},
+                )
+
+
+def score_lines(results: dict[str, Any], recipe: Recipe) -> Iterator[str]:
+    """Yield each score with its signature; a signature contains `|` and does not fit into a table."""
+    task = make_task(recipe)
+
+    def scored(scores: dict[str, Any], metric: Metric) -> str:
+        return f"{metric.title} {scores[metric.key]:.2f}, `{scores[metric.signature_key]}`"
+
+    if (scores := results.get("test")) is not None:
+        how = describe_search(scores["search"])
+        for metric in task.metrics:
+            yield f"test set, {scores['sentences']:,} sentences, {how}: {scored(scores, metric)}"
+        if recipe.published:
+            yield f"published on the same test set: {recipe.published}"
+    if (scores := results.get("validation")) is not None:
+        how = describe_search(scores["search"])
+        yield f"validation set, {how}: {scored(scores, task.best_metric)}"
+    if recipe.note:
+        yield recipe.note
+    for example in results.get("test", {}).get("examples", [])[:1]:
+        yield f"the first test sentence, `{example['source']}`, becomes `{example['translation']}`"
+
+
+def describe_search(search: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in search.items() if "token_id" not in name)
+
+
+def curve_table(curve: list[dict[str, Any]], metric: Metric) -> str:
+    """Return a table of at most `ROWS` evaluations, evenly spaced."""
+    evaluated = [entry for entry in curve if "eval_loss" in entry]
+    rows = [f"| step | validation loss | {metric.title} |", "| ---: | ---: | ---: |"]
+    for number in sorted({round(index * (len(evaluated) - 1) / (ROWS - 1)) for index in range(ROWS) if evaluated}):
+        entry = evaluated[number]
+        rows.append(f"| {entry['step']:,} | {entry['eval_loss']:.3f} | {entry[f'eval_{metric.key}']:.2f} |")
+    return "\n".join(rows)
+
+
+def training_command(recipe: Recipe, repository: str) -> str:
+    """Return the command that trains another such model, in a clone of the code, with placeholders for local data."""
+    names = {"data.distilled": "DISTILLED", "training.encoder_from": "TEACHER", "training.start_from": "MODEL"}
+    names |= {"training.energy_from": "TEACHER", "tokenizer.path": repository}
+    options = ["--data.path=FOLDER"] if recipe.data.kind not in ("grammar", "hub") else []
+    for name, placeholder in names.items():
+        group, _, member = name.partition(".")
+        if getattr(getattr(recipe, group), member, None) is not None:
+            options.append(f"--{name}={placeholder}")
+    options.append(f"--output_dir=runs/{repository.rpartition('/')[2]}")
+    return " ".join(["python -m training.train recipe.yaml", *map(shlex.quote, options)])
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m training.card", description="Write the model card of a run.", allow_abbrev=False
+    )
+    parser.add_argument("results", type=Path, metavar="RESULTS.json", help="what a finished run wrote")
+    parser.add_argument("repository", metavar="OWNER/NAME", help="the repository that the card is for")
+    parser.add_argument("--output", type=Path, metavar="FILE", default="model_card.md", help="the card (model_card.md)")
+    options = parser.parse_args(arguments)
+    with exit_on_user_error(OSError):
+        results = json.loads(options.results.read_text(encoding="utf-8"))
+        make_card(results, options.repository).save(options.output)
+
+
+if __name__ == "__main__":
+    main()

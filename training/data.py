@@ -1,0 +1,356 @@
+"""The pairs of a run: read by `datasets`, checked, tokenized once into memory-mapped files, and fingerprinted."""
+
+import gzip
+import hashlib
+import io
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+from accelerate import PartialState
+from datasets import Dataset, DatasetDict, Features, Value, load_dataset
+from transformers import AddedToken, PreTrainedTokenizerBase
+
+from training.recipe import Recipe
+from training.tasks import make_task
+from training.toy_task.splits import make_splits
+from vaswani_transformer import VaswaniTransformerTokenizer
+from vaswani_transformer.batching.tokens import ArrowRows
+from vaswani_transformer.parsing.linear import linearize
+from vaswani_transformer.parsing.trees import ROOT, Tree, evaluation_tree, read_trees
+from vaswani_transformer.support.checked_loading import load_tokenizer
+from vaswani_transformer.support.errors import UserError, one_line
+from vaswani_transformer.tokenizer import text_encoder
+
+logger = logging.getLogger(__name__)
+SPLITS = ("train", "validation", "test")
+SIDES = ("source", "target")
+MOST_UNKNOWN = 0.01  # of the target tokens, without a warning
+SAMPLE = 100_000  # targets, in which the commonest unknown words are looked for
+Counts = dict[str, dict[str, int]]
+PAIRS_A_PROCESS = 50_000  # fewer are read and tokenized before another process has started
+
+
+@dataclass(frozen=True)
+class Data:
+    """The pairs of a run.
+
+    Attributes:
+        pairs: each split's texts, in the columns `source` and `target`.
+        tokens: each split's `input_ids` and `labels`; of the training pairs without those that are too long.
+        tokenizer: the shared vocabulary.
+        fingerprints: of each split, the number of pairs and the SHA-256 of their texts.
+        unknown: of each split and side, the number of `tokens` and how many of them are `unknown`.
+    """
+
+    pairs: DatasetDict
+    tokens: DatasetDict
+    tokenizer: PreTrainedTokenizerBase
+    fingerprints: dict[str, dict[str, Any]]
+    unknown: dict[str, Counts]
+
+
+def load_data(recipe: Recipe, run: Path | None = None) -> Data:
+    """Return the recipe's pairs as texts and as tokens; the tokenizer of a run that has begun is the run's own."""
+    with PartialState().main_process_first():  # the others read what the main one has cached
+        pairs = load_pairs(recipe)
+        tokenizer = load_tokenizer(str(run)) if run is not None else make_tokenizer(recipe, pairs["train"])
+        tokens = tokenize(recipe, pairs, tokenizer)
+    unknown = {str(split): count_unknown(rows, tokenizer) for split, rows in tokens.items()}
+    report_unknown(unknown, pairs, tokenizer)
+    return Data(pairs, tokens, tokenizer, {str(split): fingerprint(rows) for split, rows in pairs.items()}, unknown)
+
+
+# Texts
+
+
+def load_pairs(recipe: Recipe, splits: Iterable[str] = SPLITS) -> DatasetDict:
+    """Return splits of the recipe's pairs in the columns `source` and `target`; `data.distilled` replaces train."""
+    data, wanted = recipe.data, set(splits)
+    names = {split: getattr(data, split, split) for split in SPLITS}
+    held_out = {split: name for split, name in names.items() if isinstance(name, int)}
+    if data.kind == "grammar":
+        loaded = {split: rows for split, rows in make_splits().items() if split in wanted}
+        pairs = DatasetDict({split: to_pairs(rows, recipe, split) for split, rows in loaded.items()})
+    else:
+        needed = (wanted | {"train"} if wanted & held_out.keys() else wanted) - held_out.keys()
+        files = {split: name for split, name in names.items() if split in needed and name is not None}
+        pairs = DatasetDict({split: read_split(recipe, split, str(name)) for split, name in files.items()})
+    if held_out and "train" in pairs:  # all of them, so that a command that wants one split gets the run's
+        pairs |= hold_out(pairs["train"], held_out, recipe.seed)
+    if data.distilled is not None and "train" in wanted:
+        pairs["train"] = to_pairs(
+            load_files("json", distilled_files(data.distilled), "data.distilled"), recipe, "train"
+        )
+    return DatasetDict({split: pairs[split] for split in names if split in wanted and split in pairs})
+
+
+def distilled_files(name: str) -> list[str]:
+    """Return the files of a folder of training.distill, all of them, or one file."""
+    if not os.path.isdir(name):
+        return [name]
+    files = sorted(str(path) for path in Path(name).glob("*.jsonl"))
+    shares = int(files[0].rpartition("-of-")[2].removesuffix(".jsonl")) if files else 1
+    if len(files) < shares:
+        raise UserError(f"data.distilled: {name} has {len(files)} of {shares} files; repeat training.distill.")
+    return files
+
+
+def read_split(recipe: Recipe, split: str, name: str) -> Dataset:
+    """Return the pairs of a split that is in files, or on the Hub."""
+    data, where = recipe.data, f"data.{split}"
+    folder = Path(data.path)
+    if data.kind == "hub":
+        try:
+            return to_pairs(load_dataset(data.path, data.subset, split=name), recipe, split)
+        except (ValueError, OSError) as error:
+            raise UserError(f"{where}: {data.path} cannot be loaded ({one_line(error)}); see data.path.") from error
+    if data.kind == "trees":
+        try:
+            trees = Dataset.from_generator(tree_pairs, gen_kwargs={"folder": folder, "names": name})
+        except datasets.exceptions.DatasetGenerationError as error:
+            raise (error.__cause__ or error) from error
+        return with_both_sides(trees, recipe, split)
+    if data.kind == "text":
+        paths = [folder / name.replace("{language}", language) for language in (data.source, data.target)]
+        sides = [load_files("text", [str(path)], where, encoding="utf-8-sig") for path in paths]
+        if len(sides[0]) != len(sides[1]):
+            raise UserError(
+                f"{where}: {paths[0]} has {len(sides[0]):,} lines, and {paths[1]} {len(sides[1]):,}; pair the files "
+                "line by line."
+            )
+        codes = (data.source, data.target)
+        columns = [side.rename_column("text", language) for side, language in zip(sides, codes, strict=True)]
+        return to_pairs(datasets.concatenate_datasets(columns, axis=1), recipe, split)
+    more = {"sep": "\t"} if ".tsv" in Path(name).suffixes else {}
+    return to_pairs(load_files(data.kind, [str(folder / name)], where, **more), recipe, split)
+
+
+def load_files(kind: str, files: list[str], where: str, **settings: Any) -> Dataset:
+    """Return the rows of files, which `datasets` reads once and keeps in its cache."""
+    try:
+        return load_dataset(kind, data_files=files, split="train", **settings)
+    except Exception as error:  # each format's library has its classes
+        reason = one_line(error.__cause__ or error)
+        raise UserError(
+            f"{where}: {files[0]} cannot be read as {kind} ({reason}); see data.path and data.kind."
+        ) from error
+
+
+def to_pairs(rows: Dataset, recipe: Recipe, split: str) -> Dataset:
+    """Return rows with a column for each language, or with one column `translation`, as `source` and `target`."""
+    names = {"source": recipe.data.source, "target": recipe.data.target}
+    feature = rows.features.get("translation")
+    columns = list(rows.column_names if feature is None else getattr(feature, "languages", None) or feature)
+    if missing := [name for name in names.values() if name not in columns]:
+        raise UserError(
+            f"data.{split}: has no {missing[0]!r}; it has {', '.join(columns)}. Set data.source and data.target."
+        )
+
+    def pick(batch: dict[str, list[Any]]) -> dict[str, list[str]]:
+        pairs = [pair or {} for pair in batch["translation"]] if feature is not None else None
+        sides = {
+            side: batch[name] if pairs is None else [pair.get(name) for pair in pairs] for side, name in names.items()
+        }
+        return {side: ["" if text is None else str(text).strip() for text in texts] for side, texts in sides.items()}
+
+    texts = Features(dict.fromkeys(SIDES, Value("string")))
+    picked = rows.map(
+        pick, batched=True, remove_columns=rows.column_names, features=texts, num_proc=processes_for(rows)
+    )
+    return with_both_sides(picked, recipe, split)
+
+
+def with_both_sides(pairs: Dataset, recipe: Recipe, split: str) -> Dataset:
+    """Return the pairs without those that have an empty side, which `data.empty` allows."""
+
+    def is_complete(batch: dict[str, list[str]]) -> list[bool]:
+        return [bool(source and target) for source, target in zip(batch["source"], batch["target"], strict=True)]
+
+    kept = pairs.filter(is_complete, batched=True, num_proc=processes_for(pairs))
+    if empty := len(pairs) - len(kept):
+        if recipe.data.empty == "error":
+            raise UserError(f"data.{split}: {empty:,} pairs have an empty side; correct them or set data.empty=drop.")
+        logger.warning("data.%s: dropped %s pairs with an empty side.", split, f"{empty:,}")
+    if not len(kept):
+        raise UserError(f"data.{split}: it has no pairs; name another file or split.")
+    return kept if empty else pairs
+
+
+def hold_out(train: Dataset, sizes: dict[str, int], seed: int) -> dict[str, Dataset]:
+    """Return splits of `sizes` pairs, drawn from the training pairs by `seed`, and the rest as train."""
+    if (needed := sum(sizes.values())) >= len(train):
+        raise UserError(f"data.validation, data.test: hold out {needed:,} of {len(train):,} pairs; give fewer.")
+    order = np.random.RandomState(seed).permutation(len(train))
+    splits, first = {}, 0
+    for split, size in sizes.items():
+        splits[split] = train.select(np.sort(order[first : first + size]))
+        first += size
+    return splits | {"train": train.select(np.sort(order[first:]))}
+
+
+def tree_pairs(folder: Path, names: str) -> Iterator[dict[str, str]]:
+    """Yield the sentences of bracketed files with their linear trees, without functional tags and empty elements."""
+    for pattern in [names] if (folder / names).exists() else names.split():
+        root = Path(pattern).anchor  # "/" of an absolute pattern
+        paths = sorted((Path(root) if root else folder).glob(pattern.removeprefix(root)))
+        if not paths:
+            raise UserError(f"{folder}: no file matches {pattern!r}; set data.path to the folder of the trees.")
+        for path in paths:
+            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+                lines = enumerate(io.TextIOWrapper(file, encoding="utf-8-sig"), start=1)
+                for _, tree in read_trees(((number, line.rstrip("\n")) for number, line in lines), str(path)):
+                    cleaned = evaluation_tree(tree) or Tree(ROOT, ())
+                    yield {"source": " ".join(cleaned.words), "target": linearize(cleaned)}
+
+
+def fingerprint(pairs: Dataset) -> dict[str, Any]:
+    """Return the number of pairs and the SHA-256 of their texts: source, zero byte, target, zero byte, pair by pair."""
+    digest = hashlib.sha256()
+    for batch in pairs.select_columns(list(SIDES)).iter(1000):
+        texts = zip(batch["source"], batch["target"], strict=True)
+        digest.update("".join(f"{source}\0{target}\0" for source, target in texts).encode())
+    return {"pairs": len(pairs), "sha256": digest.hexdigest()}
+
+
+# Vocabulary and tokens
+
+
+def sample_texts(pairs: Dataset, count: int | None, sides: tuple[str, ...] = SIDES) -> Iterator[str]:
+    """Yield the texts of `count` pairs, evenly spaced; None for all."""
+    if count is not None and count < len(pairs):
+        pairs = pairs.select([number * len(pairs) // count for number in range(count)])
+    for batch in pairs.iter(1000):
+        for side in sides:
+            yield from batch[side]
+
+
+def make_tokenizer(recipe: Recipe, train: Dataset) -> PreTrainedTokenizerBase:
+    """Return the tokenizer that the recipe names, or one learned from the training pairs.
+
+    A parser's vocabulary is learned from the sentences; each label of the trees is one token more. A CMLM's gets
+    `<mask>` after all other tokens, whose ids stay.
+    """
+    task, settings = make_task(recipe), recipe.tokenizer
+    labels = task.single_tokens(sample_texts(train, None, ("target",)))
+    if settings.path is not None:
+        tokenizer = load_tokenizer(settings.path)
+        if missing := sorted(labels - tokenizer.get_added_vocab().keys()):
+            raise UserError(f"tokenizer.path: {settings.path} lacks labels of the trees, such as {missing[0]!r}.")
+        tokenizer.init_kwargs.pop("holds_all_words", None)  # this model learns other texts, which may have more words
+    else:
+        texts = sample_texts(train, settings.sample, ("source",) if labels else SIDES)
+        size = settings.vocab_size - len(labels)
+        try:
+            tokenizer = VaswaniTransformerTokenizer.train_from_iterator(texts, size, settings.algorithm)
+        except ValueError as error:
+            raise UserError(f"tokenizer.vocab_size: {error}") from error
+        tokenizer.add_tokens([AddedToken(label, normalized=False) for label in sorted(labels)])
+    if recipe.family.needs_mask and tokenizer.mask_token_id is None:
+        tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    check_tokenizer(tokenizer, f"tokenizer.path: {settings.path}")
+    return tokenizer
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Check that a loaded tokenizer pads on the right and ends a text, or a model would never learn to stop."""
+    if tokenizer.pad_token_id is None or tokenizer("a")["input_ids"][-1:] != [tokenizer.eos_token_id]:
+        raise UserError(f"{name} has no <pad>, or does not end a text with its end token; add them and save it again.")
+    if tokenizer.padding_side != "right":
+        raise UserError(
+            f"{name} pads on the {tokenizer.padding_side}; set its padding_side to 'right' and save it again."
+        )
+
+
+def tokenize(recipe: Recipe, pairs: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> DatasetDict:
+    """Return `input_ids` and `labels` of every split; `</s>` in a text stays text, and an added tag is one token."""
+    encoder = text_encoder(tokenizer)
+
+    def encode(batch: dict[str, list[str]]) -> dict[str, list]:
+        encoded = encoder(
+            batch["source"], text_target=batch["target"], split_special_tokens=True, return_attention_mask=False
+        )
+        return {"input_ids": encoded["input_ids"], "labels": encoded["labels"]}
+
+    ids = Features({name: datasets.List(Value("int32")) for name in ("input_ids", "labels")})
+    settings: dict[str, Any] = {"batched": True, "remove_columns": list(SIDES), "features": ids, "desc": "Tokenizing"}
+    tokens = DatasetDict(
+        {split: rows.map(encode, **settings, num_proc=processes_for(rows)) for split, rows in pairs.items()}
+    )
+    tokens["train"] = drop_too_long(recipe, tokens["train"])
+    return tokens
+
+
+def count_unknown(rows: Dataset, tokenizer: PreTrainedTokenizerBase) -> Counts:
+    """Return the number of tokens of the sources and of the targets, and how many of them are `<unk>`."""
+    counts: Counts = {side: {"tokens": 0, "unknown": 0} for side in SIDES}
+    for table in rows.with_format("arrow").iter(100_000):
+        for side, column in zip(SIDES, ("input_ids", "labels"), strict=True):
+            ids = table[column].combine_chunks().flatten().to_numpy()
+            counts[side]["tokens"] += len(ids)
+            counts[side]["unknown"] += int((ids == tokenizer.unk_token_id).sum())
+    return counts
+
+
+def unknown_share(counts: Counts, side: str) -> float:
+    return counts[side]["unknown"] / max(1, counts[side]["tokens"])
+
+
+def describe_unknown(splits: dict[str, Counts]) -> str:
+    """Return the share of unknown tokens in each side of each split."""
+    shares = {name: [f"{unknown_share(counts, side):.2%}" for side in SIDES] for name, counts in splits.items()}
+    return "; ".join(f"{name} {source} of source, {target} of target" for name, (source, target) in shares.items())
+
+
+def unknown_words(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, count: int = 5) -> list[str]:
+    """Return the commonest words of texts that have an unknown token."""
+    words = Counter(word for text in texts for word in text.split())
+    encoded = text_encoder(tokenizer)(text_target=list(words), split_special_tokens=True)["input_ids"]
+    unknown = {word for word, ids in zip(words, encoded, strict=True) if tokenizer.unk_token_id in ids}
+    return [word for word, _ in words.most_common() if word in unknown][:count]
+
+
+def report_unknown(splits: dict[str, Counts], pairs: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Log the unknown tokens of each split, and warn of the first split with too many of them in its targets."""
+    if tokenizer.unk_token_id is None or not PartialState().is_main_process:
+        return
+    logger.info("Unknown tokens: %s.", describe_unknown(splits))
+    for name, counts in splits.items():
+        if (share := unknown_share(counts, "target")) > MOST_UNKNOWN:
+            texts = pairs[name].select(range(0, len(pairs[name]), 1 + len(pairs[name]) // SAMPLE))["target"]
+            logger.warning(
+                "tokenizer: cannot spell the targets of %s; got %.1f%% unknown tokens (%s), expected at most %.0f%%. "
+                "The commonest such words are %s. Train a tokenizer on these texts, or name another by tokenizer.path.",
+                *(name, 100 * share, tokenizer.unk_token, 100 * MOST_UNKNOWN),
+                ", ".join(map(repr, unknown_words(texts, tokenizer))) or "unknown only in their context",
+            )
+            return
+
+
+def lengths(tokens: Dataset, column: str) -> np.ndarray:
+    return ArrowRows.of(tokens, column).lengths
+
+
+def drop_too_long(recipe: Recipe, train: Dataset) -> Dataset:
+    """Return the training pairs of at most `data.max_length` tokens a side."""
+    longest, limit = np.maximum(lengths(train, "input_ids"), lengths(train, "labels")), recipe.data.max_length
+    kept = np.flatnonzero(longest <= limit)
+    if len(kept) == len(train):
+        return train
+    problem = f"{len(train) - len(kept):,} of {len(train):,} training pairs are longer than {limit} tokens"
+    if recipe.data.too_long == "error" or not len(kept):
+        raise UserError(f"data.max_length: {problem}; raise it or set data.too_long=drop.")
+    logger.warning("Dropped: %s.", problem)
+    return train.select(kept)
+
+
+def processes_for(rows: Dataset) -> int | None:
+    """Return the processes that are worth starting for so many rows; None for this one alone."""
+    count = min(os.cpu_count() or 1, len(rows) // PAIRS_A_PROCESS)
+    return count if count > 1 else None

@@ -1,1 +1,0 @@
-"""Sentence pairs for training: read into memory or as a stream, checked, and tokenized."""

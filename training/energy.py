@@ -1,0 +1,142 @@
+"""ENGINE (Tu et al. 2020): train a CMLM, all words masked, to minimize the energy of its output under a teacher.
+
+B batch, S source, T target, N target tokens, V words of the teacher. The energy of a target is the teacher's negative
+log-likelihood of it, made differentiable: the teacher reads and scores what an operator makes of the student's
+log-probabilities, such as a mixture of embeddings, in place of words.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from training.trainer import PaperTrainer
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.cmlm_masks import mask_targets
+from vaswani_transformer.latent import gumbel_noise, straight_through
+from vaswani_transformer.loss import accumulation_dtype
+
+# Functions of log-probabilities (N, V) and noise of the same shape, which give what the teacher reads or scores.
+OPERATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "softmax": lambda log_probs, _: log_probs.exp(),
+    "straight_through_softmax": lambda log_probs, _: straight_through(log_probs, log_probs.exp()),
+    "straight_through_logits": lambda log_probs, _: straight_through(log_probs, log_probs),
+    "gumbel_softmax": lambda log_probs, noise: (log_probs + noise).softmax(-1),
+    "straight_through_gumbel": lambda log_probs, noise: straight_through(
+        log_probs + noise, (log_probs + noise).softmax(-1)
+    ),
+}
+DISCRETE = "straight_through_softmax"  # whose value is the one-hot of the likeliest word
+
+
+class Energy:
+    """The energy of targets under a frozen teacher; gradients pass through the teacher and none stay in it.
+
+    It is not a module, so that the teacher is neither saved nor sharded with the student.
+
+    Args:
+        teacher: an autoregressive model, which is switched to evaluation mode.
+        inputs: the operator that makes what the teacher reads.
+        outputs: the operator that makes what it scores; the same sample as `inputs` if both are samples.
+    """
+
+    def __init__(
+        self, teacher: VaswaniTransformerForConditionalGeneration, inputs: str = "softmax", outputs: str = "softmax"
+    ) -> None:
+        self.teacher = teacher.eval().requires_grad_(False)
+        self.inputs, self.outputs = inputs, outputs
+
+    def __call__(
+        self,
+        logits: Tensor,
+        is_real: Tensor,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        operators: tuple[str, str] | None = None,
+    ) -> Tensor:
+        """Return the energy (B,) of each target, in nats.
+
+        Args:
+            logits: (B, T, V or more), the student's; the teacher has no words beyond V, such as `<mask>`.
+            is_real: (B, T), True at the tokens of each target, of which the last is `</s>`.
+            input_ids, attention_mask: (B, S), the source.
+            operators: for inputs and outputs, in place of the energy's own.
+        """
+        inputs, outputs = operators or (self.inputs, self.outputs)
+        student = logits[..., : self.teacher.config.vocab_size][is_real]  # (N, V)
+        log_probs = student.to(accumulation_dtype(student.dtype)).log_softmax(-1)
+        is_random = any("gumbel" in name for name in (inputs, outputs))
+        noise = gumbel_noise(log_probs) if is_random else log_probs.new_zeros(())
+        read = OPERATORS[inputs](log_probs, noise)  # (N, V)
+        scored = read if inputs == outputs else OPERATORS[outputs](log_probs, noise)  # (N, V)
+        teacher = self.teacher_log_probs(read, is_real, input_ids, attention_mask)  # (N, V)
+        is_last = (is_real.sum(1, keepdim=True) == is_real.cumsum(1))[is_real]  # (N,)
+        ends = teacher[:, self.teacher.config.end_token_id]
+        losses = -torch.where(is_last, ends, (scored * teacher).sum(-1))  # (N,)
+        rows = is_real.nonzero()[:, 0]
+        return losses.new_zeros(len(is_real)).index_add(0, rows, losses)
+
+    @torch.no_grad()
+    def of_argmax(self, logits: Tensor, is_real: Tensor, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Return the teacher's negative log-likelihood (B,) of the likeliest words and their end."""
+        return self(logits, is_real, input_ids, attention_mask, (DISCRETE, DISCRETE))
+
+    def teacher_log_probs(
+        self, read: Tensor, is_real: Tensor, input_ids: Tensor, attention_mask: Tensor | None
+    ) -> Tensor:
+        """Return the teacher's log-probabilities (N, V) of each token, given its inputs (N, V) before that."""
+        body = self.teacher.model
+        with torch.no_grad():  # the source does not depend on the student
+            memory = body.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        embed = body.decoder.embed_tokens
+        words = (read.to(embed.weight.dtype) @ embed.weight) * embed.embed_scale  # (N, d_model)
+        embeds = words.new_zeros(*is_real.shape, words.shape[-1])  # (B, T, d_model)
+        embeds = embeds.masked_scatter(is_real.unsqueeze(-1), words)
+        start = torch.tensor(self.teacher.config.target_start_token_id, device=read.device)
+        start = embed(start).to(words.dtype).expand(len(is_real), 1, -1)
+        states = body.decoder(
+            inputs_embeds=torch.cat([start, embeds[:, :-1]], dim=1),
+            attention_mask=is_real.long(),
+            encoder_hidden_states=memory,
+            encoder_attention_mask=attention_mask,
+            use_cache=False,
+        ).last_hidden_state
+        logits = self.teacher.lm_head(states[is_real])  # (N, V)
+        return logits.to(accumulation_dtype(logits.dtype)).log_softmax(-1)
+
+
+class EnergyTrainer(PaperTrainer):
+    """A trainer whose loss is the energy and the length's cross-entropy, both per target token.
+
+    A target gives only its length. Evaluations log the `energy` of the most likely words at the references' lengths,
+    which chooses the best checkpoint.
+    """
+
+    log_parts = {"length_loss": "length_loss"}
+    energy: Energy
+
+    def add_draws(self, batch: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+        tokenizer = self.processing_class
+        return mask_targets(batch, batch["labels"].ne(-100), tokenizer.mask_token_id, tokenizer.pad_token_id)
+
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """Return the energy and the length's loss in place of the model's own."""
+        _, outputs = super().compute_loss(model, inputs | {"skip_logits": False}, True, num_items_in_batch)
+        is_real, tokens = inputs["labels"].ne(-100), torch.as_tensor(num_items_in_batch)
+        with self.accelerator.autocast():  # the teacher too, whose forward Accelerate does not wrap
+            energy = self.energy(outputs.logits, is_real, inputs["input_ids"], inputs["attention_mask"]).sum()
+        self.totals["energy"] += energy.detach()
+        loss = energy / tokens + self.model.config.length_loss_weight * outputs.length_loss
+        loss = loss * self.accelerator.num_processes  # as the Trainer does, since it averages over processes
+        return (loss, outputs) if return_outputs else loss
+
+    def sentence_statistics(self, logits: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        is_real = inputs["labels"].ne(-100)
+        return {"energy": self.energy.of_argmax(logits, is_real, inputs["input_ids"], inputs["attention_mask"])}

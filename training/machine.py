@@ -1,0 +1,129 @@
+"""Processes, devices and versions: one process, several that share each step (DDP), or several shards (FSDP2).
+
+The arguments of `accelerate launch`, or a file of `training/accelerate`, choose one; the recipe sets everything else.
+"""
+
+import os
+import platform
+import subprocess
+from collections import Counter
+from datetime import timedelta
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import DictValueType, StateDictOptions, set_model_state_dict
+from torch.distributed.fsdp import fully_shard
+from transformers import PreTrainedModel
+
+import vaswani_transformer
+
+RECIPE_SETS = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_", "FSDP_ACTIVATION_CHECKPOINTING")
+PROCESS_GROUP_TIMEOUT = timedelta(hours=6)  # one process prepares the data while the others wait
+KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
+LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "sacrebleu")
+
+
+def is_set(name: str) -> bool:
+    """Return whether an environment variable is true."""
+    return os.environ.get(name, "").lower() in ("1", "true", "yes", "on")
+
+
+def uses_cpu() -> bool:
+    """Return whether training runs on the CPU: no accelerator, the launch says so, or several processes on Apple's."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    is_only_process = int(os.environ.get("WORLD_SIZE", "1")) == 1
+    return accelerator is None or is_set("ACCELERATE_USE_CPU") or (accelerator.type == "mps" and not is_only_process)
+
+
+def trains_slowly_in_bf16() -> bool:
+    """Return whether training runs on a CPU or GPU that is faster in fp32.
+
+    Without instructions for bf16 it is many times faster; the environment variable ONEDNN_MAX_CPU_ISA may hide them.
+    Intel's AVX-512 instructions for bf16 multiply at the pace of fp32, so there only the matrix unit (AMX) is faster.
+    NVIDIA's GPUs before Ampere, such as T4 and V100, only emulate bf16.
+    """
+    if not uses_cpu():
+        return torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False)
+    has_instructions = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # not in every supported torch
+    is_slow_intel = "Intel" in capabilities.get("cpu_name", "") and not capabilities.get("amx_bf16", True)
+    return is_slow_intel or not (torch.backends.mkldnn.is_available() and has_instructions())
+
+
+def init_processes() -> None:
+    """Initialize the process group; no code may read the number of processes earlier.
+
+    On a CPU it bounds two caches. oneDNN compiles a kernel for every shape of a bf16 product and keeps the last 1,024,
+    and PyTorch as many descriptions of them. Batches by token budget have dozens of shapes, each with some 25 products,
+    so both would fill with nearly a MiB an entry.
+    """
+    for name in [name for name in os.environ if name.startswith(RECIPE_SETS)]:
+        del os.environ[name]
+    if uses_cpu():
+        os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"  # Transformers before 5.20 cannot resume on "cpu:0"
+        for name, capacity in KERNELS.items():
+            os.environ.setdefault(name, capacity)
+    os.environ["FSDP_STATE_DICT_TYPE"] = "FULL_STATE_DICT"  # `from_pretrained` loads such checkpoints
+    PartialState(cpu=uses_cpu(), timeout=PROCESS_GROUP_TIMEOUT)
+
+
+def shard(model: PreTrainedModel, plugin: Any) -> None:
+    """Shard a model's weights over all processes (FSDP2): one group a layer, one for all other weights.
+
+    Accelerate's own grouping separates `shared` and `lm_head` from the stacks' embeddings, which are the same matrix.
+    Weights stay in float32, as under DDP; autocast gives the precision.
+    """
+    plugin.auto_wrap_policy = None  # Accelerate has nothing left to group
+    for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
+        fully_shard(layer, reshard_after_forward=bool(plugin.reshard_after_forward))
+    fully_shard(model)
+
+
+def load_weights(model: PreTrainedModel, weights: dict[str, Tensor]) -> None:
+    """Load full weights, which have a tied matrix once, into a model that may be sharded."""
+    state: DictValueType = {**weights}
+    set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True, strict=False))
+
+
+def commit() -> dict[str, str | bool] | None:
+    """Return the checkout's commit and whether tracked files differ from it; None if git does not track this code."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)
+        return {"hash": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, this package and the libraries that a run computes with."""
+    own = {"python": platform.python_version(), "vaswani_transformer": vaswani_transformer.__version__}
+    return own | {name: version(name) for name in LIBRARIES} | {"torch": str(torch.__version__)}  # with its build
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    """Return the machine of the main process and the accelerators of all processes, which must call together.
+
+    `cores` are those that this process may use, `memory` is in GiB, and `accelerators` counts those in use by name.
+    """
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return {
+        "cpu": next(models, platform.processor() or platform.machine()),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory": round(psutil.virtual_memory().total / 2**30, 1),
+        "accelerators": dict(Counter(gather_object([] if device.type == "cpu" else [name]))),
+    }

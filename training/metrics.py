@@ -1,0 +1,226 @@
+"""Scores of texts: BLEU and chrF as local metrics of `evaluate`, statistics, and a trigram language model."""
+
+import math
+import re
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+import datasets
+import evaluate
+from sacrebleu.metrics import BLEU, CHRF
+
+
+def texts_info(description: str, citation: str) -> evaluate.MetricInfo:
+    """Return the description that `evaluate` needs of a metric with one reference a hypothesis."""
+    return evaluate.MetricInfo(
+        description=description,
+        citation=citation,
+        inputs_description="predictions: translations; references: one reference for each.",
+        features=datasets.Features({"predictions": datasets.Value("string"), "references": datasets.Value("string")}),
+    )
+
+
+class SacreBleu(evaluate.Metric):
+    """Corpus BLEU of detokenized translations, with the signature that comparisons need.
+
+    `compute(predictions=[...], references=[...], tokenize="13a")` returns `bleu`, `signature`, `brevity_penalty`. With
+    `tokenize="none"` the texts' own tokens count; such a score compares only with tokenized BLEU. `order=1` is BLEU-1,
+    of single tokens, and `order=2` BLEU-2; the signature names an order below 4.
+    """
+
+    def _info(self) -> evaluate.MetricInfo:
+        return texts_info("Corpus BLEU by sacreBLEU.", "Post 2018, A Call for Clarity in Reporting BLEU Scores, WMT.")
+
+    def _compute(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> dict[str, float | str]:
+        order = kwargs.get("order", 4)
+        metric = BLEU(tokenize=kwargs.get("tokenize", "13a"), max_ngram_order=order, force=True)
+        score = metric.corpus_score(list(predictions), [list(references)])
+        return {
+            "bleu": score.score,
+            "signature": str(metric.get_signature()) + ("" if order == 4 else f"|order:{order}"),
+            "brevity_penalty": score.bp,
+        }
+
+
+class ChrF(evaluate.Metric):
+    """Corpus chrF, the F-score of character n-grams, with its signature.
+
+    `compute(predictions=[...], references=[...])` returns `chrf` and `signature`. It ignores white space, so that
+    tokenized texts compare with others as far as their tokens do.
+    """
+
+    def _info(self) -> evaluate.MetricInfo:
+        return texts_info("Corpus chrF by sacreBLEU.", "Popovic 2015, chrF: character n-gram F-score, WMT.")
+
+    def _compute(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> dict[str, float | str]:
+        metric = CHRF()
+        score = metric.corpus_score(list(predictions), [list(references)])
+        return {"chrf": score.score, "signature": str(metric.get_signature())}
+
+
+def compute(metric: type[evaluate.Metric], **inputs: Any) -> dict[str, Any]:
+    """Return a metric of lists of texts, kept in memory; `evaluate` makes a folder even then, a temporary one here."""
+    with tempfile.TemporaryDirectory() as folder:
+        return metric(keep_in_memory=True, cache_dir=folder).compute(**inputs) or {}
+
+
+def bleu(predictions: list[str], references: list[str], tokenize: str = "13a", order: int = 4) -> dict[str, Any]:
+    return compute(SacreBleu, predictions=predictions, references=references, tokenize=tokenize, order=order)
+
+
+def chrf(predictions: list[str], references: list[str]) -> dict[str, Any]:
+    return compute(ChrF, predictions=predictions, references=references)
+
+
+def tokenized_bleu(
+    predictions: list[str], references: list[str], language: str | None, compounds: bool = False
+) -> dict[str, Any]:
+    """Return tokenized BLEU as before sacreBLEU (multi-bleu.perl): `bleu`, `signature`, `brevity_penalty`.
+
+    Args:
+        language: the language of the Moses tokenizer for both sides; None for texts that are tokenized.
+        compounds: whether the parts of compounds that a hyphen joins are tokens too, "rich-text" being
+            "rich ##AT##-##AT## text", as tensor2tensor scored the paper's En-De models (get_ende_bleu.sh there).
+    """
+    made_by = "text:tokens"
+    if language is not None:
+        import sacremoses  # here, because it takes a quarter of a second
+
+        tokenizer = sacremoses.MosesTokenizer(lang=language)
+        predictions, references = (
+            [tokenizer.tokenize(text, return_str=True) for text in texts] for texts in (predictions, references)
+        )
+        made_by = f"text:moses-{language}-sacremoses-{sacremoses.__version__}"
+    if compounds:
+        predictions, references = ([split_compounds(text) for text in texts] for texts in (predictions, references))
+        made_by += "|compounds:split"
+    score = bleu(predictions, references, tokenize="none")
+    return score | {"signature": f"{score['signature']}|{made_by}"}
+
+
+def split_compounds(text: str) -> str:
+    """Return a text with hyphens within words as separate tokens."""
+    return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", text)
+
+
+STATISTICS = {
+    "distinct_1": "distinct words / all words of all outputs",
+    "distinct_2": "distinct bigrams / all bigrams of all outputs",
+    "repeats": "words equal to their left neighbor / all words of the outputs",
+    "reference_repeats": "the same of the references",
+    "length_ratio": "words of the outputs / words of the references",
+}
+"""The definition of each statistic. Distinct-n is over the corpus; Li et al. 2016 divide by the number of words."""
+
+
+def share(count: int, total: int) -> float:
+    """Return count / total, or 0 if the total is 0."""
+    return count / total if total else 0.0
+
+
+def distinct(texts: Iterable[str], order: int) -> float:
+    """Return the share of different n-grams of `order` words among all of them; none crosses the end of a text."""
+    rows = [text.split() for text in texts]
+    grams = [gram for words in rows for gram in zip(*(words[start:] for start in range(order)), strict=False)]
+    return share(len(set(grams)), len(grams))
+
+
+def repeats(texts: Iterable[str]) -> float:
+    """Return the share of words that equal the word on their left."""
+    rows = [text.split() for text in texts]
+    return share(sum(left == right for words in rows for left, right in pairwise(words)), sum(map(len, rows)))
+
+
+def text_statistics(predictions: list[str], references: list[str]) -> dict[str, float]:
+    """Return every statistic of `STATISTICS` by its name."""
+    words, reference_words = (sum(len(text.split()) for text in texts) for texts in (predictions, references))
+    return {
+        "distinct_1": distinct(predictions, 1),
+        "distinct_2": distinct(predictions, 2),
+        "repeats": repeats(predictions),
+        "reference_repeats": repeats(references),
+        "length_ratio": share(words, reference_words),
+    }
+
+
+BEGIN, END, UNKNOWN = "<s>", "</s>", "<unk>"
+Gram = tuple[str, ...]
+
+
+class DiscountedCounts:
+    """Counts of the n-grams of one order, and what interpolation needs of each context.
+
+    Attributes:
+        discount: D = n1 / (n1 + 2 n2), where n1 and n2 n-grams have the counts 1 and 2 (Ney et al. 1994); 0.5 where
+            either is 0.
+    """
+
+    def __init__(self, counts: dict[Gram, int]) -> None:
+        self.counts = counts
+        self.totals: dict[Gram, int] = defaultdict(int)
+        self.followers: dict[Gram, int] = defaultdict(int)
+        for gram, count in counts.items():
+            self.totals[gram[:-1]] += count
+            self.followers[gram[:-1]] += 1
+        once, twice = (sum(count == n for count in counts.values()) for n in (1, 2))
+        self.discount = once / (once + 2 * twice) if once and twice else 0.5
+
+    def interpolate(self, gram: Gram, lower: float) -> float:
+        """Return P(last word | words before it), where `lower` is its probability after one word less."""
+        context = gram[:-1]
+        if context not in self.totals:
+            return lower
+        kept = max(self.counts.get(gram, 0) - self.discount, 0.0)
+        return (kept + self.discount * self.followers[context] * lower) / self.totals[context]
+
+
+class TrigramModel:
+    """P(word | the two words before it) by interpolated Kneser-Ney smoothing (Kneser and Ney 1995).
+
+    It has no seed and no weights: the same texts give the same model everywhere, within seconds. Trigrams count how
+    often they occur; bigrams and single words count the different words before them. The last order falls back on
+    1 / |V|, where V holds the words of the texts, `</s>` and `<unk>`, which is every word that the texts lack.
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        trigrams: Counter[Gram] = Counter()
+        for text in texts:
+            words = [BEGIN, BEGIN, *text.split(), END]
+            trigrams.update(zip(words, words[1:], words[2:], strict=False))
+        bigrams = Counter(gram[1:] for gram in trigrams)
+        unigrams = Counter(gram[1:] for gram in bigrams)
+        self.orders = [DiscountedCounts(dict(counts)) for counts in (unigrams, bigrams, trigrams)]
+        self.words = {word for (word,) in unigrams}
+        self.fallback = 1 / len(self.words | {UNKNOWN})  # </s> is among the words
+
+    def probability(self, first: str, second: str, word: str) -> float:
+        """Return P(word | first second); unknown words are given as `<unk>`."""
+        gram, probability = (first, second, word), self.fallback
+        for order, counts in enumerate(self.orders, start=1):
+            probability = counts.interpolate(gram[-order:], probability)
+        return probability
+
+    def mean_nll(self, texts: Iterable[str]) -> float:
+        """Return the mean negative log-likelihood of a word in nats, each text's `</s>` counted."""
+        total, count = 0.0, 0
+        for text in texts:
+            known = (word if word in self.words else UNKNOWN for word in text.split())
+            words = [BEGIN, BEGIN, *known, END]
+            for gram in zip(words, words[1:], words[2:], strict=False):
+                total -= math.log(self.probability(*gram))
+                count += 1
+        return total / max(count, 1)
+
+
+def lm_scores(training_targets: list[str], predictions: list[str], references: list[str]) -> dict[str, Any]:
+    """Return the `score` of predictions and of the references, in nats a word, under a model of training targets."""
+    model = TrigramModel(training_targets)
+    return {
+        "score": model.mean_nll(predictions),
+        "reference": model.mean_nll(references),
+        "definition": "mean nll of a word in nats, </s> counted, under an interpolated Kneser-Ney trigram of "
+        f"{len(training_targets):,} training targets",
+    }

@@ -1,1 +1,0 @@
-"""A recipe: its fields with their limits, how it is read and explained, and the families of models."""

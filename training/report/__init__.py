@@ -1,1 +1,0 @@
-"""The report of a run: `results.json`, and the model card made from it."""

@@ -1,1 +1,0 @@
-"""A run: its folder, checkpoints, initial weights, processes, and the checks before it begins."""

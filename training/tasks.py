@@ -1,0 +1,238 @@
+"""The tasks that models train for: translation, dialogue and parsing, each with its metrics."""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from training.metrics import bleu, chrf, text_statistics, tokenized_bleu
+from training.recipe import Recipe
+from vaswani_transformer.parsing import BracketScores, delinearize, score_trees
+from vaswani_transformer.parsing.constraint import tree_constraint
+from vaswani_transformer.parsing.linear import linear_tokens, place_count
+from vaswani_transformer.translation.engine import Constraint
+
+# For languages without spaces between words, which "13a" does not split.
+UNSPACED = {"zh": "zh", "zho": "zh", "cmn": "zh", "yue": "zh"} | dict.fromkeys(
+    ("ja", "jpn", "th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bo", "bod"), "char"
+)
+SPLIT_AT_SPACES = ("13a", "intl", "none")  # sacreBLEU tokenizers for languages that Moses tokenizes too
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A score of a set of predictions.
+
+    key: its key in results.json; in the log it has the prefix `eval_`.
+    title: its name in text.
+    signature_key: the key of the signature by which it can be compared; metrics may share one.
+    greater_is_better: whether higher is better.
+    """
+
+    key: str
+    title: str
+    signature_key: str = "signature"
+    greater_is_better: bool = True
+
+
+BLEU, CHRF = Metric("bleu", "BLEU"), Metric("chrf", "chrF", "chrf_signature")
+BLEU_1, BLEU_2 = (Metric(f"bleu_{order}", f"BLEU-{order}", f"bleu_{order}_signature") for order in (1, 2))
+F1 = Metric("f1", "F1")
+ENERGY = Metric("energy", "energy", greater_is_better=False)
+ORDERS = {BLEU: 4, BLEU_1: 1, BLEU_2: 2}
+
+
+class Task(ABC):
+    """A task that a model trains for.
+
+    Attributes:
+        hub_name: the Hub's name of the task.
+        metrics: every metric of the test set, in the order of the card.
+        more_metrics: those of the test set that only results.json has.
+        best_metric: the metric that chooses the best checkpoint.
+        verb, command: what a model of the task does to a text, and the command that does it.
+        roles: what readers call a source, what the model makes of it, and a reference.
+    """
+
+    hub_name: ClassVar[str]
+    metrics: ClassVar[tuple[Metric, ...]]
+    more_metrics: ClassVar[tuple[Metric, ...]] = ()
+    best_metric: ClassVar[Metric]
+    verb: ClassVar[str]
+    command: ClassVar[str] = "vaswani-translate"
+    roles: ClassVar[tuple[str, str, str]] = ("source", "translation", "reference")
+
+    def __init__(self, source: str, target: str, tokenize: str) -> None:
+        self.source, self.target, self.tokenize = source, target, tokenize
+
+    @abstractmethod
+    def measure(self, predictions: list[str], references: list[str], metric: Metric) -> dict[str, Any]:
+        """Return the `score` of a metric and its `signature`."""
+
+    def statistics(self, predictions: list[str], references: list[str]) -> dict[str, float]:
+        """Return numbers that describe the predictions and rank nothing, by their keys."""
+        return text_statistics(predictions, references)
+
+    def scores(self, predictions: list[str], references: list[str], *metrics: Metric) -> dict[str, Any]:
+        """Return metrics and their signatures by their keys in results.json."""
+        scores: dict[str, Any] = {}
+        for metric in metrics:
+            measured = self.measure(predictions, references, metric)
+            scores |= {metric.key: measured["score"], metric.signature_key: measured["signature"]}
+        return scores
+
+    def test(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
+        """Return all metrics with their signatures, and the statistics, by their keys in results.json."""
+        scores = self.scores(predictions, references, *self.metrics, *self.more_metrics)
+        return scores | self.statistics(predictions, references)
+
+    def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, dict[str, Any]]:
+        """Return every score in use for the task, by name, each as `score` and `signature`."""
+        return {metric.key: self.measure(predictions, references, metric) for metric in self.metrics}
+
+    def single_tokens(self, targets: Iterable[str]) -> set[str]:
+        """Return the texts in the targets that must each be one token of the vocabulary."""
+        return set()
+
+    def constraint(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Constraint | None:
+        """Return what excludes malformed targets from a model's search; None if nothing does."""
+        return None
+
+    def display(self, source: str, text: str) -> str:
+        """Return a hypothesis or a reference of a source as readers see it."""
+        return text
+
+
+class TranslationTask(Task):
+    """Translation from one language into another, scored by BLEU and chrF."""
+
+    hub_name = "translation"
+    metrics, more_metrics, best_metric = (BLEU, CHRF), (BLEU_1, BLEU_2), BLEU
+    verb = "translate"
+
+    def measure(self, predictions: list[str], references: list[str], metric: Metric) -> dict[str, Any]:
+        if metric == CHRF:
+            score = chrf(predictions, references)
+            return {"score": score["chrf"], "signature": score["signature"]}
+        score = bleu(predictions, references, self.tokenize, ORDERS[metric])
+        return {"score": score["bleu"], "signature": score["signature"], "brevity_penalty": score["brevity_penalty"]}
+
+    def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, dict[str, Any]]:
+        """Return every score in use for the texts, by name, each as `score` and `signature`.
+
+        sacrebleu: of the texts, tokenized by sacreBLEU; left out for texts that are tokenized.
+        chrf: of the texts.
+        bleu_1, bleu_2: BLEU of single tokens, and of tokens and bigrams, tokenized by the recipe's tokenizer.
+        tokenized_bleu: of the texts' own tokens, or of Moses' tokens of both sides.
+        compound_split_bleu: the same with the parts of compounds as tokens, for German; the paper's En-De metric.
+        """
+        is_tokenized = self.tokenize == "none"
+        names = {"chrf": CHRF, "bleu_1": BLEU_1, "bleu_2": BLEU_2}
+        if not is_tokenized:
+            names = {"sacrebleu": BLEU} | names
+        scores = {name: self.measure(predictions, references, metric) for name, metric in names.items()}
+        if self.tokenize not in SPLIT_AT_SPACES:
+            return scores
+        variants = {"tokenized_bleu": False} | ({"compound_split_bleu": True} if self.target == "de" else {})
+        for name, compounds in variants.items():
+            score = tokenized_bleu(predictions, references, None if is_tokenized else self.target, compounds)
+            scores[name] = {"score": score.pop("bleu"), **score}
+        return scores
+
+
+class DialogueTask(TranslationTask):
+    """Replies to prompts: one prompt has many, so one reference says less than for translation."""
+
+    hub_name = "text-generation"
+    metrics, more_metrics, best_metric = (BLEU_1, BLEU_2), (), BLEU_2
+    verb = "answer"
+    roles = ("prompt", "reply", "reference")
+
+    def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, dict[str, Any]]:
+        return Task.all_scores(self, predictions, references)
+
+
+PARSING_STATISTICS = {"repaired": "percent of the sentences whose output was malformed and was repaired"}
+
+
+class ParsingTask(Task):
+    """Constituency parsing (6.3): a sentence in, its linear tree out, scored by labeled brackets as by EVALB."""
+
+    hub_name = "token-classification"  # the Hub has no name for parsing
+    best_metric = F1
+    metrics = (
+        F1,
+        Metric("precision", "precision"),
+        Metric("recall", "recall"),
+        Metric("exact_match", "exact match"),
+        Metric("tagging_accuracy", "tagging accuracy"),
+    )
+    verb = "parse"
+    command = "vaswani-parse"
+    roles = ("source", "parse", "reference")
+
+    def measure(self, predictions: list[str], references: list[str], metric: Metric) -> dict[str, Any]:
+        scores, _ = score_linear(predictions, references)
+        return {"score": getattr(scores, metric.key), "signature": bracket_signature(scores)}
+
+    def statistics(self, predictions: list[str], references: list[str]) -> dict[str, float]:
+        return {"repaired": score_linear(predictions, references)[1]}
+
+    def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, dict[str, Any]]:
+        """Return the metrics, and as `evalb_f1` what EVALB prints.
+
+        EVALB leaves out the sentences in which the trees disagree about punctuation.
+        """
+        evalb, _ = score_linear(predictions, references, own_punctuation=True)
+        evalb_f1 = {"score": evalb.f1, "signature": bracket_signature(evalb, own_punctuation=True)}
+        return super().all_scores(predictions, references) | {"evalb_f1": evalb_f1}
+
+    def single_tokens(self, targets: Iterable[str]) -> set[str]:
+        """Return every opening label, closing label and tag of the targets."""
+        return linear_tokens(targets)
+
+    def constraint(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Constraint | None:
+        """Return what leaves a search only well-formed trees."""
+        return tree_constraint(model, tokenizer)
+
+    def display(self, source: str, text: str) -> str:
+        """Return the tree in brackets."""
+        return str(delinearize(text, source.split(" ")).tree)
+
+
+def score_linear(
+    predictions: list[str], references: list[str], own_punctuation: bool = False
+) -> tuple[BracketScores, float]:
+    """Return the scores of linear trees, and in percent the share of predictions that were repaired."""
+    words = [[str(number) for number in range(place_count(text))] for text in references]  # numbers do for scores
+    gold = [delinearize(text, row).tree for text, row in zip(references, words, strict=True)]
+    trees = [delinearize(text, row) for text, row in zip(predictions, words, strict=True)]
+    scores = score_trees(gold, [sentence.tree for sentence in trees], own_punctuation)
+    return scores, 100 * sum(sentence.is_repaired for sentence in trees) / max(1, len(trees))
+
+
+def bracket_signature(scores: BracketScores, own_punctuation: bool = False) -> str:
+    parts = ["evalb:COLLINS.prm", f"punctuation:{'own' if own_punctuation else 'gold'}-tags"]
+    parts += [f"sentences:{scores.sentences}", f"skipped:{scores.skipped}", f"errors:{scores.errors}"]
+    return "|".join(parts)
+
+
+def choose_tokenizer(tokenize: str, language: str) -> str:
+    """Return sacreBLEU's tokenizer, "auto" being the one for a language code such as "ja" or "zh-CN"."""
+    return UNSPACED.get(re.split("[-_]", language.lower())[0], "13a") if tokenize == "auto" else tokenize
+
+
+def make_task(recipe: Recipe) -> Task:
+    kind = DialogueTask if recipe.task == "dialogue" else TranslationTask
+    if recipe.data.kind == "trees":
+        kind = ParsingTask
+    tokenize = choose_tokenizer(recipe.score.tokenize, recipe.data.target)
+    return kind(recipe.data.source, recipe.data.target, tokenize)
+
+
+def selection_metric(recipe: Recipe) -> Metric:
+    """Return the metric that chooses the best checkpoint of a recipe: the task's, or a teacher's energy."""
+    return make_task(recipe).best_metric if recipe.energy_from is None else ENERGY

@@ -1,0 +1,634 @@
+"""Seq2SeqTrainer with the paper's batches, optimizer and schedule, and evaluation by tokens and by task.
+
+The methods stand in the order in which a run calls them. B batch, S source, T target, V vocabulary.
+"""
+
+import contextlib
+import itertools
+import logging
+import math
+import os
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast, broadcast_object_list, gather_object
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader
+from transformers import (
+    DataCollatorForSeq2Seq,
+    EarlyStoppingCallback,
+    GenerationConfig,
+    PrinterCallback,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+)
+
+from training.checkpoints import (
+    CHECKPOINTS,
+    SECONDS,
+    begin_checkpoint,
+    finish_checkpoint,
+    mean_weights,
+    read_state,
+    regular_checkpoints,
+    step_of,
+    trained_seconds,
+)
+from training.data import Data, lengths
+from training.machine import load_weights, shard, uses_cpu
+from training.recipe import Recipe
+from training.tasks import Metric, make_task, selection_metric
+from vaswani_transformer.batching import PairCollator, PairTokens, TokenBudgetBatchSampler
+from vaswani_transformer.batching.schedule import paper_adam, paper_schedule
+from vaswani_transformer.batching.steps import batches_in_order
+from vaswani_transformer.cmlm_masks import mask_targets, sample_masks
+from vaswani_transformer.flow import ActNorm
+from vaswani_transformer.generation_settings import CallSettings
+from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.support.files import write_errors
+from vaswani_transformer.support.modes import eval_mode
+
+logger = logging.getLogger(__name__)
+ROWS = 8  # of logits whose loss is computed at a time, in float32
+
+
+def accumulation(recipe: Recipe) -> int:
+    """Return the micro-batches of a rank in a step, so that each has at most `device_tokens` tokens."""
+    tokens = max(recipe.training.source_tokens, recipe.training.target_tokens)
+    return math.ceil(tokens / (PartialState().num_processes * recipe.training.device_tokens))
+
+
+def training_arguments(recipe: Recipe, run: Path) -> Seq2SeqTrainingArguments:
+    training, selection = recipe.training, selection_metric(recipe)
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(run / "tensorboard")
+    arguments = Seq2SeqTrainingArguments(
+        str(run / CHECKPOINTS),
+        max_steps=training.steps,
+        gradient_accumulation_steps=accumulation(recipe),
+        max_grad_norm=training.max_grad_norm,
+        bf16=training.precision == "bf16",
+        use_cpu=uses_cpu(),
+        ddp_find_unused_parameters=recipe.kind == "flowseq",  # whose phases train parts of it
+        restore_callback_states_from_checkpoint=training.patience is not None,
+        torch_compile=training.torch_compile,
+        eval_strategy="steps",
+        eval_steps=training.evaluation_steps,
+        save_strategy="steps",
+        save_steps=training.evaluation_steps,
+        logging_steps=training.log_steps,
+        logging_nan_inf_filter=False,  # it waits for the device at every step
+        metric_for_best_model=selection.key,
+        greater_is_better=selection.greater_is_better,
+        report_to=["tensorboard"],
+        disable_tqdm=True,
+        seed=recipe.seed,
+        remove_unused_columns=False,
+    )
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # the Trainer would split batches by DataParallel
+    return arguments
+
+
+class PaperTrainer(Seq2SeqTrainer):
+    """A trainer that follows a recipe.
+
+    `loss` in the log is the mean over the target tokens to learn of all processes since the last entry, and so are the
+    other values; `target_tokens_per_second` counts all target tokens.
+
+    Args:
+        recipe: the run's recipe.
+        model: the model, whose decoding is set.
+        data: the run's pairs and tokenizer.
+        run: the run's folder.
+    """
+
+    log_parts: dict[str, str] = {}
+    """Values of the model's output that are logged besides the loss: the name in the output, and the one in the log."""
+
+    def __init__(self, recipe: Recipe, model: Any, data: Data, run: Path) -> None:
+        self.recipe, self.data, self.run, self.task = recipe, data, run, make_task(recipe)
+        super().__init__(
+            model=model,
+            args=training_arguments(recipe, run),
+            data_collator=DataCollatorForSeq2Seq(data.tokenizer, model),
+            train_dataset=data.tokens["train"],
+            eval_dataset=data.tokens["validation"],
+            processing_class=data.tokenizer,
+        )
+        # A tied matrix is saved once, also of shards, which gather it under each name
+        model._keys_to_ignore_on_save = set(model.all_tied_weights_keys) or None
+        if (plugin := getattr(self.accelerator.state, "fsdp_plugin", None)) is not None:
+            shard(model, plugin)
+        self.search = recipe.generation_config(model.config, data.tokenizer, in_evaluations=True)
+        self.constraint = self.task.constraint(model, data.tokenizer)
+        self.clock, self.stop = Clock(recipe), StopOnSignal()
+        self.remove_callback(PrinterCallback)
+        for callback in (self.clock, LogLines(selection_metric(recipe)), LowerLoss(), self.stop):
+            self.add_callback(callback)
+        if recipe.training.patience is not None:
+            self.add_callback(EarlyStoppingCallback(recipe.training.patience))
+        self.restart_log()
+
+    def restart_log(self) -> None:
+        self.totals: dict[str, Tensor | float] = defaultdict(float)
+        self.learned_tokens, self.target_tokens, self.log_time = 0.0, 0, time.perf_counter()
+        self.is_finite = torch.ones((), dtype=torch.bool, device=self.args.device)
+
+    # Before the steps
+
+    def train_or_resume(self, checkpoint: Path | None) -> None:
+        """Train, from a checkpoint if there is one, unless training had ended there."""
+        if checkpoint is None:
+            self.train()
+            return
+        state, self.clock.seconds = read_state(checkpoint), trained_seconds(checkpoint)
+        logger.info("Resuming from step %d of %d.", step_of(checkpoint), self.args.max_steps)
+        has_stopped = state.stateful_callbacks["TrainerControl"]["args"]["should_training_stop"]
+        if state.global_step >= self.args.max_steps or (has_stopped and self.args.max_steps <= state.max_steps):
+            self.state = state
+        else:
+            self.train(resume_from_checkpoint=str(checkpoint))
+
+    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
+        if self.optimizer is None:
+            training, parameters = self.recipe.training, (self.model if model is None else model).parameters()
+            if training.optimizer == "paper":
+                self.optimizer = paper_adam(parameters)
+            else:
+                self.optimizer = torch.optim.RAdam(
+                    [parameter for parameter in parameters if parameter.requires_grad],
+                    lr=training.learning_rate,
+                    betas=(0.9, 0.98),
+                    eps=1e-8,
+                    weight_decay=training.weight_decay,
+                    decoupled_weight_decay=True,
+                )
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
+        """Make equation (3) (5.3), or exponential decay; neither depends on the number of steps."""
+        training, optimizer = self.recipe.training, optimizer or self.optimizer
+        if self.lr_scheduler is None and training.optimizer == "paper":
+            scale = training.learning_rate_scale
+            self.lr_scheduler = paper_schedule(optimizer, self.model.config.d_model, training.warmup_steps, scale)
+        elif self.lr_scheduler is None:
+            decay, steps = training.learning_rate_decay, training.learning_rate_decay_steps
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: decay ** (done / steps))
+        self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Return this rank's batches by token budget (5.1); the epoch comes from the state, also in a resumed run."""
+        pairs, training = PairTokens(self.train_dataset), self.recipe.training
+        sampler = TokenBudgetBatchSampler(
+            pairs.source_lengths,
+            pairs.target_lengths,
+            training.source_tokens,
+            training.target_tokens,
+            num_processes=self.args.world_size,
+            rank=self.args.process_index,
+            accumulation=self.args.gradient_accumulation_steps,
+            seed=self.recipe.seed,
+        )
+        steps = len(sampler) // self.args.gradient_accumulation_steps
+        sampler.epoch = lambda: self.state.global_step // steps
+        logger.info("%d pairs in %d steps an epoch, %.1f%% padding.", len(pairs), steps, 100 * sampler.padding_share)
+        if (written := training.max_checkpoints) < (training.average_last or 0):
+            logger.warning(
+                "training.average_last: the run writes too few checkpoints; got %d in %d steps, expected at least %d. "
+                "The mean will be over all, the first ones included; lower it, or training.checkpoint_steps.",
+                *(written, training.steps, training.average_last),
+            )
+        collator = PairCollator(self.processing_class, self.model)
+        # a loader draws a seed when it starts: not from the generator of training's random numbers
+        own = {"generator": torch.Generator(), "pin_memory": torch.accelerator.is_available()}
+        return DataLoader(pairs, batch_sampler=sampler, collate_fn=collator, **own)
+
+    # A step
+
+    def step_attributes(self, step: int) -> dict[str, float]:
+        """Return the attributes of the model that a family's schedules set at a step, such as `kl_scale`."""
+        return {}
+
+    def add_draws(self, batch: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+        """Return a batch with a family's random choices, such as masks."""
+        return batch
+
+    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
+        """Return the batches of a step, and its tokens to learn on all processes.
+
+        The random choices come from a generator made anew for each step and process, so a resumed run on as many
+        processes makes the same. On one device the host counts the tokens, so that no step waits for a copy.
+        """
+        step = self.state.global_step
+        for name, value in self.step_attributes(step).items():
+            setattr(self.model, name, value)
+        seed = np.random.SeedSequence([self.recipe.seed, step, self.args.process_index]).generate_state(1)
+        generator = torch.Generator().manual_seed(int(seed[0]))
+        batches = list(itertools.islice(epoch_iterator, num_batches))
+        self.target_tokens += sum(int(batch["labels"].ne(-100).sum()) for batch in batches)
+        chosen = iter([self.add_draws(batch, generator) for batch in batches])
+        device = torch.device("cpu") if self.args.world_size == 1 else device
+        chosen, tokens = super().get_batch_samples(chosen, num_batches, device)
+        self.learned_tokens += 0 if tokens is None else tokens
+        return chosen, tokens
+
+    def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        # The Trainer multiplies a process's share of the mean by the number of processes, since it averages gradients.
+        self.totals["loss"] += loss * torch.as_tensor(num_items_in_batch) / self.args.world_size
+        return loss
+
+    def _prepare_input(self, data: Any) -> Any:
+        """Copy a batch to the device without waiting for it; the Trainer's own copy waits."""
+        return (
+            data.to(self.args.device, non_blocking=True) if isinstance(data, Tensor) else super()._prepare_input(data)
+        )
+
+    def compute_loss_context_manager(self) -> contextlib.ExitStack:
+        """Autocast a sharded model too, whose forward Accelerate does not wrap."""
+        stack = super().compute_loss_context_manager()
+        if self.is_fsdp_enabled:
+            stack.enter_context(self.accelerator.autocast())
+        return stack
+
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        for name, log_name in self.log_parts.items():
+            if (value := outputs.get(name)) is None:
+                continue
+            # The accuracy is a mean over the batch; the tokens of the complete step divide any other value.
+            tokens = inputs["labels"].ne(-100).sum() if name == "accuracy" else torch.as_tensor(num_items_in_batch)
+            first = self.model.config.decoder_layers - value.numel() + 1  # values a layer end at the last layer
+            for index, part in enumerate(value.detach().reshape(-1)):
+                self.totals[f"{log_name}_{first + index}" if value.dim() else log_name] += part * tokens
+        return (loss, outputs) if return_outputs else loss
+
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+        norm = super()._get_grad_norm(model, grad_norm)
+        full = norm.full_tensor() if hasattr(norm, "full_tensor") else torch.as_tensor(norm)
+        self.is_finite &= full.isfinite().to(self.is_finite.device)
+        return norm
+
+    def check_finite(self) -> None:
+        """Stop if a loss or gradient was not finite, before weights made from it are evaluated or saved."""
+        if not self.is_finite.item():
+            raise UserError(
+                f"training: the loss or its gradient is not finite, at or before step {self.state.global_step}; "
+                "the last checkpoint is kept. Start over with a smaller learning rate."
+            )
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log an entry; one of training with the means since the last one."""
+        if "loss" in logs:
+            self.check_finite()
+            own = {name: float(total) for name, total in self.totals.items()} | {"tokens": self.target_tokens}
+            everyone = gather_object([own])
+            sums = {name: sum(each.get(name, 0.0) for each in everyone) for name in own}
+            seconds = time.perf_counter() - self.log_time
+            logs["target_tokens_per_second"] = sums.pop("tokens") / seconds
+            logs |= {name: total / float(self.learned_tokens) for name, total in sums.items()}
+            self.restart_log()
+        super().log(logs, start_time)
+
+    # An evaluation
+
+    def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
+        """Return the loss of a target token and the task's metric on the validation set; log them."""
+        start = time.perf_counter()
+        self.check_finite()
+        _, scores = self.translate_split("validation", self.search)
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in scores.items() if isinstance(value, float)}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.log_time += time.perf_counter() - start  # no time of training
+        return metrics
+
+    def translate_split(self, split: str, search: GenerationConfig) -> tuple[list[str], dict[str, Any]]:
+        """Return the hypotheses of a split, and `loss`, `perplexity` and the best metric with its signature.
+
+        The Trainer's own loop averages over sentences, counts some twice on several processes, whose batches must have
+        one size, and cannot evaluate a sharded model that it has not trained.
+        """
+        self.model.eval()
+        tokens, texts = self.data.tokens[split], self.data.pairs[split]
+        batches = self.evaluation_batches(tokens)
+        world, rank = self.args.world_size, self.args.process_index
+        outputs: dict[int, tuple[str, dict[str, float]]] = {}
+        for turn in range(0, len(batches), world):  # all ranks have the same number, so one batch may occur twice
+            rows = batches[(turn + rank) % len(batches)]
+            batch = self._prepare_inputs(self.data_collator([tokens[row] for row in rows]))
+            outputs |= zip(rows, self.translate(batch, [texts[row]["source"] for row in rows], search), strict=True)
+        everything = dict(gather_object(list(outputs.items())))
+        hypotheses, sums = zip(*(everything[row] for row in range(len(tokens))), strict=True)
+        totals = {name: sum(each[name] for each in sums) for name in sums[0]}
+        means = {name: total / totals["tokens"] for name, total in totals.items() if name != "tokens"}
+        if self.recipe.family.is_autoregressive:  # a likelihood at gold length, position by position, is no perplexity
+            means["perplexity"] = math.exp(min(means["loss"], 700))
+        scores = self.task.scores(list(hypotheses), texts["target"][:], self.task.best_metric)
+        return list(hypotheses), means | scores | {"search": CallSettings(search, self.model, {}).search()}
+
+    def evaluation_batches(self, tokens: Any) -> list[list[int]]:
+        """Return the numbers of pairs in batches, the longest source first; a very long pair is a separate batch."""
+        sources, targets = lengths(tokens, "input_ids"), lengths(tokens, "labels")
+        size, longest = self.recipe.training.evaluation_batch_size, np.maximum(sources, targets)
+        order = np.argsort(-sources, kind="stable").tolist()
+        return batches_in_order(order, longest, np.ones_like(longest), (size * self.recipe.data.max_length, size))
+
+    @torch.no_grad()
+    def translate(
+        self, inputs: dict[str, Tensor], sources: list[str], search: GenerationConfig
+    ) -> list[tuple[str, dict[str, float]]]:
+        """Return for each pair of a batch a hypothesis, and `loss`, `tokens` and statistics of its target, summed."""
+        labels, model = inputs["labels"], self.model
+        model_inputs = {name: tensor for name, tensor in inputs.items() if name != "labels"}
+        if not self.recipe.family.is_autoregressive:
+            model_inputs["decoder_attention_mask"] = labels.ne(-100).long()  # the reference's length, no word of it
+        with self.accelerator.autocast():  # without labels, or the loss would be computed twice
+            logits = model(**model_inputs, use_cache=False).logits  # (B, T, V)
+            sums = {"loss": sentence_losses(logits, labels), "tokens": labels.ne(-100).sum(1)}
+            sums |= self.sentence_statistics(logits, inputs)
+        del logits  # frees memory for the search
+        processors = None
+        if self.constraint is not None:
+            call = CallSettings(search, model, {"attention_mask": inputs["attention_mask"]})
+            processors = [self.constraint(sources, call.target_limits())]
+        with self.accelerator.autocast():
+            if self.is_fsdp_enabled:  # the search calls the embeddings outside the model's forward
+                model.unshard()
+            output = model.generate(
+                input_ids=inputs["input_ids"],
+                attention_mask=inputs["attention_mask"],
+                generation_config=search,
+                logits_processor=processors,
+                synced_gpus=self.is_fsdp_enabled,  # all ranks must call a layer to gather it
+            )
+        texts = self.processing_class.batch_decode(output, skip_special_tokens=True)
+        rows = zip(*(values.tolist() for values in sums.values()), strict=True)
+        return [(text, dict(zip(sums, row, strict=True))) for text, row in zip(texts, rows, strict=True)]
+
+    def sentence_statistics(self, logits: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return what evaluations log besides, by name, summed over each target's tokens (B,), for a family."""
+        return {}
+
+    # A checkpoint and the end
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        self.check_finite()
+        training, start = self.recipe.training, time.perf_counter()
+        checkpoint = self.run / CHECKPOINTS / f"checkpoint-{self.state.global_step}"
+        begin_checkpoint(checkpoint)
+        with write_errors(checkpoint, "make room, and the same command resumes the run"):
+            super()._save_checkpoint(model, trial)
+            if self.args.should_save:
+                (checkpoint / SECONDS).write_text(str(self.clock.trained))
+            finish_checkpoint(checkpoint, training.keep_checkpoints, self.state.best_global_step, self.stop.is_extra)
+        self.log_time += time.perf_counter() - start
+
+    def load_final_weights(self) -> list[int]:
+        """Load the mean of the last checkpoints, or the best one, and return their steps."""
+        training, best = self.recipe.training, self.state.best_global_step or self.state.global_step
+        checkpoints = [self.run / CHECKPOINTS / f"checkpoint-{best}"]
+        if training.average_last is not None:
+            checkpoints = regular_checkpoints(self.run)[-training.average_last :]
+        load_weights(self.model, mean_weights(checkpoints))
+        return [step_of(checkpoint) for checkpoint in checkpoints]
+
+
+def sentence_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the summed loss (B,) of targets `labels` (B, T), -100 for none, under `logits` (B, T, V).
+
+    It is computed in float32 for a few rows at a time, because all together would need several copies of the logits.
+    """
+    chunks = zip(logits.split(ROWS), labels.split(ROWS), strict=True)
+    cross_entropy = torch.nn.functional.cross_entropy
+    return torch.cat([cross_entropy(x.float().transpose(1, 2), y, reduction="none").sum(1) for x, y in chunks])
+
+
+# The families
+
+
+class GlancingTrainer(PaperTrainer):
+    """Trains NAT, and GLAT: the model is shown some words of the reference, fewer from step to step."""
+
+    log_parts = {"length_loss": "length_loss", "accuracy": "glancing_accuracy"}
+
+    def step_attributes(self, step: int) -> dict[str, float]:
+        training = self.recipe.training
+        if training.glancing is None:
+            return {}
+        first, last = training.glancing
+        return {"glancing_ratio": first + (last - first) * min(1.0, step / (training.glancing_steps or training.steps))}
+
+    def add_draws(self, batch: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+        if self.recipe.training.glancing is None:
+            return batch
+        return batch | {"glancing_draws": torch.rand(batch["labels"].shape, generator=generator)}
+
+
+class CmlmTrainer(PaperTrainer):
+    """Trains a CMLM: it learns the words that are masked."""
+
+    log_parts = {"length_loss": "length_loss"}
+
+    def add_draws(self, batch: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+        tokenizer = self.processing_class
+        is_masked = sample_masks(batch["labels"].ne(-100), generator)
+        return mask_targets(batch, is_masked, tokenizer.mask_token_id, tokenizer.pad_token_id)
+
+
+class LatentTrainer(GlancingTrainer):
+    """Trains an IterativeVAE: the weight of its divergences may rise."""
+
+    log_parts = GlancingTrainer.log_parts | {
+        "bound": "bound",
+        "kl_loss": "kl_loss",
+        "layer_losses": "layer_loss",
+        "layer_kl": "layer_kl",
+        "prior_weights": "prior_weight",
+        "hint_weights": "hint_weight",
+    }
+
+    def step_attributes(self, step: int) -> dict[str, float]:
+        training = self.recipe.training
+        done = min(1.0, (step + 1) / max(1, training.kl_warmup_steps))
+        return super().step_attributes(step) | {"kl_scale": training.kl_scale * done}
+
+    def sentence_statistics(self, logits: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the bound, by samples that leave the generators of training as they are."""
+        device = self.args.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(self.recipe.seed)
+            bound = self.model(**inputs, has_hint=True, skip_logits=True).bound
+        return {"bound": bound * inputs["labels"].ne(-100).sum(1)}  # the batch's mean, with each target's tokens
+
+
+class FlowTrainer(PaperTrainer):
+    """Trains a FlowSeq in its phases: without the prior, the flow's start from one step's pairs, with the prior."""
+
+    log_parts = {name: name for name in ("token_loss", "length_loss", "kl_loss", "log_determinant")}
+
+    def step_attributes(self, step: int) -> dict[str, float]:
+        training = self.recipe.training
+        done = (step - training.decoder_steps + 1) / max(1, training.kl_warmup_steps)
+        return {"kl_scale": training.kl_scale * min(1.0, max(0.0, done))}
+
+    def add_draws(self, batch: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+        shape = batch["labels"].shape
+        noise = torch.randn(*shape, self.model.config.d_model, generator=generator)
+        return batch | {"word_draws": torch.rand(shape, generator=generator), "latent_noise": noise}
+
+    def get_batch_samples(self, *args: Any) -> tuple[list, Any]:
+        batches, tokens = super().get_batch_samples(*args)
+        if self.state.global_step >= self.recipe.training.decoder_steps and not float(self.model.flow.started):
+            self.start_flow(batches)
+        return batches, tokens
+
+    def start_flow(self, batches: list[dict[str, Tensor]]) -> None:
+        """Set the flow's actnorms from the pairs of a step, those of all processes together."""
+        parts = gather_object(batches)
+        pairs = {}
+        for name in ("input_ids", "attention_mask", "labels", "word_draws", "latent_noise"):
+            rows = [row for part in parts for row in part[name].cpu()]
+            padded = pad_sequence(rows, batch_first=True, padding_value=-100 if name == "labels" else 0)
+            pairs[name] = padded.to(self.args.device)
+        with eval_mode(self.model), self.accelerator.autocast():
+            self.model.start_flow(**pairs)
+        for layer in self.model.flow.layers:
+            if isinstance(layer, ActNorm):  # the same to the bit in every process
+                broadcast([layer.log_scale.data, layer.shift.data])
+
+
+TRAINERS = {
+    "autoregressive": PaperTrainer,
+    "nat": GlancingTrainer,
+    "cmlm": CmlmTrainer,
+    "iterative_vae": LatentTrainer,
+    "flowseq": FlowTrainer,
+}
+
+
+# Callbacks
+
+
+class Clock(TrainerCallback):
+    """Saves and stops at a recipe's steps and minutes; those of a resumed run go on from its checkpoint's seconds."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.training, self.seconds = recipe.training, 0.0
+        self.begun = self.saved = time.monotonic()
+
+    @property
+    def trained(self) -> float:
+        """The seconds of training, evaluation and saving so far."""
+        return self.seconds + time.monotonic() - self.begun
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.begun = self.saved = time.monotonic()
+
+    def on_save(self, *_: Any, **__: Any) -> None:
+        self.saved = time.monotonic()
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        training = self.training
+        control.should_save |= bool(training.checkpoint_steps) and state.global_step % training.checkpoint_steps == 0
+        if training.minutes is None and training.checkpoint_minutes is None:
+            return
+        trained, since = broadcast_object_list([self.trained, time.monotonic() - self.saved])  # the main process's
+        control.should_save |= training.checkpoint_minutes is not None and since > 60 * training.checkpoint_minutes
+        if training.minutes is not None and trained > 60 * training.minutes:
+            control.should_evaluate = control.should_save = control.should_training_stop = True
+
+
+class StopOnSignal(TrainerCallback):
+    """After SIGTERM or Ctrl-C, save the present step and end the process; several processes end without saving.
+
+    A second signal ends the process at once. The same command resumes the run.
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self.is_extra = False  # only the signal asked for the checkpoint
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.receive)
+
+    def receive(self, number: int, frame: Any) -> None:
+        if self.signal is not None:
+            self.end()
+        self.signal = number
+
+    def end(self) -> NoReturn:
+        raise SystemExit(128 + (self.signal or 0))
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.signal is not None and args.world_size > 1:
+            self.end()
+        if self.signal is not None:
+            logger.warning("Interrupted: saving step %d; the same command resumes the run.", state.global_step)
+            self.is_extra = not control.should_save
+            control.should_save = True
+
+    def on_save(self, *_: Any, **__: Any) -> None:
+        if self.signal is not None:
+            self.end()
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
+
+
+class LowerLoss(TrainerCallback):
+    """Prefer the lower loss among evaluations with the same best metric, such as BLEU 0 at the start of a run.
+
+    The Trainer takes an evaluation whose metric is above the best one so far. So this callback lowers the best one by
+    the smallest possible amount.
+    """
+
+    def on_evaluate(self, args: Any, state: TrainerState, control: Any, metrics: Any = None, **_: Any) -> None:
+        best, key = state.best_metric, f"eval_{args.metric_for_best_model}"
+        losses = {entry["step"]: entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry}
+        before = losses.get(state.best_global_step, -math.inf)
+        if args.greater_is_better and best is not None and metrics.get(key) == best and metrics["eval_loss"] < before:
+            state.best_metric = math.nextafter(best, -math.inf)
+
+
+class LogLines(TrainerCallback):
+    """Log the latest metrics and the time that is left."""
+
+    def __init__(self, metric: Metric) -> None:
+        self.shown = {
+            "loss": "loss {:.3f}",
+            "target_tokens_per_second": "tokens/s {:,.0f}",
+            f"eval_{metric.key}": f"{metric.title} {{:.2f}}",
+            "eval_loss": "validation loss {:.3f}",
+        }
+        self.begun = (0.0, 0)
+
+    def on_train_begin(self, args: Any, state: TrainerState, *_: Any, **__: Any) -> None:
+        self.begun = time.perf_counter(), state.global_step
+
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **_: Any) -> None:
+        text = ", ".join(form.format(logs[name]) for name, form in self.shown.items() if name in logs)
+        if state.is_world_process_zero and text:
+            moment, step = self.begun
+            rate = (time.perf_counter() - moment) / max(1, state.global_step - step)
+            left = rate * (state.max_steps - state.global_step) / 60
+            logger.info("Step %d of %d: %s; %.0f min left", state.global_step, state.max_steps, text, left)
