@@ -26,13 +26,13 @@ EVERY_FAMILY = {
     "search.py",
     "tokenizer.py",
 }
-EVERY_NAR_FAMILY = EVERY_FAMILY | {"lengths.py", "nar_decoder.py", "nar_generation.py", "nar_head.py"}
+EVERY_NAR_FAMILY = EVERY_FAMILY | {"nar.py"}
 PUBLISHED_FILES = {
     "transformer": EVERY_FAMILY | {"generation.py", "model.py"},
-    "nat": EVERY_NAR_FAMILY | {"nat.py", "nat_decoder.py"},
-    "iterative_vae": EVERY_NAR_FAMILY | {"iterative_vae.py", "latent.py", "nat.py", "nat_decoder.py"},
-    "flowseq": EVERY_NAR_FAMILY | {"flow.py", "flowseq.py", "nat.py", "nat_decoder.py"},
-    "cmlm": EVERY_NAR_FAMILY | {"cmlm.py", "cmlm_masks.py"},
+    "nat": EVERY_NAR_FAMILY | {"nat.py"},
+    "iterative_vae": EVERY_NAR_FAMILY | {"iterative_vae.py", "nat.py"},
+    "flowseq": EVERY_NAR_FAMILY | {"flowseq.py", "nat.py"},
+    "cmlm": EVERY_NAR_FAMILY | {"cmlm.py"},
 }
 TEXTS = ["<2es> what is your name", "the cat is black", "hola"]
 

@@ -1,27 +1,263 @@
-"""FlowSeq against autograd, grids and long Monte Carlo runs: the flow's layers, densities, estimates, phases, errors.
+"""FlowSeq against autograd, grids and long Monte Carlo runs: flow, densities, estimates, phases, errors.
 
 B batch, T target, d latent width.
 """
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributions import Normal
 from torch.nn import functional
 
-from tests.helpers import FLOAT32, random_tokens
+from bench import dialects
+from bench.dialects import SIZES, encode, train_flowseq
+from tests.helpers import FLOAT32, TINY, padded_batch, random_tokens
 from tests.nar_models import END, targets, tiny_flowseq
-from vaswani_transformer import VaswaniFlowSeqForConditionalGeneration
+from vaswani_transformer import VaswaniFlowSeqConfig, VaswaniFlowSeqForConditionalGeneration, prepare_for_inference
+from vaswani_transformer.flowseq import ActNorm, Coupling, Flow, FlowError, FlowInputs, HeadLinear
+from vaswani_transformer.nar import canvas
 
 NARROW: dict[str, Any] = {"d_model": 8, "num_heads": 2, "d_ff": 16}
 
 
+def uneven_flow(**overrides: Any) -> Any:
+    """Return a narrow FlowSeq in float64 whose flow is far from the identity."""
+    model = tiny_flowseq(**NARROW, **overrides).double()
+    generator = torch.Generator().manual_seed(0)
+    for weight in model.flow.parameters():
+        weight.data += 0.3 * torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+    return model
+
+
+def flow_inputs(model: Any, *lengths: int) -> FlowInputs:
+    """Return the inputs of the flow for targets of these lengths, one of each of some sources with padding."""
+    tokens, mask = padded_batch([3, 6, 4][: len(lengths)], "left")
+    source = model.read_source(model.encode(tokens, mask).last_hidden_state, mask)
+    return model.flow_inputs(source, canvas(torch.tensor(lengths)))
+
+
+@torch.no_grad()
+def test_log_determinant_of_every_layer_and_of_the_whole_is_that_of_autograds_jacobian() -> None:
+    """Of a target of three places in a batch with padding: 24 numbers in, 24 out."""
+    model = uneven_flow()
+    inputs, latents = flow_inputs(model, 5, 3), torch.randn(2, 5, 8, dtype=torch.float64)
+    kinds = {type(layer) for layer in model.flow.layers}
+    assert kinds == {ActNorm, HeadLinear, Coupling}
+    for layer in [*model.flow.layers, model.flow]:
+
+        def outputs_of(row: Tensor, layer: Any = layer) -> Tensor:
+            return layer(torch.stack([latents[0], torch.cat([row, latents[1, 3:]])]), inputs)[0][1, :3]
+
+        jacobian: Any = torch.autograd.functional.jacobian(outputs_of, latents[1, :3])
+        expected = jacobian.reshape(24, 24).det().abs().log()
+        log_det = layer(latents, inputs)[1]
+        by_place = log_det[:, None] / 3 if layer is model.flow else log_det
+        log_det = by_place.expand(2, 5)[1, :3].sum()
+        torch.testing.assert_close(log_det, expected, rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def test_every_layer_and_the_whole_are_inverted() -> None:
+    model = uneven_flow()
+    inputs, latents = flow_inputs(model, 5, 1, 3), torch.randn(3, 5, 8, dtype=torch.float64)
+    for layer in [*model.flow.layers, model.flow]:
+        again, _ = layer(layer(latents, inputs)[0], inputs, inverts=True)
+        torch.testing.assert_close(again, latents, rtol=1e-9, atol=1e-9)
+        assert not torch.allclose(layer(latents, inputs)[0], latents)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_trained_flow_of_width_128_is_inverted_in_float32_over_40_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialects, "BATCH", 8)
+    monkeypatch.setattr(dialects, "LEARNING_RATE", 2e-3)
+    with torch.enable_grad():
+        model: Any = train_flowseq(30, sizes=SIZES | {"d_model": 128})
+    source = encode([[symbol % 20 for symbol in range(20)]] * 2)
+    encoded = model.read_source(model.encode(**source).last_hidden_state, None)
+    inputs = model.flow_inputs(encoded, canvas(torch.tensor([40, 40])))
+    latents = torch.randn(2, 40, 128)
+    noise = model.flow(latents, inputs)[0]
+    assert float((noise - latents).abs().max()) > 0.1
+    for error in (
+        model.flow(noise, inputs, inverts=True)[0] - latents,
+        model.flow(model.flow(latents, inputs, inverts=True)[0], inputs)[0] - latents,
+    ):
+        print(f"largest error {float(error.abs().max()):.1e}")
+        assert float(error.abs().max()) < 1e-4
+
+
+@torch.no_grad()
+def test_density_of_two_numbers_integrates_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a grid; a coupling's half is a single number, which a layer norm would make 0, so a function replaces it."""
+
+    def network(self: Coupling, conditions: Tensor, inputs: FlowInputs) -> tuple[Tensor, Tensor]:
+        return 0.3 * conditions.sin(), 0.2 * conditions.cos()
+
+    monkeypatch.setattr(Coupling, "network", network)
+    sizes: dict[str, Any] = {**TINY, "d_model": 2, "num_heads": 1}
+    flow = Flow(VaswaniFlowSeqConfig(**sizes), 1).double()
+    generator = torch.Generator().manual_seed(0)
+    for weight in flow.parameters():
+        weight.data += 0.2 * torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+    flow.started.fill_(1)
+    axis = torch.arange(-20, 20, 0.05, dtype=torch.float64)
+    latents = torch.cartesian_prod(axis, axis).unsqueeze(1)  # (B, 1, 2)
+    nothing = torch.zeros(1, dtype=torch.float64)
+    inputs = FlowInputs(torch.ones(1, 1, 1, dtype=torch.float64), nothing, None, nothing, None)
+    density = flow.log_prob(latents, inputs)[0].exp()
+    assert float(density.sum()) * 0.05**2 == pytest.approx(1, abs=1e-6)
+    noise = torch.randn(1000, 1, 2, dtype=torch.float64)
+    assert float(flow(noise, inputs, inverts=True)[0].abs().max()) < 20  # the grid holds what the flow draws
+
+
+@torch.no_grad()
+def test_padding_and_other_rows_change_neither_density_nor_inverse() -> None:
+    """Of a target and its source by themselves as of the same in a batch, whatever stands at padding."""
+    model, lengths = uneven_flow(), (5, 1, 3)
+    latents = torch.randn(3, 5, 8, dtype=torch.float64)
+    tokens, mask = padded_batch([3, 6, 4], "left")
+    encoded = model.read_source(model.encode(tokens, mask).last_hidden_state, mask)
+    inputs = model.flow_inputs(encoded, canvas(torch.tensor(lengths)))
+    log_probs, inverse = model.flow.log_prob(latents, inputs)[0], model.flow(latents, inputs, inverts=True)[0]
+    for row, length in enumerate(lengths):
+        source = tokens[row, mask[row].bool()][None]
+        encoded = model.read_source(model.encode(source).last_hidden_state, None)
+        single, own = model.flow_inputs(encoded, torch.ones(1, length, dtype=torch.long)), latents[row, :length][None]
+        torch.testing.assert_close(model.flow.log_prob(own, single)[0][0], log_probs[row], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            model.flow(own, single, inverts=True)[0][0], inverse[row, :length], rtol=1e-9, atol=1e-9
+        )
+
+
+@torch.no_grad()
+def test_start_gives_every_actnorms_output_mean_0_and_variance_1_over_tokens() -> None:
+    model = uneven_flow()
+    model.flow.started.zero_()
+    inputs, latents = flow_inputs(model, 5, 1, 3), 3 + 2 * torch.randn(3, 5, 8, dtype=torch.float64)
+    model.flow.start(latents, inputs)
+    assert float(model.flow.started) == 1
+    is_real = inputs.is_real.bool().squeeze(-1)
+    for layer in model.flow.layers:
+        latents = layer(latents, inputs)[0]
+        if isinstance(layer, ActNorm):
+            torch.testing.assert_close(latents[is_real].mean(0), torch.zeros(8, dtype=torch.float64), rtol=0, atol=1e-9)
+            variance = latents[is_real].var(0, correction=0)
+            torch.testing.assert_close(variance, torch.ones(8, dtype=torch.float64), rtol=1e-4, atol=0)
+
+
+@torch.no_grad()
+def test_flow_and_posterior_start_as_their_initialization_says() -> None:
+    """Couplings scale by sigmoid(2) and shift by nothing, matrices rotate, and the posterior's weights are small."""
+    model, latents = tiny_flowseq(), torch.randn(2, 5, 32)
+    inputs = flow_inputs(model, 5, 3)
+    for layer in model.flow.layers:
+        if isinstance(layer, Coupling):
+            conditions, values = layer.split(latents)
+            expected = layer.join(conditions, values / (1 + math.exp(-2)))
+            torch.testing.assert_close(layer(latents, inputs)[0], expected)
+        elif isinstance(layer, HeadLinear):
+            torch.testing.assert_close(layer.weight @ layer.weight.T, torch.eye(len(layer.weight)), **FLOAT32)
+    for linear in (model.posterior.mean, model.posterior.log_variance):
+        assert 0 < linear.weight.abs().max() <= 0.1 * math.sqrt(6 / 64)  # a tenth of Glorot's bound
+
+
+def test_actnorm_without_a_start_is_the_identity() -> None:
+    latents = torch.randn(2, 3, 8, dtype=torch.float64)
+    found, log_det = ActNorm(8)(latents, flow_inputs(uneven_flow(), 3, 1))
+    assert torch.equal(found, latents)
+    assert log_det == 0
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            lambda flow: flow.started.zero_(),
+            r"^flow: its actnorms have no start, so it has no density; got started 0, expected 1\. Call",
+        ),
+        (
+            lambda flow: flow.layers[4].weight.data[:, 1].zero_(),
+            r"^flow: its log-determinant is not finite; got 2 such numbers, expected none\. Take",
+        ),
+        (
+            lambda flow: flow.layers[0].log_scale.data[0].fill_(math.nan),
+            r"^flow: its log-determinant is not finite; got 2 such numbers, expected none\. Take",
+        ),
+    ],
+    ids=["no start", "singular", "nan"],
+)
+def test_flow_that_has_no_density_ends_training_by_name(damage: Callable[[Any], Any], message: str) -> None:
+    model = tiny_flowseq().train()
+    damage(model.flow)
+    started = float(model.flow.started)
+    with pytest.raises(FlowError, match=message) as error:
+        model(input_ids=random_tokens(2, 5), labels=targets(4, 2))
+    assert "\n" not in str(error.value)
+    assert float(model.flow.started) == started  # no forward pass starts it
+    if started:
+        model.eval()
+        with pytest.raises(FlowError, match="inverse is not finite"):
+            model.generate(random_tokens(2, 5))
+
+
+def test_graph_of_a_flow_looks_at_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a flow without a start has a density there."""
+    model = tiny_flowseq(**NARROW).train()
+    model.flow.started.zero_()
+    batch = {"input_ids": random_tokens(2, 5), "labels": targets(4, 2)}
+    with pytest.raises(FlowError):
+        model(**batch)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert bool(model(**batch).loss.isfinite())
+
+
+def test_flow_of_a_checkpoint_keeps_its_start_and_one_without_it_has_none(tmp_path: Path) -> None:
+    model, batch = tiny_flowseq(), {"input_ids": random_tokens(2, 5), "labels": targets(4, 2)}
+    model.save_pretrained(tmp_path)
+    again = VaswaniFlowSeqForConditionalGeneration.from_pretrained(tmp_path)
+    assert float(again.flow.started) == 1
+    again.train()(**batch)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["flow.started"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    without = VaswaniFlowSeqForConditionalGeneration.from_pretrained(tmp_path).train()
+    assert float(without.flow.started) == 0
+    with pytest.raises(FlowError, match=r"^flow: its actnorms have no start"):
+        without(**batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_flow_stays_in_float32_in_every_precision(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = tiny_flowseq()
+    expected = {name: tensor.clone() for name, tensor in model.flow.state_dict().items()}
+    model.save_pretrained(tmp_path)
+    loaded: Any = VaswaniFlowSeqForConditionalGeneration.from_pretrained(tmp_path, dtype=dtype)
+    for half in (model.to(dtype), loaded):
+        assert half.model.encoder.layers[0].feed_forward.fc1.weight.dtype == dtype
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in half.flow.state_dict().items())
+        outputs = half.train()(input_ids=random_tokens(2, 5), labels=targets(4, 2))
+        assert outputs.kl_loss.dtype == torch.float32
+        half.eval().generate(random_tokens(2, 5))
+
+
+def test_flow_of_a_prepared_copy_stays_in_float32() -> None:
+    model, source = tiny_flowseq().requires_grad_(False), random_tokens(2, 5)
+    mask = canvas(torch.tensor([4, 2]))
+    encoded = model.read_source(model.encode(source).last_hidden_state, None)
+    for dtype in ("bfloat16", "int8"):
+        latents = prepare_for_inference(model, dtype).prior_latents(encoded, mask)
+        torch.testing.assert_close(latents, model.prior_latents(encoded, mask), **FLOAT32)
+
+
 def test_divergence_is_that_of_its_definition_and_the_loss_weighs_it() -> None:
-    """The oracle is torch's normal distribution, place by place; tests/test_flow.py checks the flow's part."""
+    """The oracle is torch's normal distribution, place by place; other tests check the flow."""
     model = tiny_flowseq(dropout=0.0, label_smoothing=0.0, word_dropout=0.0, length_loss_weight=0.5).train()
     source, labels, noise = random_tokens(2, 6), targets(5, 2), torch.randn(2, 5, 32)
     model.kl_scale = 0.25

@@ -1,4 +1,4 @@
-"""NAT and GLAT: components that can be turned off, and glancing.
+"""NAT and GLAT: soft copy, length and attentions against lists and loops, parts that can be turned off, glancing.
 
 B batch, S source, T target.
 """
@@ -9,8 +9,127 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers import FLOAT32, random_tokens
+from tests.helpers import FLOAT32, TINY, random_tokens
 from tests.nar_models import END, targets, tiny_nat
+from vaswani_transformer import VaswaniNatConfig
+from vaswani_transformer.attention import SelfAttention
+from vaswani_transformer.nar import EncodedSource, canvas
+from vaswani_transformer.nat import LengthDifference, PositionalAttention, RelativeSelfAttention, soft_copy
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_soft_copy_equals_a_list_at_every_pair_of_lengths(side: str) -> None:
+    """Row i of a target is real row floor(i n / m), for all n, m up to 40."""
+    lengths = torch.arange(1, 41)
+    for n in range(1, 41):
+        rows = torch.arange(40.0).view(1, 40, 1)
+        first = 0 if side == "right" else 40 - n
+        is_real = (torch.arange(40) >= first) & (torch.arange(40) < first + n)
+        copied = soft_copy(rows, is_real[None], lengths, 40)  # (40, 40, 1)
+        for m in range(1, 41):
+            assert copied[m - 1, :m, 0].tolist() == [first + i * n // m for i in range(m)]
+
+
+def test_soft_copy_of_several_targets_reads_its_own_source() -> None:
+    memory = torch.randn(2, 5, 3)
+    is_real = torch.tensor([[1, 1, 1, 0, 0], [0, 1, 1, 1, 1]]).bool()
+    lengths = torch.tensor([2, 4, 3, 7])
+    actual = soft_copy(memory, is_real, lengths, 7)
+    assert torch.equal(actual[:2], soft_copy(memory[:1], is_real[:1], lengths[:2], 7))
+    assert torch.equal(actual[2:], soft_copy(memory[1:], is_real[1:], lengths[2:], 7))
+
+
+def test_soft_copy_passes_the_gradient_to_the_memory() -> None:
+    memory = torch.randn(1, 4, 2, requires_grad=True)
+    soft_copy(memory, torch.ones(1, 4).bool(), torch.tensor([6]), 6).sum().backward()
+    assert memory.grad is not None
+    assert memory.grad[0, :, 0].tolist() == [2.0, 1.0, 2.0, 1.0]  # floor(i 4 / 6) = 0 0 1 2 2 3
+
+
+def test_length_candidates_equal_lists() -> None:
+    """max(1, n + class - 20) for all n up to 40 and all classes."""
+    head, logits = tiny_nat(), -torch.arange(41.0)[None]
+    for n in range(1, 41):
+        source = EncodedSource(torch.zeros(1, n, 1), None, torch.ones(1, n).bool(), logits)
+        assert head.best_lengths(source, 41).tolist() == [[max(1, n + label - 20) for label in range(41)]]
+        classes = head.length_classes(source, torch.arange(1, 81))
+        assert classes.tolist() == [min(20, max(-20, m - n)) + 20 for m in range(1, 81)]
+
+
+def test_length_pools_real_rows_only() -> None:
+    head, memory = LengthDifference(8, 7), torch.randn(2, 5, 8)
+    is_real = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()
+    changed = memory.clone()
+    changed[0, 3:] = 1e6
+    assert torch.equal(head(memory, is_real), head(changed, is_real))
+
+
+def relative_attention(**settings: Any) -> RelativeSelfAttention:
+    sizes: dict[str, Any] = {**TINY, "d_k": 6, "d_v": 10, **settings}
+    config = VaswaniNatConfig(**sizes)
+    module = RelativeSelfAttention(config, 0, clip=2).double().eval()
+    for table in (module.relative_keys, module.relative_values):
+        torch.nn.init.normal_(table.weight)
+    return module
+
+
+@pytest.mark.parametrize("form", ["none", "bool", "float"])
+def test_relative_attention_equals_a_triple_loop(form: str) -> None:
+    """Equations (3) and (4) of Shaw et al. 2018, term by term in float64."""
+    module = relative_attention()
+    states = torch.randn(2, 7, 32, dtype=torch.float64)
+    allowed = torch.ones(2, 1, 7, 7).bool() if form == "none" else torch.rand(2, 1, 7, 7) < 0.7
+    allowed |= torch.eye(7).bool()
+    masks = {"none": None, "bool": allowed, "float": torch.zeros(2, 1, 7, 7).double().masked_fill(~allowed, -1e30)}
+    query, key, value = module.project(states)
+    expected = torch.zeros(2, 7, 4, 10, dtype=torch.float64)
+    for batch in range(2):
+        for head in range(4):
+            for i in range(7):
+                clipped = [min(2, max(-2, j - i)) + 2 for j in range(7)]
+                keys = key[batch, head] + module.relative_keys.weight[clipped]
+                scores = keys @ query[batch, head, i] / math.sqrt(6)
+                weights = scores.masked_fill(~allowed[batch, 0, i], -math.inf).softmax(0)
+                expected[batch, i, head] = weights @ (value[batch, head] + module.relative_values.weight[clipped])
+    actual, weights = module.attend(query, key, value, masks[form])
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+    assert weights is not None
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 7).double())
+
+
+def test_relative_attention_with_tables_of_zeros_is_self_attention() -> None:
+    module = relative_attention()
+    plain = SelfAttention(module.config, 0).double().eval()
+    plain.load_state_dict({name: weight for name, weight in module.state_dict().items() if "relative" not in name})
+    torch.nn.init.zeros_(module.relative_keys.weight)
+    torch.nn.init.zeros_(module.relative_values.weight)
+    states = torch.randn(2, 5, 32, dtype=torch.float64)
+    torch.testing.assert_close(module(states)[0], plain(states)[0], rtol=1e-10, atol=1e-12)
+
+
+def test_positional_weights_do_not_depend_on_the_words() -> None:
+    config = VaswaniNatConfig(**TINY)
+    config._attn_implementation = "eager"
+    module, positions = PositionalAttention(config, 0).eval(), torch.randn(1, 5, 32)
+    (first, weights), (second, other_weights) = (module(torch.randn(3, 5, 32), positions) for _ in range(2))
+    assert not torch.equal(first, second)
+    assert torch.equal(weights, other_weights)
+    assert torch.equal(weights[0], weights[2])
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_diagonal_mask_leaves_a_single_token_its_own_key(implementation: str) -> None:
+    decoder: Any = tiny_nat(attn_implementation=implementation).model.decoder
+    states = torch.randn(3, 4, 32)
+    keys = decoder.self_attention_mask(states, canvas(torch.tensor([1, 2, 4])), None)
+    mask = decoder.without_diagonal(keys, states)
+    allowed = mask if mask.dtype == torch.bool else mask == 0
+    real = canvas(torch.tensor([1, 2, 4])).bool()
+    expected = real[:, None, None] & ~torch.eye(4).bool()
+    expected[0, 0, 0, 0] = True
+    assert torch.equal(allowed.expand(3, 1, 4, 4), expected)
+    single = decoder.without_diagonal(None, torch.randn(1, 1, 32))
+    assert bool((single if single.dtype == torch.bool else single == 0).all())
 
 
 def test_nat_ignores_words_in_its_decoder() -> None:
@@ -56,14 +175,6 @@ def test_glancing_shows_floor_of_rho_times_the_mistakes(monkeypatch: pytest.Monk
         assert bool((drawn[1] > 0).all())  # the right word too: positions are drawn from all
         assert not bool(seen[2, 4])
         torch.testing.assert_close(accuracy, torch.tensor(6 / 14))
-
-
-@pytest.mark.parametrize("value", [2.0, -0.1, math.nan])
-def test_glancing_ratio_is_a_share(value: float) -> None:
-    model = tiny_nat()
-    with pytest.raises(ValueError, match=r"^glancing_ratio: .* got .*, expected 0 to 1\."):
-        model.glancing_ratio = value
-    assert model.glancing_ratio == 0
 
 
 def test_glancing_learns_from_the_hidden_positions_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from vaswani_transformer import (
     VaswaniNatForConditionalGeneration,
     flowseq,
 )
-from vaswani_transformer.flow import Flow, init_flow
+from vaswani_transformer.flowseq import Flow, init_flow
 
 if not is_there(suite_folder()):
     pytest.skip(why_missing(), allow_module_level=True)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from training.trainer import PaperTrainer
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.cmlm_masks import mask_targets
-from vaswani_transformer.latent import gumbel_noise, straight_through
+from vaswani_transformer.cmlm import mask_targets
+from vaswani_transformer.iterative_vae import gumbel_noise, straight_through
 from vaswani_transformer.loss import accumulation_dtype
 
 # Functions of log-probabilities (N, V) and noise of the same shape, which give what the teacher reads or scores.

@@ -32,7 +32,7 @@ from training.prepare import prepared_name
 from training.recipe import FAMILIES, Recipe, load_recipe, read_yaml, recipe_parser, to_dict
 from training.tasks import make_task, selection_metric
 from training.trainer import TRAINERS, PaperTrainer
-from vaswani_transformer.flow import FlowError
+from vaswani_transformer.flowseq import FlowError
 from vaswani_transformer.support.checked_loading import load_model, load_tokenizer
 from vaswani_transformer.support.errors import UserError, exit_on_user_error, one_line
 from vaswani_transformer.support.files import staged_files, write_atomically, write_errors

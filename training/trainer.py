@@ -52,8 +52,8 @@ from training.tasks import Metric, make_task, selection_metric
 from vaswani_transformer.batching import PairCollator, PairTokens, TokenBudgetBatchSampler
 from vaswani_transformer.batching.schedule import paper_adam, paper_schedule
 from vaswani_transformer.batching.steps import batches_in_order
-from vaswani_transformer.cmlm_masks import mask_targets, sample_masks
-from vaswani_transformer.flow import ActNorm
+from vaswani_transformer.cmlm import mask_targets, sample_masks
+from vaswani_transformer.flowseq import ActNorm
 from vaswani_transformer.generation_settings import CallSettings
 from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.support.files import write_errors

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .batching import PairCollator, PairTokens, TokenBudgetBatchSampler
 from .batching.schedule import learning_rate, paper_adam, paper_schedule
-from .cmlm import VaswaniCmlmConfig, VaswaniCmlmForConditionalGeneration, VaswaniCmlmModel
-from .cmlm_masks import MaskingCollator
+from .cmlm import MaskingCollator, VaswaniCmlmConfig, VaswaniCmlmForConditionalGeneration, VaswaniCmlmModel
 from .config import VaswaniTransformerConfig
 from .cpu.model import prepare_for_inference
 from .flowseq import VaswaniFlowSeqConfig, VaswaniFlowSeqForConditionalGeneration, VaswaniFlowSeqModel

@@ -1,32 +1,120 @@
 """CMLM: a decoder that fills in masked words, and Mask-Predict, which decodes with it (Ghazvininejad et al. 2019).
 
 B batch, S source, T target, k target rows of one source row, l lengths of a length beam, R iterations, V vocabulary.
-The decoder is the paper's without its causal mask. A token before the source predicts the target's length m.
+The decoder is the paper's without its causal mask. A token before the source predicts the target's length m. In
+training (3.1) k is uniform on 1..m, and k of the m positions are masked. The authors' code draws 1..m-1, and so never
+trains the all-masked start of decoding.
 """
 
+from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
+from torch.utils.data import get_worker_info
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging
 
 from .body import EncoderDecoder
-from .cmlm_masks import sample_masks
 from .config import TOKEN_IDS, as_token_ids, positive_int
 from .embeddings import read_table, text_positions
-from .lengths import canvas, real_tokens
 from .loss import recount
-from .nar_decoder import NarDecoder
-from .nar_generation import NarGeneration, NarSettings, NarTargets
-from .nar_head import EncodedSource, NarConfig, Target, TargetInputs
+from .nar import (
+    EncodedSource,
+    NarConfig,
+    NarDecoder,
+    NarHead,
+    NarSettings,
+    NarTargets,
+    Target,
+    TargetInputs,
+    canvas,
+    check_right_padded,
+    choose_positions,
+    real_tokens,
+)
 from .pretrained import check_mask, embed_text
 
 logger = logging.get_logger(__name__)
+
+
+def sample_masks(
+    is_real: Tensor, generator: torch.Generator | None = None, draws: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """Return the positions (B, T) to mask among the real ones (B, T): k of each row's m, k uniform on 1..m.
+
+    `draws`, (B,) and (B, T), uniform on [0, 1), decide k and the positions; None: they are drawn from `generator`.
+    """
+    lengths = is_real.sum(1)  # (B,), m
+    if draws is None:
+        count_draws, position_draws = torch.rand(lengths.shape, generator=generator, device=is_real.device), None
+    else:
+        count_draws, position_draws = draws
+    counts = torch.minimum((count_draws * lengths).long() + 1, lengths)  # (B,), k
+    return choose_positions(is_real, counts, generator, position_draws)
+
+
+def mask_targets(batch: dict[str, Any], is_masked: Tensor, mask_token_id: int, pad_token_id: int) -> dict[str, Any]:
+    """Return a batch with `labels` (B, T) whose targets are masked where `is_masked` (B, T).
+
+    It also has `decoder_input_ids` (B, T), the targets with `<mask>`, and `target_lengths` (B,); its `labels` are the
+    masked tokens only.
+    """
+    labels: Tensor = batch["labels"]
+    is_real = labels.ne(-100)
+    check_right_padded(is_real, "labels")
+    tokens = labels.masked_fill(~is_real, pad_token_id).masked_fill(is_masked, mask_token_id)
+    masked = {"decoder_input_ids": tokens, "labels": labels.masked_fill(~is_masked, -100)}
+    return {**batch, **masked, "target_lengths": is_real.sum(1)}
+
+
+class MaskingCollator:
+    """Adds masks to the batches of another collator, for a stock Trainer that trains a CMLM.
+
+    The Trainer then counts the masked labels, and the loss is exact under gradient accumulation and over several
+    processes. A batch has `decoder_input_ids` (B, T), the targets with `<mask>` at the masked positions; `labels`
+    (B, T), -100 elsewhere, so metrics over labels need the plain collator; and `target_lengths` (B,). The masks come
+    from a separate generator, which a worker process seeds again from its own seed. A Trainer does not save it: a
+    resumed run draws other masks than an uninterrupted one.
+
+    Args:
+        collator: makes batches with `labels` padded on the right by -100 or `<pad>`, such as `DataCollatorForSeq2Seq`.
+        mask_token_id, pad_token_id: the ids of `<mask>` and `<pad>`.
+        seed: of the masks.
+
+    Raises:
+        ValueError: an id is None; when called, as `mask_targets`.
+    """
+
+    def __init__(
+        self, collator: Callable[[Sequence[Any]], dict[str, Any]], mask_token_id: int, pad_token_id: int, seed: int = 0
+    ) -> None:
+        if mask_token_id is None or pad_token_id is None:
+            raise ValueError(
+                f"mask_token_id, pad_token_id: got {mask_token_id} and {pad_token_id}, expected two ids. Add the first "
+                'by tokenizer.add_special_tokens({"mask_token": "<mask>"}).'
+            )
+        self.collator = collator
+        self.mask_token_id, self.pad_token_id, self.seed = mask_token_id, pad_token_id, seed
+        self.generator: torch.Generator | None = None
+
+    def __call__(self, features: Sequence[Any]) -> dict[str, Any]:
+        """Return the batch of `features` with masks."""
+        batch = {**self.collator(features)}
+        batch["labels"] = batch["labels"].masked_fill(batch["labels"] == self.pad_token_id, -100)
+        is_masked = sample_masks(batch["labels"].ne(-100), self.mask_generator())  # (B, T)
+        return mask_targets(batch, is_masked, self.mask_token_id, self.pad_token_id)
+
+    def mask_generator(self) -> torch.Generator:
+        """Return the generator of the masks, made at the first batch of a process."""
+        worker = get_worker_info()
+        seed = (self.seed + (0 if worker is None else worker.seed)) % 2**64
+        if self.generator is None or self.generator.initial_seed() != seed:  # a worker's may be a copy of its parent's
+            self.generator = torch.Generator().manual_seed(seed)
+        return self.generator
 
 
 @strict
@@ -56,11 +144,6 @@ class VaswaniCmlmConfig(NarConfig):
             )
 
 
-@dataclass
-class CmlmEncoderOutput(BaseModelOutput):
-    """An encoder's output whose states begin with that of the length token."""
-
-
 class VaswaniCmlmModel(EncoderDecoder):
     """Encoder and non-autoregressive decoder over one embedding matrix, without predictions of length and tokens."""
 
@@ -68,7 +151,7 @@ class VaswaniCmlmModel(EncoderDecoder):
     decoder_class = NarDecoder
 
 
-class VaswaniCmlmForConditionalGeneration(NarGeneration):
+class VaswaniCmlmForConditionalGeneration(NarHead):
     """CMLM, whose `generate()` is Mask-Predict: `num_iterations` passes, `length_beam_size` lengths.
 
     The `decoder_input_ids` of `forward` have `<mask>` at unknown words, those with a label, and `<pad>` on the right.
@@ -118,23 +201,6 @@ class VaswaniCmlmForConditionalGeneration(NarGeneration):
         encoder.forward = self.run_encoder
         return encoder
 
-    def encode(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        encoder_outputs: tuple[Tensor, ...] | BaseModelOutput | None = None,
-        *args: Any,
-        **inputs: Any,
-    ) -> BaseModelOutput:
-        """Return the encoder's output for a source, or `encoder_outputs` that begin with the length token."""
-        if encoder_outputs is None or attention_mask is not None or isinstance(encoder_outputs, CmlmEncoderOutput):
-            return super().encode(input_ids, attention_mask, encoder_outputs, *args, **inputs)
-        raise ValueError(
-            "encoder_outputs: the state of the length token may be missing; got a "
-            f"{type(encoder_outputs).__name__} without attention_mask, expected what get_encoder() of this model "
-            "returns. Give that, or the mask (B, S) too."
-        )
-
     def run_encoder(
         self,
         input_ids: Tensor | None = None,
@@ -157,13 +223,12 @@ class VaswaniCmlmForConditionalGeneration(NarGeneration):
             attention_mask = torch.cat([torch.ones_like(attention_mask[:, :1]), attention_mask], dim=1)  # (B, S + 1)
         token = self.length_table(inputs_embeds.device)[:1] * self.config.embedding_scale  # (1, d_model)
         token = token.to(inputs_embeds.dtype).expand(len(inputs_embeds), 1, -1)  # (B, 1, d_model)
-        outputs = self.model.encoder(
+        return self.model.encoder(
             attention_mask=attention_mask,
             position_ids=nn.functional.pad(position_ids, (1, 0)),  # (B or 1, S + 1)
             inputs_embeds=torch.cat([token, inputs_embeds], dim=1),
             **kwargs,
         )
-        return CmlmEncoderOutput(**outputs) if isinstance(outputs, BaseModelOutput) else outputs
 
     def read_source(self, states: Tensor, attention_mask: Tensor | None) -> EncodedSource:
         """Return the states of the words (B, S, d_model), and the logits of the length from the token before them.
@@ -220,17 +285,14 @@ class VaswaniCmlmForConditionalGeneration(NarGeneration):
         return lengths, canvas(lengths, width)
 
     def check_masked(self, input_ids: Tensor, labels: Tensor) -> None:
-        """Raise ValueError, or RuntimeError in a compiled graph, for a word with a loss that the decoder sees."""
-        is_seen = (labels.ne(-100) & input_ids.ne(self.config.token_id("mask_token_id"))).any()
-        message = (
-            "decoder_input_ids: a word with a label must be <mask>, or the model sees what it learns to predict; got "
-            "another token there, as in targets shifted right. Leave decoder_input_ids out, or mask with a "
-            "MaskingCollator."
-        )
-        if torch.compiler.is_compiling():
-            torch._assert_async(~is_seen, message)
-        elif bool(is_seen):
-            raise ValueError(message)
+        """Raise ValueError for a word with a loss that the decoder sees; a compiled graph cannot check it."""
+        is_masked = input_ids.eq(self.config.token_id("mask_token_id"))
+        if not torch.compiler.is_compiling() and bool((labels.ne(-100) & ~is_masked).any()):
+            raise ValueError(
+                "decoder_input_ids: a word with a label must be <mask>, or the model sees what it learns to predict; "
+                "got another token there, as in targets shifted right. Leave decoder_input_ids out, or mask with a "
+                "MaskingCollator."
+            )
 
     def mask_all(self, input_ids: Tensor | None, labels: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return decoder inputs (k B, T) with every token masked, and the complete target as labels.

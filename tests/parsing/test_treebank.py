@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from training.data.files import numbered_lines
 from vaswani_transformer.parsing import delinearize, evaluation_tree, linearize, read_trees
 
 TREEBANK = os.environ.get("TREEBANK")

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from ..nar_generation import NarGeneration
+from ..nar import NarHead
 from ..support.modes import eager_attention, eval_mode, is_non_autoregressive
 from ..tokenizer import text_encoder
 from .tokens import display_tokens
@@ -129,7 +129,7 @@ def record_attention(module: nn.Module) -> Generator[list[tuple[dict[str, Any], 
             hook.remove()
 
 
-def last_pass(model: NarGeneration, batch: dict[str, torch.Tensor], generate_kwargs: dict[str, Any]) -> Pass:
+def last_pass(model: NarHead, batch: dict[str, torch.Tensor], generate_kwargs: dict[str, Any]) -> Pass:
     """Return the last pass of `generate()` over one source, of the length whose target is the best.
 
     A FlowSeq draws one sample of its latents, whatever its settings.

@@ -6,10 +6,10 @@ from typing import TypeGuard
 
 from transformers import PreTrainedModel
 
-from ..nar_generation import NarGeneration
+from ..nar import NarHead
 
 
-def is_non_autoregressive(model: object) -> TypeGuard[NarGeneration]:
+def is_non_autoregressive(model: object) -> TypeGuard[NarHead]:
     """Return whether a model predicts all tokens of a target at once, as NAT and CMLM do."""
     return not getattr(model, "is_autoregressive", True)
 

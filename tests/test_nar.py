@@ -1,0 +1,750 @@
+"""Every non-autoregressive family: forward pass, `generate()` against plain Python, the Trainer, prepared copies.
+
+B batch, S source, T target.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    DataCollatorForSeq2Seq,
+    GenerationConfig,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+)
+
+from tests.helpers import FLOAT32, PAIRS, TINY, padded_batch, random_tokens, source_batch, tiny_model
+from tests.nar_models import END, FAMILY, MASK, family_of_pairs, targets, tiny_cmlm, tiny_nat
+from vaswani_transformer import (
+    MaskingCollator,
+    VaswaniCmlmConfig,
+    VaswaniCmlmForConditionalGeneration,
+    VaswaniFlowSeqConfig,
+    VaswaniIterativeVaeConfig,
+    VaswaniNatConfig,
+    iterative_vae,
+    prepare_for_inference,
+)
+from vaswani_transformer.config import TOKEN_IDS
+from vaswani_transformer.generation_settings import default_settings
+from vaswani_transformer.nar import IGNORED, NarSettings, canvas, choose_positions
+
+
+@pytest.mark.parametrize(
+    ("config", "fields", "message"),
+    [
+        (VaswaniNatConfig, {"min_length_difference": 1}, "must enclose 0"),
+        (VaswaniNatConfig, {"max_length_difference": -1}, "must enclose 0"),
+        (VaswaniNatConfig, {"relative_attention_clip": 0}, "relative_attention_clip"),
+        (VaswaniNatConfig, {"length_loss_weight": -0.1}, "length_loss_weight"),
+        (VaswaniNatConfig, {"d_model": 33}, "d_model"),
+        (VaswaniCmlmConfig, {"mask_token_id": 99}, "outside the vocabulary"),
+        (VaswaniCmlmConfig, {"mask_token_id": 1}, "add_special_tokens"),
+        (VaswaniCmlmConfig, {"max_target_length": 0}, "max_target_length"),
+        (VaswaniIterativeVaeConfig, {"kl_weights": [1.0, 2.0]}, r"kl_weights .* must be 1 finite"),
+        (VaswaniIterativeVaeConfig, {"kl_weights": [-1.0]}, "kl_weights"),
+        (VaswaniIterativeVaeConfig, {"kl_weights": [float("nan")]}, "kl_weights"),
+        (VaswaniIterativeVaeConfig, {"gumbel_temperature": 0.0}, "gumbel_temperature"),
+        (VaswaniIterativeVaeConfig, {"latent_dropout": 1.0}, "latent_dropout"),
+        (VaswaniFlowSeqConfig, {"d_model": 36}, r"d_model \(36\) must be divisible by 8: .* and 4 heads"),
+        (VaswaniFlowSeqConfig, {"flow_steps": 0}, "flow_steps"),
+        (VaswaniFlowSeqConfig, {"word_dropout": 1.0}, "word_dropout"),
+        (VaswaniNatConfig, {"attention_window": 3}, "attention_window: vaswani_nat has no restricted .*; got 3"),
+        (VaswaniCmlmConfig, {"attention_window": 3}, "attention_window: vaswani_cmlm has no restricted .*; got 3"),
+        (VaswaniIterativeVaeConfig, {"attention_window": 3}, "attention_window: .*_vae has no restricted .*; got 3"),
+    ],
+    ids=str,
+)
+def test_bad_field_is_an_error_that_names_it(config: Any, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        config(**{**TINY, **fields})
+
+
+def test_cmlm_without_a_mask_token_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"mask_token_id, pad_token_id: .*add_special_tokens"):
+        VaswaniCmlmForConditionalGeneration(VaswaniCmlmConfig(**TINY))
+
+
+@pytest.mark.parametrize("family", ["nat", "iterative_vae", "flowseq"])
+def test_decoder_whose_masks_flash_attention_lacks_is_not_given_it(family: str) -> None:
+    model = FAMILY[family]()
+    for part in (model, model.model, model.model.decoder):
+        with pytest.raises(ValueError, match=f"{type(part).__name__} does not support Flash Attention"):
+            part.set_attn_implementation("flash_attention_2")
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("family", FAMILY)
+def test_padding_on_either_side_of_the_source_changes_nothing(family: str, side: str, implementation: str) -> None:
+    """A sentence gives the same by itself as in any batch, m = 1 included."""
+    model = FAMILY[family](attn_implementation=implementation)
+    lengths, target_lengths = [3, 7, 1], [4, 1, 6]
+    tokens, mask = padded_batch(lengths, side)
+    together = model(input_ids=tokens, attention_mask=mask, decoder_attention_mask=canvas(torch.tensor(target_lengths)))
+    for row, (n, m) in enumerate(zip(lengths, target_lengths, strict=True)):
+        row_tokens = tokens[row, mask[row].bool()][None]
+        single = model(input_ids=row_tokens, decoder_attention_mask=torch.ones(1, m)).logits
+        assert row_tokens.shape == (1, n)
+        torch.testing.assert_close(together.logits[row, :m], single[0], **FLOAT32)
+
+
+@pytest.mark.parametrize("family", FAMILY)
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_sentence_is_decoded_by_itself_as_in_a_batch(family: str, side: str) -> None:
+    model = FAMILY[family]()
+    settings: dict[str, Any] = {"length_beam_size": 4, "num_iterations": 3 if family == "cmlm" else 1}
+    tokens, mask = padded_batch([3, 9, 1, 5], side)
+    together = model.generate(tokens, attention_mask=mask, **settings)
+    for row in range(4):
+        single = model.generate(tokens[row, mask[row].bool()][None], **settings)[0].tolist()
+        assert together[row].tolist()[: len(single)] == single
+        assert set(together[row].tolist()[len(single) :]) <= {1}
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_eager_and_sdpa_agree(family: str) -> None:
+    batch = source_batch([3, 7]) | {"labels": targets(5, 1)}
+    first, second = (FAMILY[family](attn_implementation=name)(**batch) for name in ("eager", "sdpa"))
+    torch.testing.assert_close(first.logits, second.logits, **FLOAT32)
+    torch.testing.assert_close(first.loss, second.loss, **FLOAT32)
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_every_output_depends_on_every_real_input(family: str) -> None:
+    """No output depends on padding, and each on all source words and all positions of the target."""
+    model = FAMILY[family]().double()
+    source = torch.randn(1, 4, 32, dtype=torch.float64, requires_grad=True)
+    target = torch.randn(1, 5, 32, dtype=torch.float64, requires_grad=True)
+    masks = {"attention_mask": torch.tensor([[1, 1, 1, 0]]), "decoder_attention_mask": canvas(torch.tensor([4]), 5)}
+    logits = model(inputs_embeds=source, decoder_inputs_embeds=target, **masks).logits
+    for position in range(4):
+        gradients = torch.autograd.grad(logits[0, position].pow(2).sum(), (source, target), retain_graph=True)
+        assert [bool(row.abs().sum() > 0) for row in gradients[0][0]] == [True, True, True, False]
+        assert [bool(row.abs().sum() > 0) for row in gradients[1][0]] == [True] * 4 + [False]
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_evaluation_loss_is_the_plain_negative_log_likelihood(family: str) -> None:
+    """Tokens and lengths by loops over the logits, both over the number of target tokens."""
+    model = FAMILY[family](length_loss_weight=0.5)
+    tokens, mask = padded_batch([3, 7, 2], "right")
+    labels = targets(5, 1, 4)
+    outputs = model(input_ids=tokens, attention_mask=mask, labels=labels)
+    log_probs = outputs.logits.log_softmax(-1)
+    summed = sum(-log_probs[row, i, labels[row, i]] for row, m in enumerate((5, 1, 4)) for i in range(m))
+    source = model.read_source(outputs.encoder_last_hidden_state, mask)
+    lengths = torch.tensor([5, 1, 4])
+    classes = lengths if family == "cmlm" else lengths - mask.sum(1) + 20
+    length = sum(-source.length_logits.log_softmax(-1)[row, classes[row]] for row in range(3))
+    torch.testing.assert_close(outputs.token_loss, summed / 10, **FLOAT32)
+    torch.testing.assert_close(outputs.length_loss, length / 10, **FLOAT32)
+    torch.testing.assert_close(outputs.loss, (summed + 0.5 * length) / 10, **FLOAT32)
+
+
+def test_label_smoothing_applies_in_training_only() -> None:
+    model, labels, source = tiny_nat(dropout=0.0), targets(5, 4), random_tokens(2, 6)
+    plain = model(input_ids=source, labels=labels).token_loss
+    smoothed = model.train()(input_ids=source, labels=labels, skip_logits=False)
+    expected = torch.nn.functional.cross_entropy(smoothed.logits.flatten(0, 1), labels.flatten(), label_smoothing=0.1)
+    torch.testing.assert_close(smoothed.token_loss, expected, **FLOAT32)
+    assert float((plain - smoothed.token_loss).detach().abs()) > 1e-3
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_two_half_batches_give_the_gradient_of_the_batch(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sum is divided by `num_items_in_batch`; random choices come with the batch, a CMLM's from the collator."""
+    monkeypatch.setattr(iterative_vae, "gumbel_noise", torch.zeros_like)
+    model = FAMILY[family](dropout=0.0, **({"latent_dropout": 0.0} if family == "iterative_vae" else {})).train()
+    source, labels = random_tokens(4, 6), targets(5, 2, 7, 3)
+    batch: dict[str, Any] = {"labels": labels}
+    if family == "cmlm":
+        batch = MaskingCollator(lambda features: {"labels": labels}, MASK, 1)([])
+    if family == "flowseq":
+        batch |= {"word_draws": torch.rand(4, 7), "latent_noise": torch.randn(4, 7, 32)}
+    items = int(batch["labels"].ne(-100).sum())
+
+    def gradient(parts: list[slice]) -> list[torch.Tensor]:
+        model.zero_grad()
+        for part in parts:
+            inputs = {name: value[part] for name, value in batch.items()}
+            model(input_ids=source[part], **inputs, num_items_in_batch=items).loss.backward()
+        return [weight.grad.clone() for weight in model.parameters() if weight.grad is not None]
+
+    complete, halves = gradient([slice(0, 4)]), gradient([slice(0, 2), slice(2, 4)])
+    for expected, half in zip(complete, halves, strict=True):
+        torch.testing.assert_close(half, expected, **FLOAT32)
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_every_parameter_learns(family: str) -> None:
+    model = FAMILY[family]().train()
+    model(input_ids=random_tokens(3, 6), labels=targets(5, 2, 7)).loss.backward()
+    assert [name for name, weight in model.named_parameters() if weight.grad is None] == []
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_labels_without_a_token_have_no_loss(family: str) -> None:
+    outputs = FAMILY[family]().train()(input_ids=random_tokens(2, 6), labels=torch.full((2, 3), -100))
+    assert float(outputs.loss.detach()) == 0
+    outputs.loss.backward()
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_left_padded_labels_are_an_error(family: str) -> None:
+    labels = targets(5, 2).flip(1)
+    with pytest.raises(ValueError, match=r"^labels: .* row 1 .* Pad targets on the right\.$"):
+        FAMILY[family]()(input_ids=random_tokens(2, 6), labels=labels)
+
+
+@pytest.mark.parametrize("family", FAMILY)
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"labels": torch.zeros(2, 0, dtype=torch.long)}, r"labels: no token ids; got shape \(2, 0\) of torch.int64"),
+        (
+            {"attention_mask": torch.ones(2, 1, 6, 6)},
+            r"attention_mask: .* got shape \(2, 1, 6, 6\), expected \(2, 6\), ",
+        ),
+        ({"labels": torch.tensor([[5, 2], [6, 2], [7, 2]])}, "The target has 3 rows and the source 2; "),
+        ({"decoder_attention_mask": torch.ones(1, 3)}, "The target has 1 rows and the source 2; "),
+        ({"attention_mask": torch.ones(1, 6)}, r"attention_mask: .* got shape \(1, 6\), expected \(2, 6\), "),
+    ],
+    ids=str,
+)
+def test_target_or_mask_that_does_not_fit_the_source_is_an_error(
+    family: str, inputs: dict[str, torch.Tensor], message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{message}") as error:
+        FAMILY[family]()(input_ids=random_tokens(2, 6), **inputs)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("family", FAMILY)
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_half_precision_is_finite_and_close(family: str, dtype: torch.dtype, implementation: str) -> None:
+    """The batch has m = 1 and padding, in half and mixed precision; bfloat16 has 8 bits, and logits are below 4."""
+    model = FAMILY[family](attn_implementation=implementation, dropout=0.0)
+    tokens, mask = padded_batch([3, 7], "left")
+    batch = {"input_ids": tokens, "attention_mask": mask, "labels": targets(1, 6)}
+    expected = model(**batch)
+    with torch.autocast("cpu", dtype=dtype):
+        outputs = model.train()(**batch, skip_logits=False)
+        assert outputs.loss.dtype == torch.float32
+        outputs.loss.backward()
+        plain = model.eval()(**batch)
+    assert all(bool(weight.grad.isfinite().all()) for weight in model.parameters())
+    torch.testing.assert_close(plain.loss.float(), expected.loss, rtol=0.05, atol=0.05)
+    half = model.to(dtype)(**batch)
+    assert bool(half.logits.isfinite().all())
+    torch.testing.assert_close(half.loss.float(), expected.loss, rtol=0.05, atol=0.05)
+    assert model.generate(tokens, attention_mask=mask, length_beam_size=2).shape[0] == 2
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_learned_positions_bound_the_predicted_length(family: str) -> None:
+    model = FAMILY[family](position_embedding="learned", max_position_embeddings=6)
+    generated = model.generate(random_tokens(8, 6), length_beam_size=5)
+    assert generated.shape[1] <= 7
+
+
+def test_encoder_outputs_replace_the_source() -> None:
+    for make in FAMILY.values():
+        model, (tokens, mask) = make(), padded_batch([4, 6], "right")
+        encoded = model.get_encoder()(tokens, mask)
+        assert torch.equal(encoded.last_hidden_state, model.encode(tokens, mask).last_hidden_state)
+        labels = targets(4, 2)
+        expected = model(input_ids=tokens, attention_mask=mask, labels=labels)
+        assert torch.equal(model(encoder_outputs=encoded, attention_mask=mask, labels=labels).loss, expected.loss)
+        as_tuple = model(encoder_outputs=encoded.to_tuple(), attention_mask=mask, labels=labels, return_dict=False)
+        assert torch.equal(as_tuple[0], expected.loss)
+        by_config = make(return_dict=False)
+        assert torch.equal(by_config(input_ids=tokens, attention_mask=mask, labels=labels)[0], expected.loss)
+        assert torch.equal(
+            model.generate(encoder_outputs=encoded, attention_mask=mask), model.generate(tokens, attention_mask=mask)
+        )
+
+
+def test_seq2seq_collator_adds_no_shifted_targets() -> None:
+    for make in FAMILY.values():
+        assert not hasattr(make(), "prepare_decoder_input_ids_from_labels")
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_source_without_any_token_gives_finite_numbers(side: str) -> None:
+    """A source without any token counts in full length, and gives finite numbers."""
+    tokens, mask = padded_batch([3, 5], side)
+    mask[0] = 0
+    outputs = tiny_nat()(input_ids=tokens, attention_mask=mask, labels=random_tokens(2, 4))
+    assert bool(outputs.logits.isfinite().all())
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_attentions_of_the_decoder_are_the_weights_of_every_layer(family: str) -> None:
+    model, source = FAMILY[family](attn_implementation="eager"), random_tokens(2, 6)
+    outputs = model(input_ids=source, labels=targets(5, 3), output_attentions=True)
+    for layers, keys in ((outputs.decoder_attentions, 5), (outputs.cross_attentions, 6)):
+        assert [weights.shape for weights in layers] == [(2, 4, 5, keys)] * 2
+
+
+BANNED = {0, 1, END, MASK}
+
+
+def best_words(logits: Tensor, length: int) -> tuple[list[int], list[float]]:
+    """Return the likeliest words of logits (T, V), with the end last, and their log-probabilities."""
+    log_probs = logits.log_softmax(-1).tolist()
+    words = [
+        END if i == length - 1 else max((v for v in range(len(row)) if v not in BANNED), key=row.__getitem__)
+        for i, row in enumerate(log_probs[:length])
+    ]
+    return words, [log_probs[i][word] for i, word in enumerate(words)]
+
+
+def mask_predict(model: Any, source: Tensor, length: int, rounds: int) -> tuple[list[list[int]], list[float]]:
+    """Return the words after each iteration of Mask-Predict on one sentence, and the last log-probabilities."""
+    words, scores, history = [MASK] * length, [0.0] * length, []
+    for t in range(rounds):
+        count = max(1, length * (rounds - t) // rounds) if t else length
+        masked = sorted(range(length), key=lambda i: (scores[i], i))[:count] if t else list(range(length))
+        for i in masked:
+            words[i] = MASK
+        logits = model(input_ids=source, decoder_input_ids=torch.tensor([words])).logits[0]
+        new, new_scores = best_words(logits, length)
+        for i in masked:
+            words[i], scores[i] = new[i], new_scores[i]
+        history.append(list(words))
+    return history, scores
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("seed", [*range(15), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(15, 300))])
+def test_mask_predict_equals_plain_python(seed: int) -> None:
+    torch.manual_seed(seed)
+    sizes: dict[str, Any] = {"vocab_size": 12, "d_model": 8, "num_heads": 2, "d_ff": 8, "max_target_length": 9}
+    model: Any = tiny_cmlm(**sizes, encoder_layers=1, decoder_layers=1).double()  # such weights amplify rounding
+    for weight in model.parameters():
+        weight.data.normal_()  # sharper than at the start of training, so that iterations change words
+    tokens, mask = padded_batch([4, 2], "left")
+    tokens = tokens.clamp(max=11)
+    rounds, lengths = seed % 5 + 1, seed % 3 + 1
+    settings: dict[str, Any] = {"num_iterations": rounds, "length_beam_size": lengths, "return_history": True}
+    generated = model.generate(tokens, attention_mask=mask, **settings, return_dict_in_generate=True)
+    for row in range(2):
+        source = tokens[row, mask[row].bool()][None]
+        logits = model.read_source(model.encode(source).last_hidden_state, None).length_logits[0]
+        candidates = logits.argsort(descending=True)[:lengths].tolist()
+        results = [(*mask_predict(model, source, m, rounds), m) for m in candidates]
+        log_lengths = logits.log_softmax(0).tolist()
+        ranks = [(sum(scores) + log_lengths[m]) / m for _, scores, m in results]
+        history, scores, m = results[ranks.index(max(ranks))]
+        assert generated.sequences[row, 1 : m + 1].tolist() == history[-1]
+        assert [step[row, 1 : m + 1].tolist() for step in generated.history] == history
+        assert generated.lengths[row] == m
+        expected = torch.tensor(scores, dtype=torch.float64)
+        torch.testing.assert_close(generated.token_scores[row, :m], expected, rtol=1e-9, atol=1e-9)
+        assert generated.sequences_scores[row].item() == pytest.approx(max(ranks), rel=1e-9)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("settings", [{}, {"length_weight": 0}, {"length_penalty": 0.4, "length_weight": 2.5}], ids=str)
+def test_nat_finds_the_best_length_of_all(settings: dict[str, float]) -> None:
+    """The oracle computes each length of every sentence separately, by forward, and ranks them by the rule."""
+    model: Any = tiny_nat(min_length_difference=-3, max_length_difference=4).double()
+    source = random_tokens(4, 5)
+    model.config.mask_token_id = MASK  # NAT has no such token, but the reference bans it
+    for weight in model.length_difference.parameters():
+        weight.data.mul_(8)  # lengths that matter
+    generated: Any = model.generate(source, length_beam_size=8, return_dict_in_generate=True, **settings)
+    alpha, weight = (settings.get(name, 1.0) for name in ("length_penalty", "length_weight"))
+    log_lengths = model.read_source(model.encode(source)[0], None).length_logits.log_softmax(-1)  # (B, 8)
+    for row in range(4):
+        results = []
+        for m in range(2, 10):
+            logits = model(input_ids=source[row][None], decoder_attention_mask=torch.ones(1, m)).logits[0]
+            words, scores = best_words(logits, m)
+            results.append(((sum(scores) + weight * float(log_lengths[row, m - 2])) / m**alpha, words))
+        score, words = max(results)
+        assert generated.sequences[row, 1 : len(words) + 1].tolist() == words
+        assert generated.sequences_scores[row].item() == pytest.approx(score)
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_sequences_begin_with_the_start_and_end_with_the_end(family: str) -> None:
+    generated = FAMILY[family]().generate(random_tokens(6, 5), length_beam_size=3, return_dict_in_generate=True)
+    for row, m in enumerate(generated.lengths.tolist()):
+        tokens = generated.sequences[row].tolist()
+        assert tokens[0] == 0
+        assert tokens[m] == END
+        assert not BANNED.intersection(tokens[1:m]) - (set() if family == "cmlm" else {MASK})
+        assert set(tokens[m + 1 :]) <= {1}
+        assert generated.token_scores[row, m:].tolist() == [0.0] * (generated.token_scores.shape[1] - m)
+    assert generated.sequences.shape[1] == int(generated.lengths.max()) + 1
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_several_targets_of_a_source_come_best_first(family: str) -> None:
+    model, source = FAMILY[family](), random_tokens(3, 5)
+    settings: dict[str, Any] = {"length_beam_size": 5, "return_dict_in_generate": True}
+    all_five = model.generate(source, num_return_sequences=5, **settings)
+    scores = all_five.sequences_scores.view(3, 5)
+    assert torch.equal(scores, scores.sort(dim=1, descending=True).values)
+    best = model.generate(source, **settings)
+    assert torch.equal(best.sequences_scores, scores[:, 0])
+    assert torch.equal(best.lengths, all_five.lengths.view(3, 5)[:, 0])
+
+
+def test_suppressed_tokens_are_never_predicted() -> None:
+    model: Any = tiny_nat()
+    source = random_tokens(4, 9)
+    plain = model.generate(source, length_beam_size=9)
+    words = sorted(set(plain.flatten().tolist()) - BANNED)
+    generated = model.generate(source, length_beam_size=9, suppress_tokens=words)
+    assert not set(words) & set(generated.flatten().tolist())
+
+
+def long_target_model(family: str) -> Any:
+    """Return a model whose targets have 30 tokens or more without a limit; the autoregressive one never ends."""
+    if family == "nat":
+        model = tiny_nat(max_length_difference=40)
+        model.length_difference.proj.bias.data[-1] = 1e4
+    elif family == "cmlm":
+        model = tiny_cmlm(max_target_length=40)
+        model.length_token.weight.data[1:40] = 0
+    else:
+        model = tiny_model(tie_word_embeddings=False)
+        model.lm_head.weight.data[END] = -10 * model.lm_head.weight.data.abs().max()
+    return model
+
+
+RELATIVE = {"max_source_relative_length": 10}
+
+
+NONE_GIVEN: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize("family", ["autoregressive", "nat", "cmlm"])
+@pytest.mark.parametrize(
+    ("saved", "call", "tokens"),
+    [
+        ({"max_new_tokens": 5}, NONE_GIVEN, 5),
+        ({"max_length": 6}, NONE_GIVEN, 5),
+        ({"max_new_tokens": 5}, {"max_length": 9}, 5),  # Transformers takes the first of the two
+        ({"max_new_tokens": 5}, {"max_new_tokens": 9}, 9),
+        ({"max_length": 6}, {"max_new_tokens": 8}, 8),
+        ({"max_length": 6}, {"max_length": 9}, 8),
+        ({"max_length": 6}, {"max_length": 20}, 19),
+        (RELATIVE, NONE_GIVEN, 15),
+        (RELATIVE, {"max_new_tokens": 18}, 18),
+        (RELATIVE | {"max_new_tokens": 5}, NONE_GIVEN, 5),
+        (RELATIVE | {"max_new_tokens": 5}, {"max_new_tokens": None}, 15),
+        (RELATIVE | {"max_length": 6}, NONE_GIVEN, 15),
+        ({"max_length": 6}, RELATIVE, 15),
+        ({"max_length": 6}, {"generation_config": GenerationConfig(max_length=4)}, 3),
+    ],
+    ids=str,
+)
+def test_saved_limits_and_those_of_the_call_hold_alike_in_every_family(
+    family: str, saved: dict[str, Any], call: dict[str, Any], tokens: int
+) -> None:
+    model = long_target_model(family)
+    model.generation_config = model.config.make_generation_config(**saved)
+    assert model.generate(random_tokens(2, 5), **call).shape[1] == tokens + 1
+
+
+@pytest.mark.parametrize("family", ["nat", "cmlm"])
+def test_defaults_that_a_trainer_saves_shorten_no_target(family: str) -> None:
+    """Seq2SeqTrainer writes them into the model's generation config after an evaluation: a max_length of 20."""
+    model, source = long_target_model(family), random_tokens(2, 5)
+    expected = model.generate(source)
+    defaults = GenerationConfig._get_default_generation_params()
+    assert expected.shape[1] > defaults["max_length"] == 20
+    model.generation_config.update(**defaults, defaults_only=True)
+    assert torch.equal(model.generate(source), expected)
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_source_relative_length_bounds_each_target_by_its_own_source(family: str) -> None:
+    """The limit comes from the call, its configuration or the saved one; the oracle is the lengths without a limit."""
+    model, (source, mask) = FAMILY[family](), padded_batch([9, 3, 5], "right")
+    if family != "cmlm":  # predicts more tokens than two of the sources have
+        model.length_difference.proj.bias.data[-1] = 1e4
+    call: dict[str, Any] = {"attention_mask": mask, "return_dict_in_generate": True}
+    free = model.generate(source, **call).lengths
+    expected = torch.minimum(free, mask.sum(1) + 1)
+    assert (expected < free).sum() >= 2
+    limit = {"max_source_relative_length": 1}
+    for given in (limit, {"generation_config": GenerationConfig(**limit)}):
+        assert torch.equal(model.generate(source, **given, **call).lengths, expected)
+    model.generation_config.max_source_relative_length = 1
+    assert torch.equal(model.generate(source, **call).lengths, expected)
+    assert torch.equal(model.generate(source, max_source_relative_length=None, **call).lengths, free)
+    assert torch.equal(model.generate(source, max_new_tokens=99, **call).lengths, free)
+    both = model.generate(source, max_new_tokens=5, max_source_relative_length=1, **call).lengths
+    assert torch.equal(both, expected.clamp(max=5))
+
+
+def test_settings_are_saved_and_overridden(tmp_path: Path) -> None:
+    model, source = tiny_cmlm(), random_tokens(3, 5)
+    model.use_mask_predict(4, length_beam_size=3)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert (again.generation_config.num_iterations, again.generation_config.length_beam_size) == (4, 3)
+    explicit: Any = model.generate(source, GenerationConfig(num_iterations=4, length_beam_size=3))
+    assert torch.equal(again.generate(source), explicit)
+    call: dict[str, Any] = {"return_dict_in_generate": True, "return_history": True}
+    assert len(again.generate(source, **call).history) == 4
+    assert len(again.generate(source, num_iterations=2, **call).history) == 2
+    config = GenerationConfig(num_iterations=3)
+    assert len(again.generate(source, config, **call).history) == 3
+    assert len(again.generate(source, config, num_iterations=1, **call).history) == 1
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_generate_accepts_a_complete_batch_of_a_trainer(family: str) -> None:
+    model, source = FAMILY[family](), random_tokens(3, 5)
+    expected = model.generate(source)
+    extra: dict[str, Any] = {
+        "labels": targets(4, 2, 3),
+        "decoder_input_ids": random_tokens(3, 4),
+        "target_lengths": torch.ones(3),
+    }
+    assert torch.equal(model.generate(input_ids=source, synced_gpus=True, **extra), expected)
+
+
+def test_iterations_encode_once_and_project_the_source_once() -> None:
+    model = tiny_cmlm()
+    calls: dict[str, int] = {}
+
+    def count(name: str) -> Any:
+        return lambda *_: calls.__setitem__(name, calls.get(name, 0) + 1)
+
+    layer: Any = model.model.decoder.layers[0]
+    for name, module in {
+        "encoder": model.model.encoder,
+        "decoder": model.model.decoder,
+        "cross keys": layer.cross_attn.k_proj,
+        "own keys": layer.self_attn.k_proj,
+    }.items():
+        module.register_forward_hook(count(name))
+    model.generate(random_tokens(3, 5), num_iterations=4, length_beam_size=3)
+    assert calls == {"encoder": 1, "decoder": 4, "cross keys": 1, "own keys": 4}
+
+
+def test_every_setting_of_a_search_from_left_to_right_must_have_its_default() -> None:
+    model: Any = tiny_nat()
+    known = {*vars(NarSettings()), *IGNORED, *TOKEN_IDS} - {"do_sample"}
+    refused = {name: value for name, value in default_settings().items() if name not in known and name[0] != "_"}
+    assert {"num_beams", "length_penalty_type", "early_stopping", "do_sample", "top_k", "max_time"} <= refused.keys()
+    for name, default in refused.items():
+        rule = f"{name}: no setting of {type(model).__name__}; got 'x', expected {default!r}. Leave it out, or set"
+        with pytest.raises(ValueError, match=f"^{re.escape(rule)}"):
+            model.generate(random_tokens(2, 5), **{name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "message"),
+    [
+        ("nat", {"max_source_relative_length": -1}, "got -1, expected a whole number of at least 0"),
+        ("cmlm", {"num_iterations": 2.5}, "got 2.5, expected a whole number of at least 1"),
+        ("cmlm", {"num_iterations": 0}, "got 0, expected a whole number of at least 1"),
+        ("nat", {"length_beam_size": True}, "got True, expected a whole number"),
+        ("nat", {"length_beam_size": 42}, "got 42, expected at most 41, the model's length classes"),
+        ("cmlm", {"length_beam_size": 21}, "got 21, expected at most 20, the model's length classes"),
+        ("cmlm", {"num_return_sequences": 2}, "got 2, expected at most 1, length_beam_size times num_latent_samples"),
+        ("nat", {"length_penalty": float("inf")}, r"got inf, expected a finite number\. Leave"),
+        ("flowseq", {"length_weight": "1"}, r"got '1', expected a finite number\. Leave"),
+        ("flowseq", {"latent_temperature": -1}, "got -1, expected a finite number of at least 0.0"),
+        ("flowseq", {"num_latent_samples": 3}, "got 3, expected at most 1, for at latent_temperature 0"),
+        ("nat", {"max_new_tokens": "3"}, "got '3', expected a whole number of at least 1"),
+        ("cmlm", {"max_length": 1}, "got 1, expected a whole number of at least 2"),
+        ("nat", {"suppress_tokens": [99]}, r"got \[99\], expected ids from 0 to 98"),
+        ("nat", {"num_latent_samples": 3}, "no setting of .*; got 3, expected 1"),
+        ("iterative_vae", {"latent_temperature": 0.5}, r"no setting of .*; got 0\.5, expected 0\.0"),
+        ("iterative_vae", {"temperature": 0.5}, "no setting of .*; got 0.5, expected 1.0"),
+        ("flowseq", {"do_sample": True}, "no setting of .*; got True, expected False"),
+        ("flowseq", {"num_iterations": 2}, "no setting of .*; got 2, expected 1"),
+        ("nat", {"num_iterations": 2}, "no setting of .*; got 2, expected 1"),
+        ("nat", {"num_beams": 0}, "no setting of .*; got 0, expected 1"),
+        ("nat", {"generation_config": GenerationConfig(num_iteration=4)}, "no setting of .*; got 4, expected None"),
+        ("cmlm", {"number_of_beams": 5}, "no setting of .*; got 5, expected None"),
+        ("nat", {"logits_processor": [print]}, "no setting of .*, expected None"),
+        ("nat", {"assistant_model": torch.nn.Linear(1, 1)}, "no setting of .*; got Linear.*, expected None"),
+        ("nat", {"input_ids": torch.zeros(2, 5)}, "no setting of .*, expected None"),
+        ("cmlm", {"pad_token_id": 5}, r"no setting of .*; got \[5\], expected \[1\]"),
+        ("nat", {"eos_token_id": torch.tensor([END, 5])}, r"no setting of .*; got \[2, 5\], expected \[2\]"),
+        ("cmlm", {"output_attentions": True}, "no setting of .*; got True, expected None"),
+    ],
+    ids=str,
+)
+def test_argument_out_of_its_range_or_of_another_family_is_an_error(
+    family: str, settings: dict[str, Any], message: str
+) -> None:
+    [name] = settings
+    name = "num_iteration" if name == "generation_config" else name
+    with pytest.raises(ValueError, match=f"^{name}: .*{message}.* set it to None in the generation config"):
+        FAMILY[family]().generate(random_tokens(2, 5), **settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_beams": 1},
+        {"do_sample": False},
+        {"logits_processor": []},
+        {"top_k": 50},
+        {"length_penalty_type": "power"},
+        {"max_source_relative_length": None},
+        {"max_source_relative_length": 300},
+        {"length_beam_size": np.int64(1), "num_return_sequences": np.int64(1), "max_new_tokens": np.int64(99)},
+        {"output_scores": True, "output_attentions": False, "use_cache": True},
+        {"no_repeat_ngram_size": 0, "repetition_penalty": 1, "length_penalty": 1.0, "min_length": 0},
+        {"num_beams": None, "max_time": None, "temperature": 1.0},
+        {"decoder_start_token_id": 0, "eos_token_id": [END]},  # the same tokens as those of the configuration
+    ],
+    ids=str,
+)
+def test_setting_without_an_effect_is_accepted(settings: dict[str, Any]) -> None:
+    model: Any = tiny_nat()
+    source = random_tokens(2, 5)
+    assert torch.equal(model.generate(source, **settings), model.generate(source))
+
+
+def test_outputs_of_forward_in_the_configuration_do_not_stop_generate() -> None:
+    model, plain = FAMILY["nat"](output_hidden_states=True, output_attentions=True), FAMILY["nat"]()
+    source = random_tokens(2, 5)
+    generated = model.generate(source, return_dict_in_generate=False)
+    assert torch.equal(generated, plain.generate(source))
+
+
+def test_saved_beams_are_an_error_that_names_the_generation_config() -> None:
+    model: Any = tiny_nat()
+    source = random_tokens(2, 5)
+    expected = model.generate(source)
+    model.generation_config = GenerationConfig(num_beams=4)
+    with pytest.raises(ValueError, match=r"^num_beams: .* generation config\.$"):
+        model.generate(source)
+    assert torch.equal(model.generate(source, num_beams=None), expected)
+
+
+def test_random_choice_has_its_size_and_stays_among_the_candidates() -> None:
+    is_candidate = torch.rand(200, 9) < 0.6
+    counts = torch.minimum(torch.randint(0, 9, (200,)), is_candidate.sum(1))
+    chosen = choose_positions(is_candidate, counts)
+    assert torch.equal(chosen.sum(1), counts)
+    assert not bool((chosen & ~is_candidate).any())
+
+
+def trainer_for(family: str, folder: Path, collates_masks: bool = False, **settings: Any) -> Seq2SeqTrainer:
+    model, tokenizer = family_of_pairs(family, d_model=64, d_ff=128, dropout=0.0)
+    data: Any = [dict(tokenizer(source, text_target=target)) for source, target in PAIRS.items()]
+    collator: Any = DataCollatorForSeq2Seq(tokenizer, model)
+    if collates_masks:
+        collator = MaskingCollator(collator, tokenizer.mask_token_id, tokenizer.pad_token_id)
+    arguments = Seq2SeqTrainingArguments(
+        str(folder),
+        report_to="none",
+        use_cpu=True,
+        predict_with_generate=True,
+        per_device_train_batch_size=6,
+        save_strategy="no",
+        learning_rate=3e-3,
+        lr_scheduler_type="constant",
+        **settings,
+    )
+
+    def exact(prediction: Any) -> dict[str, float]:
+        hypotheses = tokenizer.batch_decode(prediction.predictions.clip(0), skip_special_tokens=True)
+        pairs = zip(hypotheses, PAIRS.values(), strict=True)
+        return {"exact": sum(text == target for text, target in pairs) / len(PAIRS)}
+
+    return Seq2SeqTrainer(
+        model,
+        arguments,
+        collator,
+        train_dataset=data,
+        eval_dataset=data,
+        processing_class=tokenizer,
+        compute_metrics=exact,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "collates_masks"), [("nat", False), ("cmlm", False), ("cmlm", True)])
+def test_stock_trainer_trains_and_generates(family: str, collates_masks: bool, tmp_path: Path) -> None:
+    """The model memorizes six pairs; the loss is over real tokens, or over those that the collator masks."""
+    trainer = trainer_for(family, tmp_path, collates_masks, max_steps=300, generation_max_length=40)
+    settings: dict[str, Any] = {"num_iterations": 4} if family == "cmlm" else {}
+    before = trainer.evaluate(**settings)
+    trainer.train()
+    after = trainer.evaluate(**settings)
+    assert after["eval_loss"] < before["eval_loss"] / 4
+    assert after["eval_exact"] == 1
+    assert trainer.evaluate(**settings)["eval_loss"] == after["eval_loss"]
+
+
+def test_evaluation_loss_of_a_stock_trainer_does_not_depend_on_the_masks(tmp_path: Path) -> None:
+    plain, masking = (trainer_for("cmlm", tmp_path, collates_masks) for collates_masks in (False, True))
+    plain.compute_metrics = masking.compute_metrics = None
+    expected = plain.evaluate()["eval_loss"]
+    assert [masking.evaluate()["eval_loss"] for _ in range(2)] == pytest.approx([expected] * 2, rel=1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILY)
+@pytest.mark.parametrize("settings", [{"label_smoothing_factor": 0.1}, {"compute_loss_func": lambda *_, **__: 0}])
+def test_trainer_that_computes_the_loss_itself_is_an_error(
+    family: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    smoothing = settings.get("label_smoothing_factor", 0)
+    trainer = trainer_for(family, tmp_path, max_steps=1, label_smoothing_factor=smoothing)
+    trainer.compute_loss_func = settings.get("compute_loss_func")
+    with pytest.raises(ValueError, match=r"^labels: .* config\.label_smoothing"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_trainer_with_beams_is_an_error_before_training(family: str, tmp_path: Path) -> None:
+    trainer = trainer_for(family, tmp_path, generation_num_beams=4)
+    with pytest.raises(ValueError, match=r"^num_beams: "):
+        trainer.evaluate()
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_prepared_copy_gives_the_same_tokens(family: str) -> None:
+    """In float32; the other two have 8 bits a number, and their scores and losses stay near."""
+    model, source = FAMILY[family](), random_tokens(3, 6)
+    settings: dict[str, Any] = {
+        "length_beam_size": 3,
+        "num_iterations": 3 if family == "cmlm" else 1,
+        "return_history": True,
+    }
+    labels = targets(5, 3, 4)
+    loss = model(input_ids=source, labels=labels).loss
+    expected = model.generate(source, **settings, return_dict_in_generate=True)
+    for dtype, tolerance in (("float32", 1e-4), ("bfloat16", 0.05), ("int8", 0.05)):
+        prepared = prepare_for_inference(model, dtype)
+        torch.testing.assert_close(prepared(input_ids=source, labels=labels).loss, loss, rtol=tolerance, atol=tolerance)
+        found: Any = prepared.generate(source, **settings, return_dict_in_generate=True)
+        torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, rtol=tolerance, atol=tolerance)
+        assert dtype != "float32" or torch.equal(found.history, expected.history)
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_gradient_checkpointing_gives_the_same_gradient(family: str) -> None:
+    source, labels = random_tokens(3, 6), targets(5, 3, 4)
+    gradients = []
+    for checkpoints in (False, True):
+        model = FAMILY[family](dropout=0.0).train()
+        if checkpoints:
+            model.gradient_checkpointing_enable()
+        torch.manual_seed(0)
+        model(input_ids=source, labels=labels).loss.backward()
+        gradients.append([weight.grad for weight in model.parameters()])
+    for first, second in zip(*gradients, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-6)
