@@ -115,7 +115,10 @@ def test_engine_lowers_the_energy_of_the_likeliest_words_and_settles_on_a_dialec
         is_real = labels.ne(-100)
         masks = {"decoder_input_ids": torch.where(is_real, MASK, 1), "target_lengths": is_real.sum(1)}
         outputs = student(**batch, **masks, labels=labels, skip_logits=False)
-        (energy(outputs.logits, is_real, **batch).sum() / is_real.sum() + outputs.length_loss).backward()
+        (
+            energy(outputs.logits, is_real, batch["input_ids"], batch["attention_mask"]).sum() / is_real.sum()
+            + outputs.length_loss
+        ).backward()
         optimizer.step()
         optimizer.zero_grad()
     after = held_out()

@@ -15,6 +15,7 @@ import datasets
 import numpy as np
 from accelerate import PartialState
 from datasets import Dataset, DatasetDict, Features, Value, load_dataset
+from datasets.exceptions import DatasetGenerationError
 from transformers import AddedToken, PreTrainedTokenizerBase
 
 from training.recipe import Recipe
@@ -72,18 +73,18 @@ def load_data(recipe: Recipe, run: Path | None = None) -> Data:
 
 def load_pairs(recipe: Recipe, splits: Iterable[str] = SPLITS) -> DatasetDict:
     """Return splits of the recipe's pairs in the columns `source` and `target`; `data.distilled` replaces train."""
-    data, wanted = recipe.data, set(splits)
+    data, wanted = recipe.data, {str(split) for split in splits}
     names = {split: getattr(data, split, split) for split in SPLITS}
     held_out = {split: name for split, name in names.items() if isinstance(name, int)}
     if data.kind == "grammar":
         loaded = {split: rows for split, rows in make_splits().items() if split in wanted}
-        pairs = DatasetDict({split: to_pairs(rows, recipe, split) for split, rows in loaded.items()})
+        pairs = DatasetDict({split: to_pairs(rows, recipe, str(split)) for split, rows in loaded.items()})
     else:
         needed = (wanted | {"train"} if wanted & held_out.keys() else wanted) - held_out.keys()
         files = {split: name for split, name in names.items() if split in needed and name is not None}
         pairs = DatasetDict({split: read_split(recipe, split, str(name)) for split, name in files.items()})
     if held_out and "train" in pairs:  # all of them, so that a command that wants one split gets the run's
-        pairs |= hold_out(pairs["train"], held_out, recipe.seed)
+        pairs.update(hold_out(pairs["train"], held_out, recipe.seed))
     if data.distilled is not None and "train" in wanted:
         pairs["train"] = to_pairs(
             load_files("json", distilled_files(data.distilled), "data.distilled"), recipe, "train"
@@ -114,7 +115,7 @@ def read_split(recipe: Recipe, split: str, name: str) -> Dataset:
     if data.kind == "trees":
         try:
             trees = Dataset.from_generator(tree_pairs, gen_kwargs={"folder": folder, "names": name})
-        except datasets.exceptions.DatasetGenerationError as error:
+        except DatasetGenerationError as error:
             raise (error.__cause__ or error) from error
         return with_both_sides(trees, recipe, split)
     if data.kind == "text":

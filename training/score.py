@@ -96,7 +96,8 @@ def translate_all(
 ) -> tuple[list[str], dict[str, Any]]:
     """Return the hypotheses, their speed and search; a model of another kind uses its own generation settings."""
     is_own = model.config.model_type == recipe.family.config_class.model_type
-    settings = {"generation_config": recipe.generation_config(model.config, tokenizer)} if is_own else {}
+    config: Any = model.config
+    settings: Any = {"generation_config": recipe.generation_config(config, tokenizer)} if is_own else {}
     make_engine = HistoryEngine if is_non_autoregressive(model) else TransformersEngine
     engine = make_engine(model, tokenizer.pad_token_id, **settings)
     constraint = make_task(recipe).constraint(model, tokenizer)

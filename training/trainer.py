@@ -115,14 +115,19 @@ class PaperTrainer(Seq2SeqTrainer):
     log_parts: dict[str, str] = {}
     """Values of the model's output that are logged besides the loss: the name in the output, and the one in the log."""
 
+    model: Any
+    processing_class: Any
+    optimizer: Any
+
     def __init__(self, recipe: Recipe, model: Any, data: Data, run: Path) -> None:
         self.recipe, self.data, self.run, self.task = recipe, data, run, make_task(recipe)
+        tokens: Any = data.tokens
         super().__init__(
             model=model,
             args=training_arguments(recipe, run),
             data_collator=DataCollatorForSeq2Seq(data.tokenizer, model),
-            train_dataset=data.tokens["train"],
-            eval_dataset=data.tokens["validation"],
+            train_dataset=tokens["train"],
+            eval_dataset=tokens["validation"],
             processing_class=data.tokenizer,
         )
         # A tied matrix is saved once, also of shards, which gather it under each name
@@ -151,7 +156,8 @@ class PaperTrainer(Seq2SeqTrainer):
         if checkpoint is None:
             self.train()
             return
-        state, self.clock.seconds = read_state(checkpoint), trained_seconds(checkpoint)
+        state: Any = read_state(checkpoint)
+        self.clock.seconds = trained_seconds(checkpoint)
         logger.info("Resuming from step %d of %d.", step_of(checkpoint), self.args.max_steps)
         has_stopped = state.stateful_callbacks["TrainerControl"]["args"]["should_training_stop"]
         if state.global_step >= self.args.max_steps or (has_stopped and self.args.max_steps <= state.max_steps):
@@ -209,9 +215,9 @@ class PaperTrainer(Seq2SeqTrainer):
                 "The mean will be over all, the first ones included; lower it, or training.checkpoint_steps.",
                 *(written, training.steps, training.average_last),
             )
-        collator = PairCollator(self.processing_class, self.model)
+        collator: Any = PairCollator(self.processing_class, self.model)
         # a loader draws a seed when it starts: not from the generator of training's random numbers
-        own = {"generator": torch.Generator(), "pin_memory": torch.accelerator.is_available()}
+        own: Any = {"generator": torch.Generator(), "pin_memory": torch.accelerator.is_available()}
         return DataLoader(pairs, batch_sampler=sampler, collate_fn=collator, **own)
 
     # A step
@@ -313,7 +319,7 @@ class PaperTrainer(Seq2SeqTrainer):
         """Return the loss of a target token and the task's metric on the validation set; log them."""
         start = time.perf_counter()
         self.check_finite()
-        _, scores = self.translate_split("validation", self.search)
+        scores = self.translate_split("validation", self.search)[1]
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in scores.items() if isinstance(value, float)}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -494,8 +500,8 @@ class FlowTrainer(PaperTrainer):
         noise = torch.randn(*shape, self.model.config.d_model, generator=generator)
         return batch | {"word_draws": torch.rand(shape, generator=generator), "latent_noise": noise}
 
-    def get_batch_samples(self, *args: Any) -> tuple[list, Any]:
-        batches, tokens = super().get_batch_samples(*args)
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list, Any]:
+        batches, tokens = super().get_batch_samples(*args, **kwargs)
         if self.state.global_step >= self.recipe.training.decoder_steps and not float(self.model.flow.started):
             self.start_flow(batches)
         return batches, tokens

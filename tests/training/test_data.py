@@ -162,8 +162,6 @@ def test_recipe_may_hold_pairs_out(folder: Path) -> None:
     for split in SPLITS:  # of a command that needs only one
         assert load_pairs(recipe, [split])[split].to_dict() == pairs[split].to_dict()
     assert {name: len(rows) for name, rows in pairs.items()} == dict.fromkeys(SPLITS, 1)
-    for split, rows in pairs.items():  # the same where a command asks for one split alone
-        assert load_pairs(recipe_for(folder, train="all.jsonl", validation=1, test=1), [split])[split][:] == rows[:]
     with user_error(r"data\.validation, data\.test: hold out 3 of 3 pairs; give fewer"):
         load_pairs(recipe_for(folder, train="all.jsonl", validation=2, test=1))
 

@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 import pytest
 import torch
 from filelock import FileLock
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, set_seed
+from transformers import AutoModelForSeq2SeqLM, set_seed
 
-from tests.helpers import run_main, user_error
+from tests.helpers import load_tokenizer, run_main, user_error
 from tests.training import runs
 from training import train
 from training import trainer as trainer_module
@@ -30,7 +30,7 @@ def test_run_writes_model_recipe_results_and_checkpoints(finished_run: runs.Fini
     assert [step_of(path) for path in complete_checkpoints(folder)] == [3, 6, 9]
     assert json.loads((folder / "results.json").read_text()) == json.loads(json.dumps(results))
     assert isinstance(AutoModelForSeq2SeqLM.from_pretrained(folder), VaswaniTransformerForConditionalGeneration)
-    assert AutoTokenizer.from_pretrained(folder)("one tree").input_ids
+    assert load_tokenizer(str(folder))("one tree").input_ids
     assert results["data"]["train"]["pairs"] == 16
     assert results["source"] == "gum"
     assert results["steps"] == 9
@@ -61,9 +61,9 @@ def test_run_killed_while_it_saves_resumes_to_the_same_bits(
     settings = [*arguments, "--training.steps=9", "--training.keep_checkpoints=1"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     runs.run_to_end(settings, whole, launcher=launcher)
-    process = runs.start(settings, killed, launcher=launcher, change=f"{file}@6")
+    process: Any = runs.start(settings, killed, launcher=launcher, change=f"{file}@6")
     while process.poll() is None and not (killed / "checkpoints" / "checkpoint-6" / file).exists():
-        if any(member.exitcode for member in process.members):  # ty: ignore[unresolved-attribute]
+        if any(member.exitcode for member in process.members):
             break
     runs.kill(process)
     assert runs.last_step(killed) == 3
@@ -295,7 +295,7 @@ def test_weights_of_a_padded_vocabulary_can_be_taken(arguments: list[str], tmp_p
     assert model.config.vocab_size > entries
     padded = tmp_path / "padded"
     model.save_pretrained(padded)
-    AutoTokenizer.from_pretrained(teacher).save_pretrained(padded)
+    load_tokenizer(str(teacher)).save_pretrained(padded)
     config = model.config
     shape = [f"--model.{name}={getattr(config, name)}" for name in ("d_model", "d_ff", "num_heads", "encoder_layers")]
     given = [*runs.last_of_each(*arguments, *shape), f"--tokenizer.path={padded}", f"--training.encoder_from={padded}"]

@@ -203,8 +203,8 @@ def test_evaluation_batches_hold_each_pair_once_and_few_long_ones(
 
     sides = {name: [[5] * pair[side] for pair in pairs] for side, name in enumerate(("input_ids", "labels"))}
     tokens = Dataset.from_dict(sides).cast_column("input_ids", Dataset.from_dict(sides).features["input_ids"])
-    recipe = type("R", (), {"training": type("T", (), {"evaluation_batch_size": size})})
-    recipe.data = type("D", (), {"max_length": longest})
+    fields = {"training": {"evaluation_batch_size": size}, "data": {"max_length": longest}}
+    recipe = type("R", (), {name: type("F", (), settings) for name, settings in fields.items()})
     trainer = type("Fake", (), {"recipe": recipe})
     batches = PaperTrainer.evaluation_batches(trainer, tokens)  # ty: ignore[invalid-argument-type]
     assert sorted(pair for batch in batches for pair in batch) == list(range(len(pairs)))
@@ -229,7 +229,7 @@ def test_evaluation_of_any_batch_size_gives_the_same_loss(arguments: list[str], 
 def test_lower_loss_decides_between_evaluations_with_the_same_metric(
     losses: tuple[float, float], is_better: bool
 ) -> None:
-    state = TrainerState(best_metric=0.0, best_global_step=3)
+    state: Any = TrainerState(best_metric=0.0, best_global_step=3)
     state.log_history = [{"step": 3, "eval_loss": losses[0]}]
     args = type("Arguments", (), {"metric_for_best_model": "bleu", "greater_is_better": True})
     LowerLoss().on_evaluate(args, state, None, {"eval_bleu": 0.0, "eval_loss": losses[1]})
