@@ -489,7 +489,9 @@ def recipe_parser(tree: dict[str, Any], arguments: list[str]) -> RecipeParser:
     training.__doc__ = family.training.__doc__
     texts = {one.arg_name: one.description for one in docstring_parser.parse(str(Recipe.__doc__)).params}
     types = {"data": DATA[data], "training": training, "decoding": family.decoding}
-    parser = RecipeParser(prog="python -m training.train", usage="%(prog)s RECIPE.yaml [--any.field=value ...]")
+    parser = RecipeParser(
+        prog="python -m training.train", usage="%(prog)s RECIPE.yaml [--any.field=value ...]", allow_abbrev=False
+    )
     parser.add_argument("--recipe", action="config", help=argparse.SUPPRESS)
     for each in dataclasses.fields(Recipe):
         default = None if each.default is dataclasses.MISSING else each.default

@@ -150,6 +150,7 @@ def test_invalid_file_is_an_error_of_one_line(recipe_file: WriteRecipe, text: st
         (["--training.steps=many"], r"^training\.steps: .*'many'"),
         (["--training.minutes=-1"], r"^training\.minutes: .* v>0, got -1\. --help lists the fields"),
         (["--training.stps=3"], r"^unrecognized arguments: --training\.stps=3"),
+        (["--training.step=3"], r"^unrecognized arguments: --training\.step=3"),
         (["steps=3"], r"^unrecognized arguments: steps=3"),
         (["--training.steps"], r"training\.steps: expected one argument"),
         (["--training.glancing=[0.5,0.3]"], r"unrecognized arguments: --training\.glancing"),
