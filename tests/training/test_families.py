@@ -109,7 +109,7 @@ def test_log_has_the_parts_of_the_loss_at_every_step(finished: FolderOf, family:
         assert first["kl_loss"] == pytest.approx(first["layer_kl_2"], rel=1e-5)  # the last layer's weight is 1
         for step, entry in enumerate(entries):
             total = entry["layer_loss_1"] + entry["layer_loss_2"] + entry["length_loss"]
-            assert entry["loss"] == pytest.approx(total + min(1, step / 8) * entry["kl_loss"], rel=1e-5)
+            assert entry["loss"] == pytest.approx(total + min(1, (step + 1) / 8) * entry["kl_loss"], rel=1e-5)
 
 
 @pytest.mark.slow
