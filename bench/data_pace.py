@@ -31,7 +31,7 @@ from training.recipe import Recipe, load_recipe
 from vaswani_transformer import PairCollator, PairTokens, TokenBudgetBatchSampler
 
 WORDS = 20_000  # that texts are made of
-MEAN_LENGTH, LONGEST = 25, 200  # words of a side
+MEAN_LENGTH, LONGEST = 25, 200  # words of a source or target
 
 
 def write_recipe(folder: Path, options: argparse.Namespace) -> Recipe:

@@ -1,7 +1,7 @@
 """Size on disk of one model's weights in the form that each engine loads.
 
 `python -m bench.engine_sizes --shapes base small` writes a model of random weights as each engine stores it,
-and prints a row a shape: MB (10^6 bytes) of the files. `prepare_for_inference` has no form of its own: it packs the
+and prints a row a shape: MB (10^6 bytes) of the files. `prepare_for_inference` writes no other form: it packs the
 weights of the safetensors file while it loads them.
 """
 

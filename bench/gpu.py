@@ -1,6 +1,6 @@
 """Check an accelerator against the CPU, then measure its speed, in one command that needs no extra.
 
-`python -m bench.gpu --minutes=9 --out=gpu-results` runs every part of `bench.gpu_parts` in a process of its own, which
+`python -m bench.gpu --minutes=9 --out=gpu-results` runs every part of `bench.gpu_parts` in a separate process, which
 ends at the part's time limit, so that a kernel that hangs costs no other result. Rows are printed and written to
 `results.json` and `results.md` as they come; the same command with the same `--out` continues with the parts that had
 no time. A part is skipped, with its reason, if memory, a kernel or a package is missing, and fails if a difference is
@@ -89,7 +89,7 @@ def run_part(part: Part, device: str, is_tiny: bool, log: Path, limit: float, ke
 
 
 def find_device() -> tuple[str, str]:
-    """Return the accelerator and its name, or the CPU; it initializes the driver, so it needs a process of its own."""
+    """Return the accelerator and its name, or the CPU; it initializes the driver, so it needs a separate process."""
     found = torch.accelerator.current_accelerator(check_available=True)
     device = "cpu" if found is None else found.type
     return device, torch.cuda.get_device_name() if device == "cuda" else device

@@ -29,7 +29,7 @@ Row = dict[str, Any]
 Pairs = list[dict[str, Tensor]]
 ROOT = Path(__file__).resolve().parent.parent
 TARGET_LENGTH = 27  # tokens that every search writes
-MEAN_LENGTH = 25  # tokens of a side of a pair
+MEAN_LENGTH = 25  # tokens of a source or target
 SIZES = ("vocab_size", "d_model", "num_heads", "d_ff", "encoder_layers", "decoder_layers")
 SHAPES: dict[str, dict[str, Any]] = {  # what differs from the paper's base model
     "base": {},

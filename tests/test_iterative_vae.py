@@ -168,7 +168,7 @@ def test_divergence_is_exact_and_has_a_gradient_for_any_hint(weight: float) -> N
 
 
 def test_samples_are_drawn_by_their_probabilities_at_each_position() -> None:
-    """The likeliest word of z is v with probability softmax(s)_v: four standard errors over 20,000 equal positions."""
+    """The most likely word of z is v with probability softmax(s)_v: four standard errors over 20,000 positions."""
     scores = torch.tensor([0.0, 1.0, 2.0, -1.0]).expand(20_000, 4)
     torch.manual_seed(0)
     shares = torch.bincount((scores + gumbel_noise(scores)).argmax(1), minlength=4) / 20_000

@@ -298,7 +298,7 @@ BANNED = {0, 1, END, MASK}
 
 
 def best_words(logits: Tensor, length: int) -> tuple[list[int], list[float]]:
-    """Return the likeliest words of logits (T, V), with the end last, and their log-probabilities."""
+    """Return the most likely words of logits (T, V), with the end last, and their log-probabilities."""
     log_probs = logits.log_softmax(-1).tolist()
     words = [
         END if i == length - 1 else max((v for v in range(len(row)) if v not in BANNED), key=row.__getitem__)

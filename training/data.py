@@ -339,7 +339,7 @@ def lengths(tokens: Dataset, column: str) -> np.ndarray:
 
 
 def drop_too_long(recipe: Recipe, train: Dataset) -> Dataset:
-    """Return the training pairs of at most `data.max_length` tokens a side."""
+    """Return the training pairs of at most `data.max_length` tokens in source and in target."""
     longest, limit = np.maximum(lengths(train, "input_ids"), lengths(train, "labels")), recipe.data.max_length
     kept = np.flatnonzero(longest <= limit)
     if len(kept) == len(train):

@@ -110,7 +110,7 @@ STATISTICS = {
     "distinct_1": "distinct words / all words of all outputs",
     "distinct_2": "distinct bigrams / all bigrams of all outputs",
     "repeats": "words equal to their left neighbor / all words of the outputs",
-    "reference_repeats": "the same of the references",
+    "reference_repeats": "the same for the references",
     "length_ratio": "words of the outputs / words of the references",
 }
 """The definition of each statistic. Distinct-n is over the corpus; Li et al. 2016 divide by the number of words."""

@@ -42,7 +42,7 @@ class GrammarData:
         kind: grammar, json (JSON Lines), csv (comma-separated, or tab-separated in a .tsv file), parquet, text (a file
             a language, line by line), hub (a data set of the Hugging Face Hub) or trees (constituency trees).
         source: the language code, or another name, of the source side; the name of its column.
-        target: the same of the target side.
+        target: the same for the target.
         max_length: the tokens, </s> included, that a side of a training pair may have.
         too_long: drop a longer training pair, with a count, or stop with an error.
         empty: stop with an error at a pair with an empty side, or drop it, with a count.

@@ -98,7 +98,7 @@ class Task(ABC):
         return set()
 
     def constraint(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Constraint | None:
-        """Return what excludes malformed targets from a model's search; None if nothing does."""
+        """Return the constraint that keeps a search to well-formed targets, or None."""
         return None
 
     def display(self, source: str, text: str) -> str:
@@ -195,7 +195,7 @@ class ParsingTask(Task):
         return linear_tokens(targets)
 
     def constraint(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Constraint | None:
-        """Return what leaves a search only well-formed trees."""
+        """Return the constraint that keeps a search to well-formed trees."""
         return tree_constraint(model, tokenizer)
 
     def display(self, source: str, text: str) -> str:

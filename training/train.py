@@ -93,7 +93,7 @@ def flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def check_same_run(recipe: Recipe, folder: Path) -> None:
-    """Check that a folder is new, or holds a run of the same recipe that can go on."""
+    """Check that a folder is new, or holds a run of the same recipe that can be resumed."""
     if not (folder / RECIPE).exists():
         has_begun = (folder / DATA).exists()  # and was killed before it wrote its recipe
         if not has_begun and any(path.name != LOCK and path.suffix != ".part" for path in folder.iterdir()):
@@ -226,7 +226,8 @@ def save_model(trainer: PaperTrainer) -> list[int]:
     logger.log(level, "Took %s%s.", "step " if last is None else "the mean of steps ", ", ".join(map(str, steps)))
     weights = trainer.accelerator.get_state_dict(trainer.model)  # every process must call
     if trainer.is_world_process_zero():
-        with write_errors(trainer.run, "make room, and the same command goes on"), staged_files(trainer.run) as staging:
+        advice = "make room, and the same command resumes the run"
+        with write_errors(trainer.run, advice), staged_files(trainer.run) as staging:
             trainer.model.save_pretrained(staging, state_dict=weights)
     PartialState().wait_for_everyone()
     return steps
@@ -258,7 +259,7 @@ def write_results(trainer: PaperTrainer, taken: list[int], seconds: float) -> di
         results["test"] = test_scores(trainer)
     results["seconds"] = seconds
     if trainer.is_world_process_zero():
-        with write_errors(trainer.run / RESULTS, "make room, and the same command goes on"):
+        with write_errors(trainer.run / RESULTS, "make room, and the same command resumes the run"):
             write_atomically(trainer.run / RESULTS, json.dumps(results, indent=2, ensure_ascii=False))
     return results
 

@@ -390,7 +390,7 @@ class PaperTrainer(Seq2SeqTrainer):
         return [(text, dict(zip(sums, row, strict=True))) for text, row in zip(texts, rows, strict=True)]
 
     def sentence_statistics(self, logits: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return what evaluations log besides, by name, summed over each target's tokens (B,), for a family."""
+        """Return a family's other statistics of evaluations, by name, summed over each target's tokens (B,)."""
         return {}
 
     # A checkpoint and the end
@@ -534,7 +534,7 @@ TRAINERS = {
 
 
 class Clock(TrainerCallback):
-    """Saves and stops at a recipe's steps and minutes; those of a resumed run go on from its checkpoint's seconds."""
+    """Saves and stops at a recipe's steps and minutes; a resumed run counts on from its checkpoint's seconds."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.training, self.seconds = recipe.training, 0.0

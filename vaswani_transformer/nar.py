@@ -633,7 +633,7 @@ class NarHead(ProjectedModel, GenerationMixin):
         settings: NarSettings,
         known: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the likeliest tokens (l B, T) of `states` (l B, T, d_model), and their log-probabilities (l B, T).
+        """Return the most likely tokens (l B, T) of `states` (l B, T, d_model), and their log-probabilities (l B, T).
 
         The end token is at the last position of each of `lengths` (l B,), for any logits; no other position has a
         suppressed id. All of them keep their share of the probability. Where `is_read` (l B, T) is False both are those

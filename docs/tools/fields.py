@@ -73,7 +73,7 @@ def hints_of(config_class: type) -> dict[str, Any]:
 
 
 def described(owner: type) -> dict[str, str]:
-    """Return what a class's own docstring says of its fields."""
+    """Return the descriptions of fields in a class's own docstring."""
     return {one.arg_name: one.description or "" for one in docstring_parser.parse(owner.__doc__ or "").params}
 
 

@@ -1,4 +1,4 @@
-"""The mean of a run's last checkpoints is a model of its own."""
+"""The mean of a run's last checkpoints becomes a separate model."""
 
 import json
 from pathlib import Path

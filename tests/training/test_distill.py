@@ -95,7 +95,7 @@ def test_interrupted_file_is_completed_to_the_bytes_of_an_uninterrupted_one(
 
 
 def test_interrupted_distillation_whose_pairs_are_partly_dropped_is_completed(distill: Run, folder: Path) -> None:
-    """A line has the number of its source, which tells where to go on."""
+    """A line has the number of its source, which tells where to resume."""
     distill("--min_length_difference=-1")
     whole = contents(folder)
     lines = whole[WHOLE].splitlines(keepends=True)

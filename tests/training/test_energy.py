@@ -26,7 +26,7 @@ ONE_HOT = ("straight_through_softmax", "straight_through_logits", "straight_thro
 def student_batch(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return a batch with padding on both sides and m = 1, and logits (B, T, V + 1), the last column for `<mask>`.
 
-    `<pad>` is never the likeliest word, since the teacher's own loss leaves it out.
+    `<pad>` is never the most likely word, since the teacher's own loss leaves it out.
     """
     tokens, mask = padded_batch([3, 7, 4], "left")
     is_real = targets(5, 1, 4).ne(-100)
