@@ -31,9 +31,9 @@ import torch
 from torch import Tensor, nn
 
 from bench.measuring import Row, about, clock, in_turns, make_parser, peak_mib, seconds_of, table
+from docs.tools.figures import draw_layer_complexity
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.attention import SelfAttention
-from vaswani_transformer.figures import draw_layer_complexity
 from vaswani_transformer.restricted import MIN_BLOCK, Window
 
 LAYERS = ("self-attention", "self-attention, fused", "restricted", "recurrent", "convolutional")

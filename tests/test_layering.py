@@ -35,7 +35,7 @@ ROOMS = {
     "batching": set(),
     "cpu": set(),
     "convert": {"translation"},
-    "figures": {"batching"},
+    "figures": set(),
     "demo": {"figures", "parsing", "translation"},
     "parsing": {"figures", "translation"},
     "translation": {"batching", "cpu"},

@@ -31,10 +31,10 @@ assert type(transformers.AutoModel.from_config(config)).__module__ == "vaswani_t
 assert type(transformers.AutoModelForSeq2SeqLM.from_config(config)).__module__ == "vaswani_transformer.model"
 
 from vaswani_transformer import *
-assert (translate.__name__, draw_loss.__name__, to_ctranslate2.__name__) == ("translate", "draw_loss", "to_ctranslate2")
+assert (translate.__name__, draw_attention.__name__, to_onnx.__name__) == ("translate", "draw_attention", "to_onnx")
 import vaswani_transformer.convert.command
 assert not {"ctranslate2", "matplotlib"} & sys.modules.keys()
-draw_learning_rate()
+vaswani_transformer.figures.style.new_figure(4, 3)
 assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules  # it opens no window
 """
 

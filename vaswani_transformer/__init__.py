@@ -47,12 +47,6 @@ if TYPE_CHECKING:
         attention_page,
         draw_attention,
         draw_heat_maps,
-        draw_label_smoothing,
-        draw_layer_complexity,
-        draw_learning_rate,
-        draw_loss,
-        draw_masks,
-        draw_positional_encoding,
     )
     from .parsing.figure import draw_tree
     from .translation.ctranslate2_engine import CTranslate2Engine
@@ -97,12 +91,6 @@ __all__ = [
     "delinearize",
     "draw_attention",
     "draw_heat_maps",
-    "draw_label_smoothing",
-    "draw_layer_complexity",
-    "draw_learning_rate",
-    "draw_loss",
-    "draw_masks",
-    "draw_positional_encoding",
     "draw_tree",
     "draw_tree_text",
     "evaluation_tree",
@@ -125,11 +113,7 @@ __all__ = [
 # Each module is imported when one of its names is first used, so that importing the package stays fast.
 LAZY_MODULES = {
     "convert": ("ImportResult", "from_fairseq", "from_fsmt", "from_marian", "to_ctranslate2", "to_onnx"),
-    "figures": (
-        *("AttentionMaps", "attention_maps", "attention_page", "draw_attention", "draw_heat_maps"),
-        *("draw_label_smoothing", "draw_layer_complexity", "draw_learning_rate", "draw_loss", "draw_masks"),
-        "draw_positional_encoding",
-    ),
+    "figures": ("AttentionMaps", "attention_maps", "attention_page", "draw_attention", "draw_heat_maps"),
     "parsing.figure": ("draw_tree",),
     "translation.ctranslate2_engine": ("CTranslate2Engine",),
 }

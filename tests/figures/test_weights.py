@@ -13,7 +13,7 @@ from tests.nar_models import FAMILY, family_of_pairs
 from vaswani_transformer import AttentionMaps, prepare_for_inference
 from vaswani_transformer.embeddings import sinusoids
 from vaswani_transformer.figures import attention_maps
-from vaswani_transformer.figures.weights import last_pass, stack_layers
+from vaswani_transformer.figures.weights import last_pass
 
 
 def assert_same(one: AttentionMaps, other: AttentionMaps) -> None:
@@ -159,9 +159,3 @@ def test_latents_of_a_flowseq_are_drawn_once() -> None:
     model, tokenizer = family_of_pairs("flowseq", dropout=0.5)
     maps = attention_maps(model, tokenizer, "hello", latent_temperature=0.5, num_latent_samples=4, length_beam_size=2)
     assert maps.decoder.shape[2:] == (len(maps.output_tokens), len(maps.input_tokens))
-
-
-@pytest.mark.parametrize("layers", [None, (), (None, None)])
-def test_model_without_attention_weights_is_an_error(layers: tuple[None, ...] | None) -> None:
-    with pytest.raises(ValueError, match=r"returned no attention weights; give an encoder-decoder .* eager attention"):
-        stack_layers(layers)

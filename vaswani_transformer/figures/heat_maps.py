@@ -1,14 +1,13 @@
-"""Attention weights as heat maps, one layer with its words or all layers at a glance, and masks (3.2.3).
+"""Attention weights as heat maps: one layer with its words, or all layers at a glance.
 
 N layers, H heads, Q queries, K keys.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from .style import INK, MUTED, RULE, TITLES, head_indices, index_from_1, longest, new_figure, words_style
 from .weights import AttentionMaps
@@ -20,10 +19,9 @@ if TYPE_CHECKING:
 
 def draw_heat_map(axes: "Axes", weights: np.ndarray, title: str) -> Any:
     """Draw weights (Q, K) from 0, white, to 1, dark blue."""
-    image = axes.imshow(weights, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     axes.spines[:].set_color(RULE)
     axes.set_title(title, fontsize=9, color=MUTED, pad=4)
-    return image
+    return axes.imshow(weights, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
 
 
 def add_title_and_scale(figure: "Figure", image: Any, grid: np.ndarray, title: str) -> "Figure":
@@ -46,11 +44,10 @@ def draw_one_layer(
     figure = new_figure(columns * width + label_width + 1.2, rows * height + label_height + 0.5, "compressed")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     style = words_style() | {"fontsize": 9}
-    for index, axes in enumerate(grid.flat):
-        if index >= len(heads):
-            axes.set_axis_off()
-            continue
-        image = draw_heat_map(axes, weights[heads[index]], f"head {heads[index] + 1}")
+    for axes in grid.flat[len(heads) :]:
+        axes.set_axis_off()
+    for index, (axes, head) in enumerate(zip(grid.flat, heads, strict=False)):
+        image = draw_heat_map(axes, weights[head], f"head {head + 1}")
         is_lowest = index + columns >= len(heads)
         axes.tick_params(length=0, labelbottom=is_lowest, labelleft=index % columns == 0)
         axes.set_xticks(range(len(keys)), keys, rotation=90, **style)
@@ -64,13 +61,12 @@ def draw_all_layers(weights: np.ndarray, heads: Sequence[int], title: str) -> "F
     side = 1.15 / max(queries, keys)
     figure = new_figure(len(heads) * (keys * side + 0.15) + 1.5, layers * (queries * side + 0.15) + 0.8, "compressed")
     grid = figure.subplots(layers, len(heads), squeeze=False)
-    for layer in range(layers):
-        for column, head in enumerate(heads):
-            axes = grid[layer, column]
-            image = draw_heat_map(axes, weights[layer, head], f"head {head + 1}" if layer == 0 else "")
-            axes.set_xticks([])
-            axes.set_yticks([])
-        grid[layer, 0].set_ylabel(f"layer {layer + 1}", fontsize=9, color=MUTED)
+    for (layer, column), axes in np.ndenumerate(grid):
+        head = heads[column]
+        image = draw_heat_map(axes, weights[layer, head], f"head {head + 1}" if layer == 0 else "")
+        axes.set(xticks=[], yticks=[])
+        if column == 0:
+            axes.set_ylabel(f"layer {layer + 1}", fontsize=9, color=MUTED)
     return add_title_and_scale(figure, image, grid, title)
 
 
@@ -79,13 +75,13 @@ def draw_heat_maps(
 ) -> "Figure":
     """Draw the weights of one layer's heads side by side, or without `layer` those of all layers, small.
 
-    Rows are queries and columns are keys.
+    Rows are queries and columns are keys. All numbers count from 1.
 
     Args:
-        maps: what `attention_maps` returned.
+        maps: the result of `attention_maps`.
         stack: "encoder", "decoder" or "cross".
-        layer: its number, from 1; None: all layers, one below the other, without words.
-        heads: numbers of heads, from 1; None: all.
+        layer: its number; None: all layers, one below the other, without words.
+        heads: numbers of heads; None: all.
 
     Raises:
         ValueError: there is no such stack, layer or head.
@@ -93,43 +89,8 @@ def draw_heat_maps(
     """
     weights = maps.weights(stack)
     indices = head_indices(heads, weights.shape[1])
-    title = TITLES[stack]
     if layer is None:
-        return draw_all_layers(weights, indices, title)
+        return draw_all_layers(weights, indices, TITLES[stack])
     index = index_from_1("layer", layer, len(weights))
-    title = f"{title}, layer {layer} of {len(weights)}"
+    title = f"{TITLES[stack]}, layer {layer} of {len(weights)}"
     return draw_one_layer(weights[index], indices, maps.queries(stack), maps.keys(stack), title)
-
-
-def draw_masks(masks: Mapping[str, tuple[Tensor | np.ndarray, Sequence[str], Sequence[str]]]) -> "Figure":
-    """Draw masks side by side: rows are queries, columns keys, blue where a query may attend.
-
-    Args:
-        masks: for each title the mask (Q, K), true where a query may attend, and the words of queries and keys.
-
-    Raises:
-        ValueError: there is no mask, or one has another shape than its words.
-        ImportError: Matplotlib is not installed.
-    """
-    if not masks:
-        raise ValueError("masks: there is nothing to draw; got none, expected at least one.")
-    for title, (mask, queries, keys) in masks.items():
-        if tuple(mask.shape) != (len(queries), len(keys)):
-            raise ValueError(f"{title}: got {tuple(mask.shape)}, expected {len(queries)} queries and {len(keys)} keys.")
-    widths = [0.32 * len(keys) + 0.1 * longest(queries) + 0.4 for _, queries, keys in masks.values()]
-    heights = [0.32 * len(queries) + 0.1 * longest(keys) + 0.5 for _, queries, keys in masks.values()]
-    figure = new_figure(sum(widths), max(heights) + 0.2)
-    grid = figure.subplots(1, len(masks), squeeze=False, width_ratios=widths)
-    style = words_style() | {"fontsize": 10}
-    for axes, (title, (mask, queries, keys)) in zip(grid.flat, masks.items(), strict=True):
-        axes.imshow(np.asarray(mask, dtype=float), cmap="Blues", vmin=0, vmax=1.6, interpolation="nearest")
-        axes.set_anchor("N")
-        axes.set_title(title, fontsize=11, color=INK)
-        axes.spines[:].set_color(RULE)
-        axes.tick_params(which="both", length=0)
-        axes.set_xticks(range(len(keys)), keys, rotation=90, **style)
-        axes.set_yticks(range(len(queries)), queries, **style)
-        axes.set_xticks(np.arange(-0.5, len(keys)), minor=True)
-        axes.set_yticks(np.arange(-0.5, len(queries)), minor=True)
-        axes.grid(which="minor", color="white", linewidth=1.5)
-    return figure

@@ -1,14 +1,10 @@
-"""The style that all figures share: colors, fonts, axes, and the choice of layers and heads.
-
-Layers, heads and words are counted from 1, as in the paper's captions.
-"""
+"""The style that all figures share: colors, fonts, and the choice of layers and heads."""
 
 import colorsys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 TITLES = {"encoder": "Encoder self-attention", "decoder": "Decoder self-attention", "cross": "Cross-attention"}
@@ -45,26 +41,6 @@ def words_style() -> dict[str, Any]:
     return {"fontfamily": families, "parse_math": False, "color": INK}
 
 
-def style_axes(axes: "Axes") -> "Axes":
-    """Show only the two axis lines, light, and ticks without marks."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(RULE)
-    axes.tick_params(which="both", length=0, pad=5, labelcolor=MUTED)
-    axes.xaxis.label.set_color(MUTED)
-    axes.yaxis.label.set_color(MUTED)
-    return axes
-
-
-def new_curves(x_label: str, y_label: str, title: str = "") -> "tuple[Figure, Axes]":
-    figure = new_figure(7.2, 4)
-    axes = style_axes(figure.subplots())
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
-    axes.grid(axis="y", color=RULE, linewidth=0.6)
-    axes.set_title(title, fontsize=11, color=INK)
-    return figure, axes
-
-
 def index_from_1(name: str, value: int, count: int) -> int:
     if not 1 <= value <= count:
         raise ValueError(f"{name}: out of range; got {value}, expected 1 to {count}.")
@@ -74,11 +50,9 @@ def index_from_1(name: str, value: int, count: int) -> int:
 def head_indices(heads: Sequence[int] | int | None, count: int) -> list[int]:
     """Return the indices of the requested heads; None requests all."""
     numbers = range(1, count + 1) if heads is None else [heads] if isinstance(heads, int) else heads
-    if not numbers:
-        raise ValueError(f"heads: no head is named; got {heads}, expected numbers from 1 to {count}, or None for all.")
     return [index_from_1("head", head, count) for head in numbers]
 
 
-def longest(*lists: Sequence[str]) -> int:
-    """Return the sum of the lengths, in characters, of the longest word of each list."""
-    return sum(max(map(len, words)) for words in lists)
+def longest(words: Sequence[str]) -> int:
+    """Return the length of the longest word."""
+    return max(map(len, words))

@@ -3,14 +3,14 @@
 N layers, H heads, S source, T target, Q queries, K keys.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
@@ -31,8 +31,8 @@ STACKS = {
 class AttentionMaps:
     """The attention weights of a model on one sentence.
 
-    A decoder position reads one target token and predicts the next, so the target appears twice. In a model that
-    predicts all words at once a position predicts its own token, and the weights are those of its last pass.
+    A decoder position reads one target token and predicts the next, so the target appears twice. In a
+    non-autoregressive model a position predicts its own token, and the weights are those of its last pass.
     """
 
     source: str
@@ -42,16 +42,15 @@ class AttentionMaps:
     source_tokens: list[str]
     """The S tokens of the source, `</s>` the last."""
     input_tokens: list[str]
-    """The T tokens that the decoder reads, its start token the first; or all at once, such as `<mask>` of a CMLM. A
-    decoder that reads vectors has the tokens that it predicts at their positions."""
+    """The T tokens that the decoder reads, such as `<mask>` of a CMLM. A decoder that reads vectors has the tokens that
+    it predicts at their positions."""
     output_tokens: list[str]
     """The T tokens that the decoder predicts: the input tokens shifted left, or those at the same positions."""
     encoder: np.ndarray
     """(N, H, S, S), float32: the weight with which each source token attends to each. A CMLM also attends to its token
     of the length, which is left out, so its rows may sum to less than 1."""
     decoder: np.ndarray
-    """(N, H, T, T): the weight with which each target position attends to each input token; 0 for later ones, unless
-    the model predicts all words at once."""
+    """(N, H, T, T): the weight with which each target position attends to each input token."""
     cross: np.ndarray
     """(N, H, T, S): the weight with which each target position attends to each source token."""
     is_autoregressive: bool = True
@@ -76,33 +75,19 @@ class AttentionMaps:
         return getattr(self, stack)
 
 
-def stack_layers(layers: Sequence[torch.Tensor | None] | None) -> np.ndarray:
-    """Return the weights (1, H, Q, K) of N layers as (N, H, Q, K)."""
-    tensors = [layer for layer in layers or () if layer is not None]
-    if not tensors:
-        raise ValueError("The model returned no attention weights; give an encoder-decoder that has eager attention.")
-    return torch.cat(tensors).float().cpu().numpy()
-
-
-@dataclass(frozen=True)
-class Pass:
-    """What attention maps show of one pass through a model.
-
-    Attributes:
-        inputs, labels: the T tokens that the decoder reads, and those that it predicts.
-        encoder, decoder, cross: the weights of each layer, (1, H, Q, K).
-    """
+class Pass(NamedTuple):
+    """One pass through a model: the T tokens that it reads and predicts, and N weights (1, H, Q, K) a stack."""
 
     inputs: list[int]
     labels: list[int]
-    encoder: Sequence[torch.Tensor | None] | None
-    decoder: Sequence[torch.Tensor | None] | None
-    cross: Sequence[torch.Tensor | None] | None
+    encoder: list[Tensor]
+    decoder: list[Tensor]
+    cross: list[Tensor]
 
 
-def pass_of_target(model: PreTrainedModel, batch: dict[str, torch.Tensor], labels: torch.Tensor) -> Pass:
+def pass_of_target(model: Any, batch: dict[str, Tensor], labels: Tensor) -> Pass:
     """Return the pass of an autoregressive model over a source and its target (1, T)."""
-    inputs = cast(Any, model).prepare_decoder_input_ids_from_labels(labels)  # (1, T)
+    inputs = model.prepare_decoder_input_ids_from_labels(labels)  # (1, T)
     with eager_attention(model):
         outputs = model(**batch, decoder_input_ids=inputs, output_attentions=True, use_cache=False, return_dict=True)
     weights = (outputs.encoder_attentions, outputs.decoder_attentions, outputs.cross_attentions)
@@ -113,29 +98,23 @@ def pass_of_target(model: PreTrainedModel, batch: dict[str, torch.Tensor], label
 def record_attention(module: nn.Module) -> Generator[list[tuple[dict[str, Any], Any]]]:
     """Yield a list that receives the keyword arguments and the output, with weights, of each call of a stack."""
     calls: list[tuple[dict[str, Any], Any]] = []
-
-    def request_weights(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return args, kwargs | {"output_attentions": True}
-
-    def keep(_: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        calls.append((kwargs, output))
-
-    hooks = [module.register_forward_pre_hook(request_weights, with_kwargs=True)]
-    hooks.append(module.register_forward_hook(keep, with_kwargs=True))
-    try:
+    request = module.register_forward_pre_hook(
+        lambda _, args, kwargs: (args, kwargs | {"output_attentions": True}), with_kwargs=True
+    )
+    keep = module.register_forward_hook(
+        lambda _, args, kwargs, output: calls.append((kwargs, output)), with_kwargs=True
+    )
+    with request, keep:
         yield calls
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
-def last_pass(model: NarHead, batch: dict[str, torch.Tensor], generate_kwargs: dict[str, Any]) -> Pass:
+def last_pass(model: NarHead, batch: dict[str, Tensor], generate_kwargs: dict[str, Any]) -> Pass:
     """Return the last pass of `generate()` over one source, of the length whose target is the best.
 
     A FlowSeq draws one sample of its latents, whatever its settings.
     """
-    settings = generate_kwargs | dict.fromkeys(("return_dict_in_generate", "return_history"), True)
-    settings |= {"num_return_sequences": 1} | ({"num_latent_samples": 1} if model.has_latents else {})
+    settings = generate_kwargs | {"return_dict_in_generate": True, "return_history": True, "num_return_sequences": 1}
+    settings |= {"num_latent_samples": 1} if model.has_latents else {}
     body = cast(Any, model).model
     with eager_attention(model), record_attention(body.encoder) as encoded, record_attention(body.decoder) as passes:
         output = cast(Any, model).generate(**batch, **settings)
@@ -167,19 +146,18 @@ def attention_maps(
         model: an encoder-decoder with a projection to the vocabulary.
         tokenizer: its tokenizer.
         source: the sentence.
-        target: its translation; None: the one that `model.generate` returns. A model that predicts all words at once
-            takes no other.
+        target: its translation; None: the one that `model.generate` returns. A non-autoregressive model supports no
+            other.
         **generate_kwargs: arguments of that call, which override the model's settings.
 
     Raises:
-        ValueError: the model generates no text, or returns no attention weights; a target for a model that predicts
-            all words at once.
+        ValueError: the model generates no text, or the target of a non-autoregressive model is given.
     """
-    if is_non_autoregressive(model):
-        if target is not None:
-            problem = f"{type(model).__name__} predicts all words at once and reads no target; got {target!r}"
-            raise ValueError(f"target: {problem}, expected None. Leave it out.")
-    elif not hasattr(model, "prepare_decoder_input_ids_from_labels"):
+    is_autoregressive = not is_non_autoregressive(model)
+    if target is not None and not is_autoregressive:
+        problem = f"{type(model).__name__} predicts all words at once and reads no target; got {target!r}"
+        raise ValueError(f"target: {problem}, expected None. Leave it out.")
+    if is_autoregressive and not hasattr(model, "prepare_decoder_input_ids_from_labels"):
         raise ValueError(f"{type(model).__name__} generates no text; load the model with AutoModelForSeq2SeqLM.")
     encode = text_encoder(tokenizer)
     batch = {name: tensor.to(model.device) for name, tensor in encode(source, return_tensors="pt").items()}
@@ -192,14 +170,15 @@ def attention_maps(
         else:
             labels = encode(text_target=target, return_tensors="pt")["input_ids"].to(model.device)  # (1, T)
             shown = pass_of_target(model, batch, labels)
+    encoder, decoder, cross = (torch.cat(list(layers)).float().cpu().numpy() for layers in shown[2:])
     return AttentionMaps(
         source=source,
         target=cast(str, tokenizer.decode(shown.labels, skip_special_tokens=True)) if target is None else target,
         source_tokens=display_tokens(tokenizer, batch["input_ids"][0].tolist()),
         input_tokens=display_tokens(tokenizer, shown.inputs),
         output_tokens=display_tokens(tokenizer, shown.labels),
-        encoder=stack_layers(shown.encoder),
-        decoder=stack_layers(shown.decoder),
-        cross=stack_layers(shown.cross),
-        is_autoregressive=not is_non_autoregressive(model),
+        encoder=encoder,
+        decoder=decoder,
+        cross=cross,
+        is_autoregressive=is_autoregressive,
     )
