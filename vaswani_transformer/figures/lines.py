@@ -43,8 +43,8 @@ def draw_words(axes: "Axes", queries: Sequence[str], keys: Sequence[str], only: 
     """Write upright words above and below; those above are muted but for `only`, if it is given."""
     style: dict[str, Any] = words_style() | {"rotation": 90, "ha": "center", "fontsize": 11}
     for index, word in enumerate(queries):
-        color = INK if only in (None, index) else MUTED
-        axes.text(index, 1.05, word, va="bottom", **style | {"color": color})
+        text = axes.text(index, 1.05, word, va="bottom", **style)
+        text.set_color(INK if only in (None, index) else MUTED)
     for index, word in enumerate(keys):
         axes.text(index, -0.05, word, va="top", **style)
     axes.set_xlim(-0.6, max(len(queries), len(keys)) - 0.4)
