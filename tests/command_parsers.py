@@ -121,7 +121,7 @@ PROGRAMS: dict[str, Callable[[list[str]], None]] = {
     "vaswani-parse": lambda arguments: parse_with_argparse("vaswani_transformer.parsing.command", arguments),
     "vaswani-translate": lambda arguments: parse_with_argparse("vaswani_transformer.translation.command", arguments),
 }
-OTHERS = "coverage curl docker gh hf jupyter mkdocs nox pre-commit ruff sacrebleu sed tensorboard ty"
+OTHERS = "coverage curl cut docker gh git hf jupyter mkdocs nox pre-commit ruff sacrebleu sed tensorboard ty"
 PROGRAMS |= dict.fromkeys(OTHERS.split(), leave_unparsed)
 SHELL_PROGRAMS = (".", "export", "cd", "cp", "echo", "mkdir")
 

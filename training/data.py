@@ -1,5 +1,6 @@
 """The pairs of a run: read by `datasets`, checked, tokenized once into memory-mapped files, and fingerprinted."""
 
+import csv
 import gzip
 import hashlib
 import io
@@ -129,8 +130,10 @@ def read_split(recipe: Recipe, split: str, name: str) -> Dataset:
         codes = (data.source, data.target)
         columns = [side.rename_column("text", language) for side, language in zip(sides, codes, strict=True)]
         return to_pairs(datasets.concatenate_datasets(columns, axis=1), recipe, split)
-    more = {"sep": "\t"} if ".tsv" in Path(name).suffixes else {}
-    return to_pairs(load_files(data.kind, [str(folder / name)], where, **more), recipe, split)
+    settings: dict[str, Any] = {"keep_default_na": False} if data.kind == "csv" else {}  # a sentence may be "NA"
+    if ".tsv" in Path(name).suffixes:  # quotation marks are text
+        settings |= {"sep": "\t", "quoting": csv.QUOTE_NONE}
+    return to_pairs(load_files(data.kind, [str(folder / name)], where, **settings), recipe, split)
 
 
 def load_files(kind: str, files: list[str], where: str, **settings: Any) -> Dataset:
@@ -185,15 +188,23 @@ def with_both_sides(pairs: Dataset, recipe: Recipe, split: str) -> Dataset:
 
 
 def hold_out(train: Dataset, sizes: dict[str, int], seed: int) -> dict[str, Dataset]:
-    """Return splits of `sizes` pairs, drawn from the training pairs by `seed`, and the rest as train."""
-    if (needed := sum(sizes.values())) >= len(train):
-        raise UserError(f"data.validation, data.test: hold out {needed:,} of {len(train):,} pairs; give fewer.")
-    order = np.random.RandomState(seed).permutation(len(train))
+    """Return splits of `sizes` pairs, drawn from the training pairs by `seed`, and the rest as train.
+
+    Only pairs whose sentences occur in no other pair are drawn, so that no held-out sentence is in training.
+    """
+    texts = train.to_pandas()
+    unique = np.flatnonzero(~(texts["source"].duplicated(keep=False) | texts["target"].duplicated(keep=False)))
+    if (needed := sum(sizes.values())) > len(unique) or needed == len(train):
+        raise UserError(
+            f"data.validation, data.test: hold out {needed:,} of {len(train):,} pairs, of which {len(unique):,} have "
+            "sentences that no other pair has; give fewer."
+        )
+    drawn = np.random.RandomState(seed).permutation(unique)
     splits, first = {}, 0
     for split, size in sizes.items():
-        splits[split] = train.select(np.sort(order[first : first + size]))
+        splits[split] = train.select(np.sort(drawn[first : first + size]))
         first += size
-    return splits | {"train": train.select(np.sort(order[first:]))}
+    return splits | {"train": train.select(np.setdiff1d(np.arange(len(train)), drawn[:needed]))}
 
 
 def tree_pairs(folder: Path, names: str) -> Iterator[dict[str, str]]:

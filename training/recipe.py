@@ -68,7 +68,8 @@ class FileData(GrammarData):
         path: the folder of the files, or the data set's name on the Hub.
         train: the name of a file in `path`, compressed or not, with {language} in it for text; for trees also patterns
             separated by spaces; on the Hub a split.
-        validation: the same for the validation set, or a number of training pairs that are held out, drawn by `seed`.
+        validation: the same for the validation set, or a number of training pairs that are held out, drawn by `seed`
+            among those whose sentences occur once.
         test: the same for the test set; null for none.
     """
 

@@ -156,13 +156,31 @@ def test_held_out_pairs_are_drawn_by_the_seed_and_leave_the_others(validation: i
     assert all(again[name].to_dict() == rows.to_dict() for name, rows in splits.items())
 
 
+def test_held_out_sentences_occur_in_no_other_pair() -> None:
+    train = datasets.Dataset.from_dict({"source": ["a", "a", "b", "c", "d", "e"], "target": [*"uvwwxy"]})
+    splits = hold_out(train, {"validation": 1, "test": 1}, seed=1)
+    assert sorted([*splits["validation"]["source"], *splits["test"]["source"]]) == ["d", "e"]
+    assert list(splits["train"]["source"]) == ["a", "a", "b", "c"]
+    with user_error("hold out 3 of 6 pairs, of which 2 have sentences that no other pair has; give fewer"):
+        hold_out(train, {"validation": 2, "test": 1}, seed=1)
+
+
+def test_quotation_marks_and_na_are_text(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text('en\tde\n"Hi" she said.\t"Hallo\nNA\tnull"\n', encoding="utf-8")
+    expected = {"source": ['"Hi" she said.', "NA"], "target": ['"Hallo', 'null"']}
+    assert load_pairs(recipe_for(tmp_path, kind="csv", file="a.tsv"), ["train"])["train"].to_dict() == expected
+    (tmp_path / "a.csv").write_text('en,de\n"Yes, NA",NA\n', encoding="utf-8")
+    pairs = load_pairs(recipe_for(tmp_path, kind="csv", file="a.csv"), ["train"])
+    assert pairs["train"].to_dict() == {"source": ["Yes, NA"], "target": ["NA"]}
+
+
 def test_recipe_may_hold_pairs_out(folder: Path) -> None:
     recipe = recipe_for(folder, train="all.jsonl", validation=1, test=1)
     pairs = load_pairs(recipe)
     for split in SPLITS:  # of a command that needs only one
         assert load_pairs(recipe, [split])[split].to_dict() == pairs[split].to_dict()
     assert {name: len(rows) for name, rows in pairs.items()} == dict.fromkeys(SPLITS, 1)
-    with user_error(r"data\.validation, data\.test: hold out 3 of 3 pairs; give fewer"):
+    with user_error(r"data\.validation, data\.test: hold out 3 of 3 pairs, of which 3 have"):
         load_pairs(recipe_for(folder, train="all.jsonl", validation=2, test=1))
 
 
