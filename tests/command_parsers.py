@@ -115,6 +115,7 @@ PROGRAMS: dict[str, Callable[[list[str]], None]] = {
     "accelerate": lambda arguments: parse_launch(arguments[1:]),
     "pip": parse_pip,
     "python": parse_python,
+    "python3": parse_python,
     "uvicorn": parse_uvicorn,
     "vaswani-convert": lambda arguments: parse_with_argparse("vaswani_transformer.convert.command", arguments),
     "vaswani-demo": lambda arguments: parse_with_argparse("vaswani_transformer.demo.command", arguments),

@@ -91,7 +91,7 @@ def names_of(words: list[str]) -> list[str]:
     program, *rest = words
     if program == "accelerate":
         return ["accelerate launch", *(names_of(["python", *rest[rest.index("-m") :]]) if "-m" in rest else [])]
-    if program == "python":
+    if program in ("python", "python3"):
         program, *rest = rest[rest[0] == "-m" :]
     has_subcommands = program == "vaswani-convert"
     return [" ".join([program, *rest[:1]] if has_subcommands else [program])]

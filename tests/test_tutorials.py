@@ -37,7 +37,11 @@ def test_own_pairs_become_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for given in (arguments, with_languages):
         run(load_recipe(ROOT / recipe, [*given, *SMALL]))
     results = json.loads(Path("runs/own/results.json").read_text(encoding="utf-8"))
-    assert {name: split["pairs"] for name, split in results["data"].items()} == {"train": 30, "validation": 3, "test": 3}
+    assert {split: each["pairs"] for split, each in results["data"].items()} == {
+        "train": 30,
+        "validation": 3,
+        "test": 3,
+    }
     assert Path("runs/en-it/model.safetensors").exists()
 
 

@@ -192,7 +192,7 @@ def hold_out(train: Dataset, sizes: dict[str, int], seed: int) -> dict[str, Data
 
     Only pairs whose sentences occur in no other pair are drawn, so that no held-out sentence is in training.
     """
-    texts = train.to_pandas()
+    texts: Any = train.to_pandas()
     unique = np.flatnonzero(~(texts["source"].duplicated(keep=False) | texts["target"].duplicated(keep=False)))
     if (needed := sum(sizes.values())) > len(unique) or needed == len(train):
         raise UserError(
