@@ -18,8 +18,7 @@ OLDEST = [
     if requirement.startswith(("torch", "transformers"))
 ]
 NEXT = "transformers @ git+https://github.com/huggingface/transformers"
-TESTS = ["python", "-m", "pytest", "-rs", "-n", "auto", "--dist", "loadfile"]
-FAST = ["-m", "not slow"]
+TESTS = ["python", "-m", "pytest", "-rs"]
 
 
 def install(session: nox.Session, *requirements: str) -> None:
@@ -31,14 +30,14 @@ def install(session: nox.Session, *requirements: str) -> None:
 def oldest(session: nox.Session) -> None:
     """The fast tests on the oldest supported versions."""
     install(session, *OLDEST)
-    session.run(*TESTS, *(session.posargs or FAST))
+    session.run(*TESTS, *session.posargs)
 
 
 @nox.session(python=PYTHONS[-1])
 def newest(session: nox.Session) -> None:
     """The fast tests on the newest versions."""
     install(session)
-    session.run(*TESTS, *(session.posargs or FAST))
+    session.run(*TESTS, *session.posargs)
 
 
 @nox.session(python=PYTHONS[-1])
@@ -50,4 +49,4 @@ def next(session: nox.Session) -> None:
         session.run("python", "-m", "tests.private_names", stdout=file, stderr=None)
     session.install(*(session.posargs or [NEXT]))
     session.run("python", "-m", "tests.private_names", str(earlier))
-    session.run(*TESTS, *FAST)
+    session.run(*TESTS)
