@@ -31,7 +31,7 @@ from bench.measuring import SHAPES
 from bench.train_against_marian import make_model
 from vaswani_transformer import prepare_for_inference
 from vaswani_transformer.convert import to_ctranslate2
-from vaswani_transformer.translation.ctranslate2_engine import import_ctranslate2
+from vaswani_transformer.convert.ctranslate2_exporter import import_ctranslate2
 
 ENGINE = "ct2_"  # CTranslate2, before how it computes
 ARMS = ("ours", "float32", "bfloat16", "int8", "ct2_float32", "ct2_int8", "marian")

@@ -4,6 +4,7 @@ B batch, T target, V vocabulary.
 """
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,21 @@ def log_probs(model: nn.Module, sources: list[list[int]], targets: Tensor) -> Te
     with torch.no_grad():
         logits = model(**padded(sources), decoder_input_ids=torch.cat((starts, targets), dim=1)).logits
     return logits.float().log_softmax(-1).gather(2, torch.cat((targets, ends), dim=1)[..., None])[..., 0]
+
+
+def searched_by_ctranslate2(
+    folder: Path, sources: list[list[int]], **settings: Any
+) -> list[list[tuple[list[int], float]]]:
+    """Return the tokens, `</s>` included, and the score of each source's hypotheses, the best first."""
+    strings = json.loads((folder / "shared_vocabulary.json").read_text(encoding="utf-8"))
+    translator = ctranslate2.Translator(str(folder), intra_threads=1)
+    rows = [[strings[token] for token in source] for source in sources]
+    returned = {"return_scores": True, "return_end_token": True, "min_decoding_length": 0}
+    results = translator.translate_batch(rows, **returned, **settings)
+    return [
+        [([*map(strings.index, tokens)], score) for tokens, score in zip(result.hypotheses, result.scores, strict=True)]
+        for result in results
+    ]
 
 
 def log_probs_of_ctranslate2(

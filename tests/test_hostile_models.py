@@ -56,10 +56,9 @@ def hostile(copy: Path, tmp_path: Path) -> Path:
     """Return the folder of a model that only its own code loads; the code and a pickle write the file `marker`."""
     (copy / "own.py").write_text(f"open({str(tmp_path / 'marker')!r}, 'w').close()")
     code = dict.fromkeys(("AutoConfig", "AutoModel", "AutoModelForSeq2SeqLM"), "own.Code")
-    change(copy / CONFIG, model_type="own", auto_map=code, max_position_embeddings=9)
+    change(copy / CONFIG, model_type="own", auto_map=code)
     change(copy / TOKENIZER_CONFIG, tokenizer_class="OwnTokenizer", auto_map={"AutoTokenizer": ["own.Code"] * 2})
     (copy / "results.json").write_text(json.dumps(results_of()))
-    (copy / "shared_vocabulary.json").write_text(json.dumps(["a"] * 300))
     torch.save(Payload(tmp_path / "marker"), copy / "own.pt")
     return copy
 
@@ -68,7 +67,6 @@ LOADS = "its own Python code, which is not run; read the code, then give --trust
 COMMANDS: dict[str, tuple[Callable[[list[str]], None], str, str]] = {
     "translate": (translate.main, "{model} --input={text}", LOADS),
     "interactive": (translate.main, "{model} --interactive", LOADS),
-    "engine": (translate.main, "{model} --input={text} --engine=ctranslate2", LOADS),
     "parse": (parse.main, "{model} --input={text}", LOADS),
     "ctranslate2": (convert.main, "ctranslate2 {model} {out}", LOADS),
     "fsmt": (convert.main, "fsmt {model} {out}", LOADS),

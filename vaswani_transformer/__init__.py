@@ -49,14 +49,12 @@ if TYPE_CHECKING:
         draw_heat_maps,
     )
     from .parsing.figure import draw_tree
-    from .translation.ctranslate2_engine import CTranslate2Engine
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AttentionMaps",
     "BracketScores",
-    "CTranslate2Engine",
     "Hypothesis",
     "ImportResult",
     "Leaf",
@@ -115,7 +113,6 @@ LAZY_MODULES = {
     "convert": ("ImportResult", "from_fairseq", "from_fsmt", "from_marian", "to_ctranslate2", "to_onnx"),
     "figures": ("AttentionMaps", "attention_maps", "attention_page", "draw_attention", "draw_heat_maps"),
     "parsing.figure": ("draw_tree",),
-    "translation.ctranslate2_engine": ("CTranslate2Engine",),
 }
 LAZY_NAMES = {name: module for module, names in LAZY_MODULES.items() for name in names}
 

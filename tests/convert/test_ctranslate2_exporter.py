@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.builders import uneven_model
-from tests.exports import assert_same_probabilities, log_probs, log_probs_of_ctranslate2, padded
+from tests.exports import (
+    assert_same_probabilities,
+    log_probs,
+    log_probs_of_ctranslate2,
+    padded,
+    searched_by_ctranslate2,
+)
 from tests.helpers import PAIRS, WITH_SCORES, load_tokenizer, model_of_pairs, random_tokens, tiny_model
 from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
@@ -20,7 +26,6 @@ from vaswani_transformer import (
     prepare_for_inference,
 )
 from vaswani_transformer.convert.ctranslate2_exporter import ACTIVATIONS, to_ctranslate2
-from vaswani_transformer.translation.ctranslate2_engine import CTranslate2Engine
 
 END = 2
 
@@ -75,15 +80,21 @@ def assert_same_search(
     model: VaswaniTransformerForConditionalGeneration,
     folder: Path,
     sources: list[list[int]],
-    is_early: bool = True,
+    is_early: bool,
     **settings: Any,
 ) -> None:
     patience, stopping = (1, True) if is_early else (1000, "never")
-    search = CTranslate2Engine(
-        folder, scores=True, length_penalty_type="power", patience=patience, threads=1, **settings
+    theirs = searched_by_ctranslate2(
+        folder,
+        sources,
+        patience=patience,
+        beam_size=settings["num_beams"],
+        length_penalty=settings["length_penalty"],
+        max_decoding_length=settings["max_new_tokens"],
+        num_hypotheses=settings["num_return_sequences"],
     )
     ours = generate_with_scores(model, sources, length_penalty_type="power", early_stopping=stopping, **settings)
-    for original, converted in zip(ours, search(sources), strict=True):
+    for original, converted in zip(ours, theirs, strict=True):
         assert [tokens for tokens, _ in converted] == [tokens for tokens, _ in original]
         assert [score for _, score in converted] == pytest.approx([score for _, score in original], abs=1e-4)
 
@@ -124,7 +135,7 @@ def test_search_with_one_beam_equals_greedy_generate(seed: int, tmp_path: Path) 
     to_ctranslate2(model, None, tmp_path / "converted")
     sources = [[*random_tokens(length, vocab_size=12).tolist(), END] for length in (3, 8, 1)]
     greedy = model.generate(**padded(sources), max_new_tokens=9)[:, 1:].tolist()
-    converted = CTranslate2Engine(tmp_path / "converted", max_new_tokens=9, threads=1)(sources)
+    converted = searched_by_ctranslate2(tmp_path / "converted", sources, beam_size=1, max_decoding_length=9)
     expected = [row[: row.index(END) + 1] if END in row else row for row in greedy]
     assert [tokens for ((tokens, _),) in converted] == expected
 
@@ -137,8 +148,9 @@ def test_trained_model_translates_the_same_in_every_stored_dtype(
 ) -> None:
     model, tokenizer = model_of_pairs()
     folder = to_ctranslate2(model, tokenizer, tmp_path / "converted", quantization)
-    converted = CTranslate2Engine(folder, num_beams=num_beams, threads=1).translate(list(PAIRS))
-    assert converted == list(PAIRS.values())
+    converted = searched_by_ctranslate2(folder, tokenizer(list(PAIRS))["input_ids"], beam_size=num_beams)
+    texts = [tokenizer.decode(best[0], skip_special_tokens=True) for best, *_ in converted]
+    assert texts == list(PAIRS.values())
 
 
 @pytest.mark.slow
@@ -157,25 +169,6 @@ def test_probabilities_in_fewer_bits_are_close(quantization: str, tolerance: flo
     rounded = log_probs_of_ctranslate2(tmp_path / "converted", sources, targets)
     difference = (rounded - log_probs(model, sources, targets)).abs().mean()
     assert 0 < difference < tolerance
-
-
-@pytest.mark.slow
-def test_gnmt_ranks_by_lp_of_the_paper(tmp_path: Path) -> None:
-    """Scores are those of the model itself, and the best is the model's if both searches finished it."""
-    model, tokenizer = model_of_pairs()
-    folder = to_ctranslate2(model, tokenizer, tmp_path / "converted")
-    sources = tokenizer(list(PAIRS))["input_ids"]
-    options: dict[str, Any] = {"num_beams": 4, "length_penalty": 0.6, "max_new_tokens": 20}
-    search = CTranslate2Engine(
-        folder, scores=True, length_penalty_type="gnmt", num_return_sequences=3, threads=1, **options
-    )
-    for (original,), converted in zip(
-        generate_with_scores(model, sources, length_penalty_type="gnmt", **options), search(sources), strict=True
-    ):
-        assert converted[0][0] == original[0]
-        assert converted[0][1] == pytest.approx(original[1], abs=1e-4)
-        found: list[Any] = [score for _, score in converted]
-        assert found == sorted(found, reverse=True)
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "bfloat16", "int16"])

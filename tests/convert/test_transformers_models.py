@@ -27,7 +27,6 @@ from tests.nar_models import tiny_nat
 from vaswani_transformer.convert.command import main, save
 from vaswani_transformer.convert.transformers_models import from_fsmt, from_marian
 from vaswani_transformer.support.errors import OutputError
-from vaswani_transformer.translation.ctranslate2_engine import CTranslate2Engine
 
 
 def fsmt(**overrides: Any) -> FSMTForConditionalGeneration:
@@ -165,6 +164,8 @@ def test_imported_marian_model_converts_to_ctranslate2(
     marian_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("ctranslate2")
+    from tests.exports import searched_by_ctranslate2
+
     main(["marian", str(marian_folder), str(tmp_path / "ours")])
     main(["ctranslate2", str(tmp_path / "ours"), str(tmp_path / "engine")])
     model, tokenizer = (AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours"), load_tokenizer(tmp_path / "ours"))
@@ -172,8 +173,12 @@ def test_imported_marian_model_converts_to_ctranslate2(
     generated = model.generate(
         **tokenizer(texts, padding=True, return_tensors="pt"), max_new_tokens=9, forced_eos_token_id=None
     )
-    search = CTranslate2Engine(tmp_path / "engine", max_new_tokens=9, threads=1)
-    assert search.translate(texts) == tokenizer.batch_decode(generated, skip_special_tokens=True)
+    sources = tokenizer(texts)["input_ids"]
+    suppressed = [tokenizer.convert_ids_to_tokens(tokens) for tokens in model.generation_config.bad_words_ids or []]
+    search = {"beam_size": 1, "max_decoding_length": 9, "suppress_sequences": suppressed}
+    converted = searched_by_ctranslate2(tmp_path / "engine", sources, **search)
+    texts = [tokenizer.decode(best[0], skip_special_tokens=True) for best, *_ in converted]
+    assert texts == tokenizer.batch_decode(generated, skip_special_tokens=True)
 
 
 def test_tokenizer_of_a_fsmt_model_is_imported_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -302,7 +302,6 @@ def test_missing_model_ends_the_command_with_one_line(run: Run, name: str, messa
         (["--beam=1"], "--beam: no such option; there are --input, "),
         (["--beams=1", "--beams", "4"], "--beams: is given twice, and only the last would count; give it once. See"),
         (["--progress", "--no-progress"], "--no-progress: is given twice, and only the last"),
-        (["--engine=ctranslate2", "--iterations=4"], "--iterations and --length_beam: CTranslate2 runs no NAT, CMLM"),
         ([f"--input={__file__}", f"--output={__file__}"], "the input itself; name another file."),
         (["--format=jsonl"], "standard input, line 1: not JSON"),
         (["--nbest=5"], "--nbest=5: more than the 4 beams; give --beams=5 as well."),

@@ -20,7 +20,6 @@ from ..layers import AddAndNorm, VaswaniTransformerDecoderLayer, VaswaniTransfor
 from ..model import VaswaniTransformerForConditionalGeneration
 from ..support.errors import UserError
 from ..support.files import atomic_folder, write_errors
-from ..translation.ctranslate2_engine import POSITIONS_KEY, import_ctranslate2
 
 QUANTIZATIONS = (
     "float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16",
@@ -42,6 +41,14 @@ ACTIVATIONS = {
     "tanh": "Tanh",
     "sigmoid": "Sigmoid",
 }
+
+
+def import_ctranslate2() -> Any:
+    try:
+        import ctranslate2
+    except ImportError as error:
+        raise ImportError('CTranslate2 is not installed; install it with "pip install ctranslate2".') from error
+    return ctranslate2
 
 
 def start_token_id(model: VaswaniTransformerForConditionalGeneration) -> int | None:
@@ -248,7 +255,6 @@ def to_ctranslate2(
         spec = specification(model, positions)
         set_vocabulary(spec, model, tokenizer)
         spec.config.layer_norm_epsilon = float(model.config.layer_norm_eps)
-        spec.config.add_attribute(POSITIONS_KEY, spec.decoder.position_encodings.encodings.shape[0])
         spec.validate()
         spec.optimize(None if quantization == "float32" else quantization)
         with write_errors(output_dir, "make room, or name another folder"):

@@ -25,7 +25,7 @@ class TreeFormat(LineFormat):
 
     resume_keys = (
         "tokenized", "svg", "beams", "length_penalty", "iterations", "length_beam", "max_length", "max_source_tokens",
-        "too_long", "dtype", "engine",
+        "too_long", "dtype",
     )  # fmt: skip
 
     def __init__(self, options: argparse.Namespace) -> None:

@@ -40,7 +40,7 @@ class LineFormat:
 
     resume_keys: ClassVar[tuple[str, ...]] = (
         "format", "field", "source", "scores", "nbest", "beams", "length_penalty", "iterations", "length_beam",
-        "max_length", "max_source_tokens", "too_long", "dtype", "engine",
+        "max_length", "max_source_tokens", "too_long", "dtype",
     )  # fmt: skip
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -84,10 +84,9 @@ def resume_settings(options: argparse.Namespace, form: LineFormat) -> dict[str, 
     """Return what the results depend on, besides the texts; nothing for a pipe or device, which has no record."""
     if options.output is None or (options.output.exists() and not options.output.is_file()):
         return {}
-    is_missing = options.engine == "ctranslate2" and not Path(options.model).is_dir()  # the engine raises the error
     given = {name: getattr(options, name) for name in form.resume_keys}
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
-    return {"model": "" if is_missing else LoadOptions.of(options).digest()} | settings
+    return {"model": LoadOptions.of(options).digest()} | settings
 
 
 def open_output(
@@ -231,7 +230,7 @@ def check_streams(options: argparse.Namespace) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory is used up; for the CPU's memory torch and CTranslate2 raise a RuntimeError."""
+    """Return whether memory is used up; for the CPU's memory torch raises a RuntimeError."""
     names_memory = re.search("out of memory|allocate memory|not enough memory", str(error)) is not None
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or names_memory
 

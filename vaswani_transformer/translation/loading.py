@@ -22,7 +22,6 @@ from ..support.checked_loading import (
 from ..support.errors import UserError, one_line
 from ..support.files import digest_of_model
 from ..support.modes import is_non_autoregressive
-from .ctranslate2_engine import CTranslate2Engine
 from .engine import Constraint
 from .translator import Translator, make_translator
 
@@ -87,7 +86,7 @@ def load_model_and_tokenizer(options: LoadOptions) -> tuple[PreTrainedModel, Pre
     check_model_name(options.model)
     if all(Path(options.model, name).is_file() for name in ("model.bin", "shared_vocabulary.json")):
         raise UserError(
-            f"{options.model}: is a model of CTranslate2; vaswani-translate runs it with --engine=ctranslate2."
+            f"{options.model}: is a model of CTranslate2, which its package runs; give the one it was converted from."
         )
     device = resolve_device(options.device)
     shared = options.hub_settings
@@ -149,42 +148,16 @@ def generate_settings(options: argparse.Namespace, model: PreTrainedModel) -> di
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def load_ct2_engine(options: argparse.Namespace) -> tuple[CTranslate2Engine, PreTrainedTokenizerBase]:
-    """Return CTranslate2 in a folder that `vaswani-convert ctranslate2` wrote, and the tokenizer there."""
-    try:
-        engine = CTranslate2Engine(
-            options.model,
-            scores=options.scores,
-            num_beams=options.beams,
-            length_penalty=options.length_penalty,
-            max_new_tokens=options.max_length,
-            num_return_sequences=options.nbest or 1,
-            batch_tokens=0,  # the translator makes the batches
-            device=options.device or "auto",
-            compute_type="default" if options.dtype == "auto" else options.dtype,
-        )
-    except (ValueError, RuntimeError, ImportError) as error:
-        raise UserError(one_line(error)) from error
-    if engine.tokenizer is None:
-        raise UserError(f"{options.model}: was converted without its tokenizer; convert it with its tokenizer.")
-    return engine, engine.tokenizer
-
-
 def load_translator(
     options: argparse.Namespace,
     check: Callable[[PreTrainedTokenizerBase, str], None] = lambda tokenizer, name: None,
     make_constraint: Callable[[PreTrainedModel, PreTrainedTokenizerBase], Constraint | None] = lambda *_: None,
 ) -> Translator:
-    """Return the translator by the engine of `--engine`; CTranslate2 searches without a constraint.
+    """Return the translator of a command's options.
 
     `check` raises an error for a model that is not of the command's task, by its tokenizer.
     """
     texts = {"batch_tokens": options.batch_tokens, "sort_lines": options.sort_lines, "too_long": options.too_long}
-    if options.engine == "ctranslate2":
-        engine, tokenizer = load_ct2_engine(options)
-        check(tokenizer, options.model)
-        limit = options.max_source_tokens or engine.max_source_tokens()
-        return Translator(engine, tokenizer, limit, max_positions=engine.positions, **texts)
     model, tokenizer = load_model_and_tokenizer(LoadOptions.of(options))
     check(tokenizer, options.model)
     return make_translator(

@@ -16,9 +16,7 @@ from ..support.saved_settings import MAX_ALPHA
 from .translator import TooLong
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
-DTYPE_HELP = (
-    "of products with weights; int8 only on a CPU (float32 on a CPU, as saved on other devices and with CTranslate2)"
-)
+DTYPE_HELP = "of products with weights; int8 only on a CPU (float32 on a CPU, as saved on other devices)"
 
 
 def add_beam_options(group: Any) -> None:
@@ -70,12 +68,6 @@ def check_combination(parser: argparse.ArgumentParser, options: argparse.Namespa
         parser.error("--field and --source are of JSON Lines; give --format=jsonl as well.")
     if options.field and options.source:
         parser.error("--field and --source both say where the text is; give one of them.")
-    if options.engine == "ctranslate2" and (options.revision or options.trust_remote_code):
-        parser.error("--revision and --trust_remote_code are of the Hub; CTranslate2 runs a folder of vaswani-convert.")
-    if options.engine == "ctranslate2" and (options.iterations or options.length_beam):
-        parser.error(
-            "--iterations and --length_beam: CTranslate2 runs no NAT, CMLM, IterativeVAE or FlowSeq. Leave them out."
-        )
     if options.length_penalty is not None and abs(options.length_penalty) > MAX_ALPHA:
         parser.error(
             f"--length_penalty={options.length_penalty}: lengths to this power overflow; give a number from "
@@ -119,12 +111,6 @@ def parse_with_checks(parser: ArgumentParser, arguments: list[str] | None) -> ar
     group = parser.add_argument_group("machine")
     add_batch_tokens(group)
     add_sort_lines(group, "lines sorted by length at once (2048)")
-    group.add_argument(
-        "--engine",
-        choices=("torch", "ctranslate2"),
-        default="torch",
-        help="what runs MODEL; see vaswani-convert (torch)",
-    )
     add_load_options(group)
     options = parser.parse_args(arguments)
     check_combination(parser, options)
