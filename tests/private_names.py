@@ -33,7 +33,7 @@ from transformers import (
 
 # Files of `training/` have their path, all others that in the package.
 PRIVATE_NAMES: dict[Any, dict[str, str]] = {
-    GenerationConfig: {"_get_default_generation_params": "generation_settings pretrained"},
+    GenerationConfig: {"_get_default_generation_params": "generation pretrained"},
     GenerationMixin: {"_beam_search": "generation", "_sample": "generation"},
     Pipeline: {
         "_forward": "pipeline",
@@ -50,20 +50,20 @@ PRIVATE_NAMES: dict[Any, dict[str, str]] = {
     PreTrainedModel: {
         "_auto_class": "pretrained",
         "_can_compile_fullgraph": "pretrained",
-        "_can_record_outputs": "decoder encoder pretrained",
-        "_fsdp_plan": "decoder encoder pretrained",
+        "_can_record_outputs": "pretrained stacks",
+        "_fsdp_plan": "pretrained stacks",
         "_init_weights": "flowseq pretrained",
-        "_input_embed_layer": "body pretrained",
+        "_input_embed_layer": "model pretrained",
         "_keep_in_fp32_modules_strict": "flowseq pretrained",
         "_keys_to_ignore_on_save": "training/trainer",
-        "_no_split_modules": "decoder flowseq iterative_vae nar nat pretrained",
+        "_no_split_modules": "flowseq iterative_vae nar nat pretrained stacks",
         "_skip_keys_device_placement": "pretrained",
         "_supports_attention_backend": "pretrained",
         "_supports_flash_attn": "flowseq nat pretrained",
         "_supports_flex_attn": "flowseq nat pretrained",
         "_supports_sdpa": "pretrained",
-        "_tied_weights_keys": "body pretrained",
-        "_tp_plan": "body decoder encoder nat pretrained",
+        "_tied_weights_keys": "model pretrained",
+        "_tp_plan": "model nat pretrained stacks",
     },
     PreTrainedTokenizerFast: {
         "_auto_class": "tokenizer",

@@ -15,8 +15,7 @@ from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
     VaswaniTransformerModel,
 )
-from vaswani_transformer.decoder import VaswaniTransformerDecoder
-from vaswani_transformer.encoder import VaswaniTransformerEncoder
+from vaswani_transformer.stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
 
 # Parameters in millions by the name of the model, as Table 3 prints them.
 TABLE_3 = {

@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, DataColla
 from tests.helpers import PAIRS, random_tokens, tiny_model, user_error
 from tests.nar_models import FAMILY, tiny_cmlm, tiny_nat
 from vaswani_transformer import MaskingCollator, VaswaniNatConfig, VaswaniNatForConditionalGeneration
-from vaswani_transformer.encoder import VaswaniTransformerEncoder
 from vaswani_transformer.pipeline import VaswaniTransformerTranslationPipeline
+from vaswani_transformer.stacks import VaswaniTransformerEncoder
 from vaswani_transformer.support.checked_loading import check_tokenizer_fits
 from vaswani_transformer.tokenizer import VaswaniTransformerTokenizer
 from vaswani_transformer.translation.translator import translate

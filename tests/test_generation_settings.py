@@ -11,7 +11,8 @@ from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 
 from tests.builders import small_model, source
 from tests.helpers import WITH_SCORES, random_tokens, tiny_model
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration, generation_settings
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import generation as generation_module
 
 END = 2
 
@@ -22,7 +23,7 @@ def limit_of(model: VaswaniTransformerForConditionalGeneration, **arguments: Any
     It is what the settings say before the search.
     """
     settings: dict[str, Any] = arguments | {"attention_mask": torch.ones(1, 3)}
-    call = generation_settings.CallSettings(settings.pop("generation_config", None), model, settings)
+    call = generation_module.CallSettings(settings.pop("generation_config", None), model, settings)
     length = model.generate(source(3, 4), suppress_tokens=[1, 2], **arguments).shape[1] - 1
     assert call.target_limits().tolist() == [length]
     return length
@@ -117,7 +118,7 @@ def warnings_of(
 ) -> list[str]:
     """Return the warnings of a call about lengths."""
     messages = []
-    monkeypatch.setattr(generation_settings.logger, "warning_once", lambda text, *args: messages.append(text))
+    monkeypatch.setattr(generation_module.logger, "warning_once", lambda text, *args: messages.append(text))
     model.generate(source(3, 4), **arguments)
     return [text for text in messages if "max_length" in text]
 

@@ -14,9 +14,8 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel, Sta
 from tests.helpers import FLOAT32, padded_batch, random_batch, random_tokens, tiny_config, tiny_model
 from tests.nar_models import EVERY_FAMILY
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
-from vaswani_transformer.decoder import VaswaniTransformerDecoder
-from vaswani_transformer.encoder import VaswaniTransformerEncoder
 from vaswani_transformer.pretrained import CACHE
+from vaswani_transformer.stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
 
 POSITION_TYPES = ["sinusoidal", "learned"]
 MODELS = {

@@ -32,7 +32,7 @@ from vaswani_transformer import (
     prepare_for_inference,
 )
 from vaswani_transformer.config import TOKEN_IDS
-from vaswani_transformer.generation_settings import default_settings
+from vaswani_transformer.generation import default_settings
 from vaswani_transformer.nar import IGNORED, NarSettings, canvas, choose_positions
 
 

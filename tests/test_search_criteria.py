@@ -11,7 +11,7 @@ from transformers import EosTokenCriteria, GenerationConfig, MaxLengthCriteria, 
 
 from tests.ending_models import END, WAYS, call_arguments, ending_model, sources
 from vaswani_transformer import search as search_module
-from vaswani_transformer.generation_settings import SourceLimitCriteria, search_settings
+from vaswani_transformer.generation import SourceLimitCriteria, search_settings
 
 
 class CallEveryStep(StoppingCriteria):

@@ -20,8 +20,8 @@ from transformers.utils.logging import disable_progress_bar
 from training.card import make_card
 from training.train import RESULTS
 from vaswani_transformer import VaswaniTransformerTokenizer, __version__
-from vaswani_transformer.body import ProjectedModel
-from vaswani_transformer.generation_settings import CallSettings
+from vaswani_transformer.generation import CallSettings
+from vaswani_transformer.model import ProjectedModel
 from vaswani_transformer.support.checked_loading import load_model, load_tokenizer
 from vaswani_transformer.support.errors import UserError, exit_on_user_error, one_line
 from vaswani_transformer.support.files import atomic_folder, write_errors

@@ -54,7 +54,7 @@ from vaswani_transformer.batching.schedule import paper_adam, paper_schedule
 from vaswani_transformer.batching.steps import batches_in_order
 from vaswani_transformer.cmlm import mask_targets, sample_masks
 from vaswani_transformer.flowseq import ActNorm
-from vaswani_transformer.generation_settings import CallSettings
+from vaswani_transformer.generation import CallSettings
 from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.support.files import write_errors
 from vaswani_transformer.support.modes import eval_mode

@@ -18,10 +18,10 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging
 
-from .body import EncoderDecoder
 from .config import TOKEN_IDS, as_token_ids, positive_int
 from .embeddings import read_table, text_positions
 from .loss import recount
+from .model import EncoderDecoder
 from .nar import (
     EncodedSource,
     NarConfig,

@@ -22,11 +22,11 @@ from transformers import initialization as init
 from transformers.utils import logging
 
 from .attention import MultiHeadAttention
-from .body import EncoderDecoder
 from .config import VaswaniTransformerConfig, layer_count, unit_rate
 from .embeddings import InputEmbedding, sinusoids, text_positions
 from .layers import AddAndNorm
 from .loss import accumulation_dtype, without_padding
+from .model import EncoderDecoder
 from .nar import (
     EncodedSource,
     NarDecoder,

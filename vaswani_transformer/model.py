@@ -1,21 +1,230 @@
-"""The encoder-decoder of the paper, and the same with its output projection, its loss and its search (Figure 1).
+"""Encoder and decoder over one embedding matrix, the output projection and its loss, and the paper's model (Figure 1).
 
-B batch, S source, T target, k target rows of one source row, V vocabulary.
+Every family is built on `EncoderDecoder` and `ProjectedModel`. B batch, S source, T target, k target rows of one source
+row, V vocabulary.
 """
 
-from typing import Unpack
+from typing import Any, ClassVar, Unpack, cast
 
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
-from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2SeqModelOutput
 from transformers.utils import TransformersKwargs, can_return_tuple
 
-from .body import EncoderDecoder, ProjectedModel
 from .config import VaswaniTransformerConfig
+from .embeddings import ScaledEmbedding, is_unwrapped
 from .generation import PaperBeamSearch
-from .loss import without_padding
-from .pretrained import CACHE
+from .loss import cross_entropy, projected_cross_entropy, without_padding
+from .pretrained import CACHE, VaswaniTransformerPreTrainedModel, given_cache
+from .stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
+
+
+def as_encoder_output(outputs: tuple[Tensor, ...] | BaseModelOutput) -> BaseModelOutput:
+    """Return an encoder's output, also one that a caller gives as a tuple, as the class that has it by name."""
+    if isinstance(outputs, BaseModelOutput):
+        return outputs
+    names = ("last_hidden_state", "hidden_states", "attentions")
+    given: dict[str, Any] = dict(zip(names, outputs, strict=False))
+    return BaseModelOutput(**given)
+
+
+class EncoderDecoder(VaswaniTransformerPreTrainedModel):
+    """Encoder and decoder over one embedding matrix (3.1, 3.4), without the output projection.
+
+    A subclass with another decoder sets `decoder_class`.
+    """
+
+    decoder_class: ClassVar[type[VaswaniTransformerDecoder]] = VaswaniTransformerDecoder
+    _input_embed_layer = "shared"
+    _tp_plan = {"shared": "embedding_rowwise"}
+    _tied_weights_keys = {
+        "encoder.embed_tokens.weight": "shared.weight",
+        "decoder.embed_tokens.weight": "shared.weight",
+    }
+
+    def __init__(self, config: VaswaniTransformerConfig) -> None:
+        super().__init__(config)
+        self.shared = ScaledEmbedding(config)
+        self.encoder = VaswaniTransformerEncoder(config)
+        self.decoder = self.decoder_class(config)
+        self.post_init()
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Tie source and target embeddings even where `tie_word_embeddings=False` frees the output projection."""
+        if all_submodels:
+            return super().get_expanded_tied_weights_keys(all_submodels=True)
+        return dict(self._tied_weights_keys)
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the shared embedding by `value`, a `ScaledEmbedding`, and tie both stacks to its weight."""
+        self.shared = cast(ScaledEmbedding, value)
+        for stack in (self.encoder, self.decoder):
+            stack.embed_tokens.weight = self.shared.weight
+            stack.embed_tokens.num_embeddings = self.shared.num_embeddings
+
+    def check_adapters(self) -> None:
+        """Raise ValueError for an adapter on `shared`, through which no token passes, or one that PEFT cannot load.
+
+        PEFT ties trainable tokens of `shared` to the stacks; it does so with no other adapter.
+        """
+        norm: Any = self.encoder.layers[0].self_attn_add_norm
+        if hasattr(norm, "modules_to_save") and any(name == "norm" for name, _ in norm.named_children()):
+            raise ValueError(
+                "modules_to_save: PEFT wraps each module whose name ends so, and loads none in another; got an end of "
+                'both "add_norm" and "add_norm.norm", expected of one. Give modules_to_save=["add_norm.norm"].'
+            )
+        if isinstance(self.shared, nn.Embedding):
+            return
+        if not all(hasattr(module, "token_adapter") for module in (self.shared, self.encoder.embed_tokens)):
+            raise ValueError(
+                f"`shared` is wrapped in a {type(self.shared).__name__}, which would learn nothing: both stacks embed "
+                'with modules of their own. Give PEFT modules_to_save=["embed_tokens"] without ensure_weight_tying '
+                "or, where the output projection is tied, trainable_token_indices."
+            )
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: tuple[Tensor, ...] | BaseModelOutput | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        decoder_position_ids: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqModelOutput:
+        """Encode a source and decode a target over it.
+
+        Args:
+            input_ids: (B, S) source token ids.
+            attention_mask: (B, S), 0 where a source token is padding, on either side; None: every token counts.
+            decoder_input_ids: (k B, T) target token ids, shifted right; row i belongs to source i // k.
+            decoder_attention_mask: (k B, cached + T), 0 where a target token is padding; None: every token counts.
+            encoder_outputs: the encoder's output for the source; None: the encoder runs.
+            past_key_values: keys and values of the earlier target tokens and of the source; `cache` is its other name.
+            inputs_embeds: (B, S, d_model), scaled embeddings in place of `input_ids`.
+            decoder_inputs_embeds: (k B, T, d_model), scaled embeddings in place of `decoder_input_ids`.
+            decoder_position_ids: (k B, T); None: counted over unmasked tokens.
+            position_ids: (B, S) positions of the source; None: counted over unmasked tokens.
+            use_cache: whether to return a cache; None: the configuration's default.
+
+        Returns:
+            `last_hidden_state` (k B, T, d_model), `encoder_last_hidden_state` (B, S, d_model), `past_key_values`, and
+            on request hidden states and attentions of both stacks.
+
+        Raises:
+            ValueError: the stacks' errors; an adapter on `shared`, or one that PEFT cannot load.
+        """
+        self.check_adapters()
+        past_key_values = given_cache(past_key_values, cast(dict[str, Any], kwargs))
+        position_ids = kwargs.pop("position_ids", None)
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                inputs_embeds=inputs_embeds,
+                return_dict=True,
+                **kwargs,
+            )
+        encoder_outputs = as_encoder_output(encoder_outputs)
+        decoder_outputs = self.decoder(
+            input_ids=decoder_input_ids,
+            attention_mask=decoder_attention_mask,
+            position_ids=decoder_position_ids,
+            encoder_hidden_states=encoder_outputs.last_hidden_state,
+            encoder_attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            return_dict=True,
+            **kwargs,
+        )
+        return Seq2SeqModelOutput(
+            last_hidden_state=decoder_outputs.last_hidden_state,
+            **{CACHE: getattr(decoder_outputs, CACHE)},
+            decoder_hidden_states=decoder_outputs.hidden_states,
+            decoder_attentions=decoder_outputs.attentions,
+            cross_attentions=decoder_outputs.cross_attentions,
+            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_attentions=encoder_outputs.attentions,
+        )
+
+
+class ProjectedModel(VaswaniTransformerPreTrainedModel):
+    """A body, the projection to the vocabulary tied to its embeddings (3.4), and the loss (5.4).
+
+    A subclass sets `body_class` and adds `forward` and a way of decoding.
+    """
+
+    body_class: ClassVar[type[EncoderDecoder]] = EncoderDecoder
+    is_autoregressive: ClassVar[bool] = True
+    _own_auto_class = "AutoModelForSeq2SeqLM"
+    _tied_weights_keys = {"lm_head.weight": "model.shared.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
+
+    def __init__(self, config: VaswaniTransformerConfig) -> None:
+        super().__init__(config)
+        self.model = self.body_class(config)
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.post_init()
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """Save as the base class does; code includes the pipeline, and its `auto_map` names the body for AutoModel too.
+
+        Raises:
+            ValueError: the projection has got a bias, which no model of the package loads.
+        """
+        if getattr(self.lm_head, "bias", None) is not None:
+            raise ValueError(
+                "lm_head: its bias would be lost when the model is loaded; got one of "
+                f"{self.lm_head.out_features} numbers, expected none. Save a projection without bias."
+            )
+        if self.is_remote_code():
+            # Imported here only. This line also makes the Hub's loader copy the file.
+            from .pipeline import PUBLISHED_PIPELINES
+
+            self.config.custom_pipelines = PUBLISHED_PIPELINES
+            body, auto_map = self.body_class, getattr(self.config, "auto_map", None) or {}
+            if body.__module__ == type(self).__module__:  # a user's subclass lacks this file
+                self.config.auto_map = auto_map | {"AutoModel": f"{body.__module__.rpartition('.')[2]}.{body.__name__}"}
+        return super().save_pretrained(*args, **kwargs)
+
+    def loss_and_logits(
+        self,
+        hidden_states: Tensor,
+        labels: Tensor | None,
+        logits_to_keep: int | Tensor,
+        skip_logits: bool | None,
+        num_items_in_batch: Tensor | int | None,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return loss and logits of the decoder's output (k B, T, d_model); each is None unless it is requested."""
+        if labels is not None and labels.shape != hidden_states.shape[:-1]:
+            raise ValueError(
+                f"labels: do not fit the target; got shape {tuple(labels.shape)}, expected "
+                f"{tuple(hidden_states.shape[:-1])}. Give one label for each target token, -100 where none counts."
+            )
+        skip_logits = labels is not None and (self.training if skip_logits is None else skip_logits)
+        keeps_all = isinstance(logits_to_keep, int) and logits_to_keep == 0
+        logits = None
+        if not skip_logits:
+            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            logits = self.lm_head(hidden_states if keeps_all else hidden_states[:, kept])  # (k B, T, V)
+        if labels is None:
+            return None, logits
+        smoothing = self.config.label_smoothing if self.training else 0.0
+        if logits is not None and keeps_all:
+            return cross_entropy(logits, labels, smoothing, num_items_in_batch), logits
+        if not is_unwrapped(self.lm_head, nn.Linear) or self.lm_head.bias is not None:
+            return cross_entropy(self.lm_head(hidden_states), labels, smoothing, num_items_in_batch), logits
+        loss = projected_cross_entropy(hidden_states, self.lm_head.weight, labels, smoothing, num_items_in_batch)
+        return loss, logits
 
 
 def shift_right(labels: Tensor, config: VaswaniTransformerConfig) -> Tensor:

@@ -22,14 +22,14 @@ from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPa
 from transformers.utils import ModelOutput, can_return_tuple
 
 from .attention import SelfAttention, padding_mask
-from .body import ProjectedModel, as_encoder_output
 from .config import TOKEN_IDS, VaswaniTransformerConfig, as_token_ids, loss_weight
-from .decoder import VaswaniTransformerDecoder, check_rows
 from .embeddings import text_positions
-from .generation_settings import CallSettings, default_settings
+from .generation import CallSettings, default_settings
 from .layers import VaswaniTransformerDecoderLayer
 from .loss import accumulation_dtype, chunk_size, reduce_loss, without_padding
+from .model import ProjectedModel, as_encoder_output
 from .pretrained import given_cache
+from .stacks import VaswaniTransformerDecoder, check_rows
 
 
 @strict

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from .attention import MultiHeadAttention, SelfAttention, additive_mask
-from .body import EncoderDecoder
 from .config import VaswaniTransformerConfig, positive_int
 from .embeddings import read_table
 from .layers import AddAndNorm
+from .model import EncoderDecoder
 from .nar import (
     EncodedSource,
     NarConfig,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers.pipelines import Pipeline
 
-from .generation_settings import default_limit
+from .generation import default_limit
 from .tokenizer import check_own_vocabulary, text_encoder
 
 TASK = "vaswani-translation"

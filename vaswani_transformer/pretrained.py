@@ -196,20 +196,16 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         """Save weights and configuration, with code only after `register_for_auto_class()` or for `push_to_hub=True`.
 
-        The code of a model that generates includes its pipeline. A folder without code never names any, even if the
-        model was loaded from a folder with code. Shards replace an earlier single file, which would be loaded instead.
+        A folder without code never names any, even if the model was loaded from a folder with code. Shards replace an
+        earlier single file, which would be loaded instead.
         """
         if kwargs.get("push_to_hub") and not self.is_remote_code():
             self.with_remote_code().save_pretrained(save_directory, *args, **kwargs)
             return
-        self.config.__dict__.pop("custom_pipelines", None)
         if not self.is_remote_code():
             self.config.__dict__.pop("auto_map", None)
-        elif self.can_generate():
-            # Imported here only. This line also makes the Hub's loader copy the file.
-            from .pipeline import PUBLISHED_PIPELINES
-
-            self.config.custom_pipelines = PUBLISHED_PIPELINES
+        if not (self.is_remote_code() and self.can_generate()):
+            self.config.__dict__.pop("custom_pipelines", None)
         super().save_pretrained(save_directory, *args, **kwargs)
         folder, name = Path(save_directory), ".".join(filter(None, ("model", kwargs.get("variant"))))
         if any(folder.glob(f"{name}-*-of-*.safetensors")):  # Transformers has removed those of an earlier save

@@ -20,9 +20,9 @@ from vaswani_transformer.cpu.decoder import CachedCrossAttention, PreparedDecode
 from vaswani_transformer.cpu.encoder import PreparedEncoder
 from vaswani_transformer.cpu.layers import embed_fn
 from vaswani_transformer.cpu.model import DecoderStep
-from vaswani_transformer.decoder import VaswaniTransformerDecoder
 from vaswani_transformer.embeddings import ScaledEmbedding
 from vaswani_transformer.layers import VaswaniTransformerDecoderLayer
+from vaswani_transformer.stacks import VaswaniTransformerDecoder
 
 needs_float32 = pytest.mark.skipif("float32" not in DTYPES, reason="no packed layers in float32 here")
 

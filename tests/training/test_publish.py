@@ -33,7 +33,7 @@ from tests.training.runs import FinishedRun, equal, results_in, weights
 from training import publish as publish_module
 from training.publish import main, write_space
 from training.recipe import load_recipe, to_dict
-from vaswani_transformer.generation_settings import CallSettings
+from vaswani_transformer.generation import CallSettings
 from vaswani_transformer.support.checked_loading import load_model
 
 RESULTS_PAGE = (ROOT / "docs" / "results-format.md").read_text(encoding="utf-8")

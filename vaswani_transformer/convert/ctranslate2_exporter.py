@@ -13,11 +13,10 @@ from transformers import PreTrainedTokenizerBase
 
 from ..attention import MultiHeadAttention
 from ..config import VaswaniTransformerConfig
-from ..decoder import VaswaniTransformerDecoder
 from ..embeddings import LearnedPositions, is_unwrapped, sinusoids
-from ..encoder import VaswaniTransformerEncoder
 from ..layers import AddAndNorm, VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
 from ..model import VaswaniTransformerForConditionalGeneration
+from ..stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
 from ..support.errors import UserError
 from ..support.files import atomic_folder, write_errors
 

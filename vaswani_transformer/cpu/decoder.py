@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import CrossAttention, additive_mask
-from ..decoder import VaswaniTransformerDecoder
 from ..layers import VaswaniTransformerDecoderLayer
+from ..stacks import VaswaniTransformerDecoder
 from .layers import GROWTH, Function, UnwrappedLayer, attend, embed_fn, raw_forward
 from .linear import PreparedLinear
 

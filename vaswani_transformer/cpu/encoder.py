@@ -12,8 +12,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from ..attention import additive_mask
 from ..embeddings import LearnedPositions, count_positions
-from ..encoder import VaswaniTransformerEncoder
 from ..layers import VaswaniTransformerEncoderLayer
+from ..stacks import VaswaniTransformerEncoder
 from .layers import GROWTH, UnwrappedLayer, attend, embed_fn
 
 RECORDED = ("output_attentions", "output_hidden_states")

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
-from ..decoder import VaswaniTransformerDecoder
 from ..dropout import Dropout
-from ..encoder import VaswaniTransformerEncoder
 from ..model import VaswaniTransformerForConditionalGeneration
 from ..search import Decoder
+from ..stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
 from .decoder import DecoderStep, PreparedDecoder
 from .encoder import PreparedEncoder
 from .layers import fuse_qkv, has_plain_layers, replace

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel
 
 from ..config import as_token_ids
-from ..generation_settings import CallSettings, default_limit
+from ..generation import CallSettings, default_limit
 from ..search import length_penalty
 from ..support.modes import eval_mode, is_non_autoregressive
 
