@@ -36,7 +36,7 @@ from training.recipe import load_recipe, to_dict
 from vaswani_transformer.generation import CallSettings
 from vaswani_transformer.support.checked_loading import load_model
 
-RESULTS_PAGE = (ROOT / "docs" / "results-format.md").read_text(encoding="utf-8")
+RESULTS_PAGE = (ROOT / "docs" / "scores.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_dry_run_writes_all_that_would_be_published_and_nothing_of_the_machine(
     assert not [folder for folder in folders if folder.encode() in files["model.safetensors"].read_bytes()]
 
     results = results_in(finished_run.folder)
-    table = RESULTS_PAGE.partition("| key | holds |")[2].partition("\n\n")[0]
+    table = RESULTS_PAGE.partition("| key | value |")[2].partition("\n\n")[0]
     named = {key for row in table.splitlines()[2:] for key in re.findall(r"`(\w+)`", row.split("|")[1])}
     assert named - {"averaged_steps"} == results.keys()
     first = results["test"].pop("examples")[0]
