@@ -270,7 +270,11 @@ def test_readme_is_short_and_two_commands_do_the_set_up() -> None:
 
 def test_readme_leads_straight_to_what_a_reader_of_the_paper_asks() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    answers = ("paper.md#where-dropout-is-applied", "paper.md#why-labels-are-shifted", "translate.md#how-the-beam-stops")
+    answers = (
+        "paper.md#where-dropout-is-applied",
+        "paper.md#why-labels-are-shifted",
+        "translate.md#how-the-beam-stops",
+    )
     answers += ("training.md#change-the-learning-rate", "publishing.md#what-goes-to-the-hub")
     assert [answer for answer in answers if f"(docs/{answer})" not in readme] == []
 
