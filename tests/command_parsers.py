@@ -61,13 +61,15 @@ def parse_with_recipe(module: str, arguments: list[str]) -> None:
 
 
 def parse_launch(arguments: list[str]) -> None:
-    """Parse with the launcher's checks, then parse the module that it starts."""
+    """Parse with the launcher's checks, then parse the module that it starts; a script of the page parses nothing."""
     parsed = launch_command_parser().parse_args(arguments)
     if parsed.config_file:
         parsed.config_file = str(ROOT / parsed.config_file)
     _validate_launch_command(parsed)
-    assert parsed.module
-    parse_module([parsed.training_script, *parsed.training_script_args])
+    if parsed.module:
+        parse_module([parsed.training_script, *parsed.training_script_args])
+    else:
+        assert [parsed.training_script, *parsed.training_script_args] == ["train.py"]
 
 
 def parse_pip(arguments: list[str]) -> None:

@@ -1,5 +1,6 @@
 """The tutorials for readers with their own data or models: their commands and scripts run in their smallest form."""
 
+import ast
 import json
 import re
 import shlex
@@ -8,11 +9,26 @@ from pathlib import Path
 import pytest
 
 from tests.command_parsers import blocks_of, commands_of
-from tests.helpers import ROOT
+from tests.forks import run_forked
+from tests.helpers import ROOT, run_python
+from tests.hub_server import client_environment, serving
+from tests.hub_state import Hub
+from tests.training.runs import TWO_PROCESSES
 from training.recipe import RECIPES, load_recipe
 from training.train import run
 
 DOCS = ROOT / "docs"
+BOOKS = """
+import datasets
+
+rows = [{"id": str(n), "translation": {"en": f"book {n}", "it": f"libro {n}"}} for n in range(60)]
+datasets.load_dataset = lambda *_, **__: datasets.Dataset.from_list(rows)
+"""
+SMALLER = {  # what the script of seq2seq-trainer.md has, and what its test has instead
+    "vocab_size=8000": "vocab_size=300", "test_size=1000": "test_size=4", "=4096": "=40",
+    "max_steps=10_000": "max_steps=4", "eval_steps=1000": "eval_steps=2", "save_steps=1000": "save_steps=2",
+    "d_model=128": "d_model=16",
+}  # fmt: skip
 SMALL = [
     *("--tokenizer.vocab_size=300", "--data.validation=3", "--data.test=3", "--training.steps=2"),
     *("--training.evaluation_steps=2", "--model.d_model=16", "--model.d_ff=16", "--training.precision=fp32"),
@@ -50,3 +66,35 @@ def test_options_for_other_files_are_those_of_a_recipe() -> None:
     rows = re.findall(r"^\|.*\| `(--data.*)` \|$", text, flags=re.MULTILINE)
     kinds = [load_recipe(RECIPES / "own.yaml", ["--data.path=pairs", *shlex.split(row)]).data.kind for row in rows]
     assert kinds == ["text", "csv", "csv", "json", "parquet"]
+
+
+def small_script() -> str:
+    """Return the script of the page for a few steps of a tiny model on pairs that are not downloaded."""
+    script = blocks_of(DOCS / "seq2seq-trainer.md", "python")[0]
+    for large, small in SMALLER.items():
+        assert large in script
+        script = script.replace(large, small)
+    return BOOKS + script
+
+
+@pytest.mark.slow
+def test_seq2seq_trainer_goes_from_a_data_set_to_the_hub_and_back(tmp_path: Path) -> None:
+    _, loading = blocks_of(DOCS / "seq2seq-trainer.md", "python")
+    with serving(Hub()) as url:
+        environment = client_environment(url, tmp_path / "home") | {"PYTHONPATH": str(ROOT)}
+        output = run_python(small_script(), folder=tmp_path, **environment)
+        loaded = run_python(
+            f"import sys; sys.modules['vaswani_transformer'] = None\n{loading}", folder=tmp_path, **environment
+        )
+    assert output.count("'eval_bleu'") == 2
+    first, _ = ast.literal_eval(output.splitlines()[-1])
+    assert ast.literal_eval(loaded.splitlines()[-1]) == [first]
+
+
+@pytest.mark.slow
+def test_seq2seq_trainer_runs_on_two_processes(tmp_path: Path) -> None:
+    script = small_script().partition("    model.push_to_hub")[0]
+    (tmp_path / "train.py").write_text(script, encoding="utf-8")
+    output = run_forked("train.py", folder=tmp_path, launch=TWO_PROCESSES[1:])
+    assert output.count("'eval_bleu'") == 2
+    assert len(ast.literal_eval(output.splitlines()[-1])) == 2
