@@ -1,0 +1,322 @@
+"""Write the reference pages from the code: `python -m docs.tools.reference` makes docs/api.md and docs/fields.md.
+
+The API page has the signature and the docstring of every public name. The page of fields has a table of each class of a
+recipe and of each configuration. A test compares the pages with what this module returns.
+"""
+
+import ast
+import dataclasses
+import inspect
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import docstring_parser
+import yaml
+
+FOLDER = Path(__file__).resolve().parents[1]
+WIDTH = 100  # characters of a signature's line
+SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises):\n", flags=re.MULTILINE)
+ENTRY = re.compile(r"^([*\w.]+(?:, [*\w.]+)*):")
+
+# The names of each section of the API page, each with the members that it shows.
+SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    "Model": {
+        "VaswaniTransformerConfig": ("from_paper",),
+        "VaswaniTransformerForConditionalGeneration": ("forward", "use_paper_decoding"),
+        "VaswaniTransformerModel": (),
+        "VaswaniTransformerPreTrainedModel": (),
+        "VaswaniTransformerTokenizer": ("train_from_iterator",),
+    },
+    "Training": {
+        "paper_adam": (),
+        "paper_schedule": (),
+        "learning_rate": (),
+        "TokenBudgetBatchSampler": ("set_epoch", "padding_share"),
+        "PairTokens": (),
+        "PairCollator": (),
+    },
+    "Decoding": {
+        "prepare_for_inference": (),
+        "translate": (),
+        "Translation": ("text",),
+        "Hypothesis": (),
+        "to_ctranslate2": (),
+        "to_onnx": (),
+    },
+    "Importing": {"from_fairseq": (), "from_fsmt": (), "from_marian": (), "ImportResult": ()},
+    "Parsing": {
+        "parse": (),
+        "ParsedSentence": (),
+        "TreeTokens": ("of",),
+        "WellFormedTrees": (),
+        "Tree": ("events", "leaves", "words"),
+        "Leaf": (),
+        "read_trees": (),
+        "evaluation_tree": (),
+        "linearize": (),
+        "delinearize": (),
+        "score_trees": (),
+        "BracketScores": ("precision", "recall", "f1", "exact_match", "tagging_accuracy"),
+        "draw_tree_text": (),
+        "draw_tree": (),
+    },
+    "Non-autoregressive models": {
+        "VaswaniNatConfig": (),
+        "VaswaniNatForConditionalGeneration": ("forward", "generate"),
+        "VaswaniNatModel": (),
+        "VaswaniIterativeVaeConfig": (),
+        "VaswaniIterativeVaeForConditionalGeneration": ("forward",),
+        "VaswaniIterativeVaeModel": (),
+        "VaswaniFlowSeqConfig": (),
+        "VaswaniFlowSeqForConditionalGeneration": ("forward", "start_flow"),
+        "VaswaniFlowSeqModel": (),
+        "VaswaniCmlmConfig": (),
+        "VaswaniCmlmForConditionalGeneration": ("forward", "use_mask_predict"),
+        "VaswaniCmlmModel": (),
+        "MaskingCollator": (),
+    },
+    "Figures": {
+        "attention_maps": (),
+        "AttentionMaps": (),
+        "attention_page": (),
+        "draw_attention": (),
+        "draw_heat_maps": (),
+    },
+}
+API = """# API
+
+<!-- made by python -m docs.tools.reference -->
+
+Import everything from `vaswani_transformer`. Importing the package registers its classes with Transformers' Auto
+classes. [Fields](fields.md) has the types and defaults of every configuration. `generate()` has the settings of
+[the paper's search](translate.md#the-papers-search), and in
+[non-autoregressive models](non-autoregressive.md#settings-of-generate) their own.
+"""
+FIELDS = """# Fields
+
+<!-- made by python -m docs.tools.reference -->
+
+Every field with its type, its default and its meaning.
+
+## Recipe
+
+A [recipe](recipes.md) is a YAML file, and an option of the same name overrides a field: `--training.steps=1000`. A
+table that names a kind of data, optimizer or model has the fields of that kind alone. `model` has the fields of the
+[configuration](#configuration) of its family. `python -m training.train RECIPE.yaml --help` prints the fields too.
+"""
+CONFIGURATION = """
+## Configuration
+
+The fields of `config.json`, without those that all of Transformers' configurations have.
+"""
+CONFIGURATIONS = {
+    "VaswaniTransformerConfig": "",
+    "VaswaniNatConfig": "These, and those of `VaswaniTransformerConfig`:\n\n",
+    "VaswaniIterativeVaeConfig": "These, and those of `VaswaniTransformerConfig`:\n\n",
+    "VaswaniFlowSeqConfig": "These, and those of `VaswaniTransformerConfig`:\n\n",
+    "VaswaniCmlmConfig": "These, and those of `VaswaniTransformerConfig`:\n\n",
+}
+HEADER = "| field | type | default | meaning |\n| --- | --- | --- | --- |\n"
+WORDS = {int: "integer", float: "number", str: "text", bool: "true, false", types.NoneType: "null", dict: "mapping"}
+
+RANGES = {
+    "PositiveInt": "integer above 0",
+    "NonNegativeInt": "integer of at least 0",
+    "PositiveFloat": "number above 0",
+    "NonNegativeFloat": "number of at least 0",
+    "ClosedUnitInterval": "number from 0 to 1",
+}
+
+
+def type_words(hint: Any) -> str:
+    """Return a type in words: `integer or null`; of a choice its values."""
+    if isinstance(hint, str) or hint is Any:
+        return "any"
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return type_words(arguments[0])
+    if origin is typing.Literal:
+        return ", ".join(f"`{value}`" for value in arguments)
+    if origin in (types.UnionType, typing.Union):
+        kinds = dict.fromkeys(type_words(one) for one in arguments)
+        if "number" in kinds:
+            kinds.pop("integer", None)  # an integer is a number
+        return " or ".join(kinds)
+    if origin in (list, tuple):
+        return f"list ({type_words(arguments[0])})" if arguments else "list"
+    name = getattr(hint, "__name__", str(hint))
+    return WORDS.get(origin or hint) or RANGES.get(name, name)
+
+
+def row(name: str, hint: Any, default: str, text: str) -> str:
+    """Return a row of a table; bars in it do not end its cells, and tokens such as </s> are no HTML."""
+    text = re.sub(r"(?<!`)(</?\w+>)", r"`\1`", text)
+    cells = (f"`{name}`", type_words(hint), f"`{default}`" if default else "empty", re.sub(r"\s+", " ", text).strip())
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
+
+
+def hints_of(config_class: type) -> dict[str, Any]:
+    """Return the types of a configuration's fields; those of Transformers' own classes may stay text."""
+    hints: dict[str, Any] = {}
+    for base in reversed(config_class.__mro__):
+        hints |= vars(base).get("__annotations__", {})
+    return hints
+
+
+def described(owner: type) -> dict[str, str]:
+    """Return the descriptions of fields in a class's own docstring."""
+    return {one.arg_name: one.description or "" for one in docstring_parser.parse(owner.__doc__ or "").params}
+
+
+def recipe_tables() -> Iterator[str]:
+    """Yield a table of each class of a recipe's fields; those that a class inherits stand in its base's table."""
+    from training import recipe
+
+    groups = {
+        "Recipe": [recipe.Recipe],
+        "data": [recipe.GrammarData, recipe.FileData, recipe.HubData],
+        "tokenizer": [recipe.TokenizerRecipe],
+        "training": [
+            recipe.TrainingRecipe,
+            *recipe.OPTIMIZERS.values(),
+            *(f.training for f in recipe.FAMILIES.values()),
+        ],
+        "decoding": list(dict.fromkeys(family.decoding for family in recipe.FAMILIES.values())),
+        "score": [recipe.ScoreRecipe],
+    }
+    for group, classes in groups.items():
+        yield f"\n### {group}\n"
+        for owner in classes:
+            fields, prefix = dataclasses.fields(owner), "" if group == "Recipe" else f"{group}."
+            defaults = {field.name: field.default for field in fields}
+            yield f"\n{(owner.__doc__ or '').splitlines()[0]}\n\n{HEADER}"
+            for name, text in described(owner).items():
+                shown = "" if defaults[name] is dataclasses.MISSING else yaml.safe_dump(defaults[name]).splitlines()[0]
+                yield row(f"{prefix}{name}", typing.get_type_hints(owner)[name], shown, text)
+
+
+def config_table(name: str) -> Iterator[str]:
+    """Yield the table of the fields that a configuration's own docstring explains."""
+    import vaswani_transformer
+
+    config_class = getattr(vaswani_transformer, name)
+    hints, base = hints_of(config_class), config_class()
+    yield HEADER
+    for names, text in described(config_class).items():
+        for field in (each.strip() for each in names.split(",")):
+            if field in hints:
+                yield row(field, hints[field], yaml.safe_dump(getattr(base, field)).splitlines()[0], text)
+
+
+def written(node: ast.AST | None, before: str) -> str:
+    """Return a piece of source with what stands before it, or nothing."""
+    return before + ast.unparse(node).replace("'", '"') if node else ""
+
+
+def arguments_of(function: ast.FunctionDef) -> list[str]:
+    """Return the arguments of a function as its source has them, without `self`."""
+    given = function.args
+    defaults: list[ast.expr | None] = [None] * (len(given.args) - len(given.defaults))
+    pairs = list(zip(given.args, defaults + given.defaults, strict=True))
+    arguments = [argument(one, default) for one, default in pairs if one.arg not in ("self", "cls")]
+    arguments += [f"*{given.vararg.arg}"] if given.vararg else ["*"] if given.kwonlyargs else []
+    arguments += [argument(one, default) for one, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)]
+    return arguments + ([f"**{given.kwarg.arg}"] if given.kwarg else [])
+
+
+def argument(one: ast.arg, default: ast.expr | None) -> str:
+    return one.arg + written(one.annotation, ": ") + written(default, " = " if one.annotation else "=")
+
+
+def signature(name: str, owner: Any) -> str:
+    """Return a call in Python, each argument on its line where it is long; nothing where no source has one."""
+    is_class = isinstance(owner, type)
+    source = owner.__init__ if is_class and not dataclasses.is_dataclass(owner) else owner
+    if not getattr(source, "__module__", "").startswith("vaswani_transformer"):
+        return ""
+    node: Any = ast.parse(textwrap.dedent(inspect.getsource(source))).body[0]
+    if isinstance(node, ast.ClassDef):
+        fields = [one for one in node.body if isinstance(one, ast.AnnAssign)]
+        arguments = [ast.unparse(one.target) + written(one.annotation, ": ") + shown_default(one) for one in fields]
+    else:
+        arguments = arguments_of(node)
+    arrow = "" if is_class else written(node.returns, " -> ")
+    line = f"{name}({', '.join(arguments)}){arrow}"
+    return line if len(line) <= WIDTH else f"{name}(\n" + "".join(f"    {one},\n" for one in arguments) + f"){arrow}"
+
+
+def shown_default(one: ast.AnnAssign) -> str:
+    return " = ..." if isinstance(one.value, ast.Call) else written(one.value, " = ")
+
+
+def explained(text: str) -> str:
+    """Return a docstring of Google's style as Markdown; its arguments and errors become lists."""
+    first, *rest = SECTION.split(text)
+    parts = [as_list(part) if ENTRY.match(part) else part for part in first.strip().split("\n\n")]
+    for title, body in zip(rest[::2], rest[1::2], strict=True):
+        body = textwrap.dedent(body).strip("\n")
+        parts.append(
+            f"{title}: {in_a_line(body)}" if title in ("Returns", "Yields") else f"{title}:\n\n{as_list(body)}"
+        )
+    return re.sub(r"(?<!`)(</?\w+>)", r"`\1`", "\n\n".join(parts))
+
+
+def as_list(text: str) -> str:
+    """Return entries such as `name: what it is`, whose further lines have an indent, as a list."""
+    return "\n".join(f"- {ENTRY.sub(as_code, in_a_line(entry))}" for entry in re.split(r"\n(?=\S)", text))
+
+
+def in_a_line(text: str) -> str:
+    return re.sub(r"\s+", " ", text).strip()
+
+
+def as_code(match: re.Match[str]) -> str:
+    """Return the names that begin an entry as code."""
+    return ", ".join(f"`{name}`" for name in match[1].split(", ")) + ":"
+
+
+def api_entry(level: str, name: str, owner: Any, called: str) -> str:
+    """Return the entry of a class, function or method: heading, signature, docstring."""
+    line = signature(called, owner) if callable(owner) else ""
+    call = f"```python\n{line}\n```\n\n" if line else ""
+    return f"\n{level} {name}\n\n{call}{explained(inspect.getdoc(owner) or '')}\n"
+
+
+def api_page() -> str:
+    """Return docs/api.md."""
+    import vaswani_transformer
+
+    page = [API]
+    for section, names in SECTIONS.items():
+        page.append(f"\n## {section}\n")
+        for name, members in names.items():
+            owner = getattr(vaswani_transformer, name)
+            if name.endswith("Config"):
+                text = docstring_parser.parse(owner.__doc__ or "").short_description
+                page.append(f"\n### {name}\n\n{text} Its [fields](fields.md#{name.lower()}).\n")
+            else:
+                page.append(api_entry("###", name, owner, name))
+            for member in members:
+                page.append(api_entry("####", f"{name}.{member}", getattr(owner, member), member))
+    return "".join(page)
+
+
+def fields_page() -> str:
+    """Return docs/fields.md."""
+    configurations = (f"\n### {name}\n\n{text}{''.join(config_table(name))}" for name, text in CONFIGURATIONS.items())
+    return "".join([FIELDS, *recipe_tables(), CONFIGURATION, *configurations])
+
+
+def main() -> None:
+    """Write both pages."""
+    (FOLDER / "api.md").write_text(api_page(), encoding="utf-8")
+    (FOLDER / "fields.md").write_text(fields_page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
