@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from docs.tools import formulas, repository
-from docs.tools.listings import BLOCK, lines_of, listing, on_page_markdown, source_of
+from docs.tools.listings import LISTING, lines_of, listing, names_in, on_page_markdown, source_of
 from docs.tools.paper import NOTEBOOK, PAGES, PICTURE, PYTHON, page_cells, run_page, to_notebook
 from tests.helpers import ROOT
 
 TEXTS = {path.stem: path.read_text(encoding="utf-8") for path in PAGES}
-NAMES = [name for text in TEXTS.values() for match in BLOCK.finditer(text) for name in match[1].split()]
+NAMES = [name for text in TEXTS.values() for match in LISTING.finditer(text) for name in names_in(match[1])]
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 WIDEST = 87  # characters of a line of code on the site, on a screen of 1,280 pixels
 
@@ -46,9 +46,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("pages")
 
 
-@pytest.mark.parametrize("path", [path for path in PAGES if BLOCK.search(TEXTS[path.stem])], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [path for path in PAGES if LISTING.search(TEXTS[path.stem])], ids=lambda path: path.stem
+)
 def test_listing_is_compared_with_a_short_version_above_it(path: Path) -> None:
-    *above, _ = BLOCK.split(TEXTS[path.stem])[::2]
+    *above, _ = LISTING.split(TEXTS[path.stem])[::2]
     assert [text for text in above if not any("assert " in code for code, _ in examples_of(text))] == []
 
 
@@ -64,17 +66,17 @@ def test_listing_is_folded_and_names_the_place_of_its_lines() -> None:
         "vaswani_transformer.batching.schedule.learning_rate",
     )
     text = listing([method, function])
-    assert text.startswith('??? quote "In the project: `Recipe.model_config`, `learning_rate`"\n\n    ```python title=')
+    assert text.startswith('??? quote "In the library: `Recipe.model_config`, `learning_rate`"\n\n    ```python title=')
     first, last = lines_of(method)
     assert f'title="training/recipe.py, lines {first} to {last}"\n    class Recipe:\n        def model_' in text
     assert "    def learning_rate(" in text
     assert all(line.startswith("    ") for line in text.splitlines()[2:] if line)
 
 
-@pytest.mark.parametrize("name", ["vaswani_transformer.layers.NoSuch", "nowhere.at.all"])
-def test_listing_of_a_name_that_does_not_exist_is_an_error(name: str) -> None:
+@pytest.mark.parametrize("link", ["[`NoSuch`](../vaswani_transformer/layers.py)", "[`all`](../nowhere/at.py)"])
+def test_listing_of_a_name_that_does_not_exist_is_an_error(link: str) -> None:
     with pytest.raises(ValueError, match=r"not defined there|no file defines it"):
-        on_page_markdown(f"```source\n{name}\n```\n")
+        on_page_markdown(f"In the library: {link}\n")
 
 
 def test_page_without_listings_stays_as_it_is() -> None:
@@ -144,7 +146,7 @@ def test_notebook_has_the_examples_of_the_pages_in_their_order_with_their_output
         outputs = [output for output in cell["outputs"] if output["output_type"] == "stream"]
         assert "".join("".join(output["text"]) for output in outputs) == printed
     assert sum(source.startswith("show(") for source in sources) == sum(
-        len(BLOCK.findall(text)) for text in TEXTS.values()
+        len(LISTING.findall(text)) for text in TEXTS.values()
     )
     drawings = [output for cell in shown for output in cell["outputs"] if output["output_type"] == "display_data"]
     assert len(drawings) == sum(len(PICTURE.findall(text)) for text in TEXTS.values())

@@ -1,14 +1,11 @@
-"""MkDocs hook: replace each block of dotted names by the source of what they name.
+"""MkDocs hook: replace each line that links to the library by the source of what it names.
 
-A block in a page
+On GitHub a line in a page such as
 
-    ```source
-    vaswani_transformer.layers.AddAndNorm
-    vaswani_transformer.attention.SelfAttention.project
-    ```
+    In the library: [`AddAndNorm`](../vaswani_transformer/layers.py), [`SelfAttention.project`](...)
 
-becomes a folded box with the class and the method, below the line that opens its class, and with their places in the
-repository. The files are parsed and not imported.
+leads to the files. On the site it becomes a folded box with the class and the method, below the line that opens its
+class, and with their places in the repository. The files are parsed and not imported.
 """
 
 import ast
@@ -18,7 +15,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-BLOCK = re.compile(r"^```source\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+LISTING = re.compile(r"^In the library: (\[`.*\.py\))$", flags=re.MULTILINE)
+NAME = re.compile(r"\[`([\w.]+)`\]\(\.\./([\w/]+)\.py\)")
+
+
+def names_in(links: str) -> list[str]:
+    """Return the full names that the links of a line lead to."""
+    return [f"{path.replace('/', '.')}.{name}" for name, path in NAME.findall(links)]
 
 
 def find_file(name: str) -> tuple[Path, list[str]]:
@@ -87,9 +90,9 @@ def listing(names: list[str]) -> str:
     for name in names:
         file, (first, last) = find_file(name)[0].relative_to(ROOT).as_posix(), lines_of(name)
         blocks.append(f'```python title="{file}, lines {first} to {last}"\n{in_its_class(name)}\n```\n')
-    return f'??? quote "In the project: {titles}"\n\n{textwrap.indent(chr(10).join(blocks), "    ")}'
+    return f'??? quote "In the library: {titles}"\n\n{textwrap.indent(chr(10).join(blocks), "    ")}'
 
 
 def on_page_markdown(markdown: str, **context: Any) -> str:
     """Called by MkDocs with the text of each page."""
-    return BLOCK.sub(lambda match: listing(match[1].split()), markdown)
+    return LISTING.sub(lambda match: listing(names_in(match[1])), markdown)

@@ -15,13 +15,16 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from docs.tools.listings import LISTING, names_in
+
 FOLDER = Path(__file__).resolve().parents[1]
 PAGES = [FOLDER / f"paper-{name}.md" for name in ("walk", "model", "training", "decoding")]
 NOTEBOOK = FOLDER / "paper.ipynb"
 PYTHON = re.compile(r"^```python\n(.*?)^```$\n(?:\n```text\n(.*?)^```$\n)?", flags=re.DOTALL | re.MULTILINE)
 PICTURE = re.compile(r"\n!\[[^\]]*\]\((images/[\w-]+\.svg)\)\n")
-SOURCE = re.compile(r"^```source\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
-PIECES = re.compile(r"(^```(?:python|source)\n.*?^```$\n(?:\n```text\n.*?^```$\n)?)", flags=re.DOTALL | re.MULTILINE)
+PIECES = re.compile(
+    r"(^In the library: [^\n]*\n|^```python\n.*?^```$\n(?:\n```text\n.*?^```$\n)?)", flags=re.DOTALL | re.MULTILINE
+)
 PAGE_LINK = re.compile(r"\]\((\w[\w-]*)\.(?:md|ipynb)")
 FILE_LINK = re.compile(r"\]\(\.\./([\w./-]+)(?:#\w+)?\)")
 DETAILS = re.compile(r"</?details[^>]*>\n?")
@@ -126,8 +129,8 @@ def page_cells(path: Path) -> list[dict[str, Any]]:
     position = 0
     for piece in PIECES.split(page):
         position += len(piece)
-        if match := SOURCE.match(piece):
-            names = match[1].split()
+        if match := LISTING.match(piece):
+            names = names_in(match[1])
             arguments = ",\n".join(f'    "{name}"' for name in names)
             cells.append(code_cell(f"show(\n{arguments},\n)", "".join(f"{shown_source(name)}\n" for name in names)))
         elif match := PYTHON.match(piece):
