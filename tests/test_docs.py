@@ -28,7 +28,7 @@ from tests.helpers import ROOT, load_tokenizer, run_python
 from tests.hub_server import client_environment, serving
 from tests.hub_state import Hub
 from training.recipe import load_recipe
-from training.toy_task.splits import make_splits
+from training.toy_task import make_splits
 from training.train import run
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 

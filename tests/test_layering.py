@@ -18,7 +18,7 @@ PACKAGE = ROOT / "vaswani_transformer"
 TRAINING = ROOT / "training"
 
 PLAN = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## Published code")[0]
-"""Its three tables: the flat files in reading order, the folders of the package, the files and folders of training/."""
+"""Its three tables: the flat files in reading order, the folders of the package, the files of training/."""
 
 
 def names_in_table(number: int) -> list[str]:
@@ -118,10 +118,8 @@ def test_plan_names_every_file_and_folder() -> None:
     assert {f"{name}.py" for name in flat} == set().union(*PUBLISHED_FILES.values())
     assert sorted(PACKAGE_FOLDERS) == sorted({path.parent.name for path in PACKAGE.glob("*/*.py")}) == sorted(ROOMS)
     commands = {path.stem for path in TRAINING.glob("*.py")} - {"__init__"}
-    folders = {path.parent.name for path in TRAINING.glob("*/*.py")}
-    assert sorted(TRAINING_PARTS) == sorted(commands | folders)
-    assert folders == {"toy_task"}
-    assert not [*PACKAGE.glob("*/*/*.py"), *TRAINING.glob("*/*/*.py")]
+    assert sorted(TRAINING_PARTS) == sorted(commands)
+    assert not [*PACKAGE.glob("*/*/*.py"), *TRAINING.glob("*/*.py")]
 
 
 def test_package_imports_neither_training_nor_tests() -> None:
@@ -142,7 +140,7 @@ def test_training_imports_no_test() -> None:
 
 def test_folders_of_tests_mirror_those_of_the_code() -> None:
     folders = {path.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").rglob("*") if path.is_dir()}
-    assert ROOMS.keys() | {"training/toy_task"} <= folders
+    assert set(ROOMS) <= folders
 
 
 @pytest.mark.parametrize(("family", "make"), [("transformer", tiny_model), *FAMILY.items()], ids=PUBLISHED_FILES)

@@ -21,7 +21,7 @@ from transformers import AddedToken, PreTrainedTokenizerBase
 
 from training.recipe import Recipe
 from training.tasks import make_task
-from training.toy_task.splits import make_splits
+from training.toy_task import make_splits
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.batching.tokens import ArrowRows
 from vaswani_transformer.parsing.linear import linearize

@@ -1,0 +1,464 @@
+"""The toy task: its Spanish is right and a function of the English, its sentences never change, its splits differ."""
+
+import hashlib
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from datasets import DatasetDict, Features, Translation
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training.toy_task import (
+    ADJECTIVES,
+    DETERMINERS,
+    MAX_ENGLISH_WORDS,
+    NOUNS,
+    PATTERNS,
+    PREPOSITIONS,
+    PRONOUNS,
+    TENSES,
+    VERBS,
+    Adjective,
+    Determiner,
+    Noun,
+    Phrase,
+    Preposition,
+    Pronoun,
+    Sampler,
+    Verb,
+    assign_split,
+    conjugate,
+    generate_sentences,
+    make_splits,
+    reserved_split,
+)
+
+LEXICON = (*NOUNS, *ADJECTIVES, *VERBS, *DETERMINERS, *PREPOSITIONS, *PRONOUNS)
+
+
+def english_forms(word: Noun | Adjective | Verb | Determiner | Preposition | Pronoun) -> Sequence[str]:
+    match word:
+        case Noun() | Determiner():
+            return word.english
+        case Adjective() | Preposition():
+            return (word.english,)
+        case Verb():
+            return word.base, word.third_person, word.english_past
+        case Pronoun():
+            return word.english_subject, word.english_object
+
+
+NOUN_OF = {form: noun.english[0] for noun in NOUNS for form in noun.english}
+VERB_OF = {form.split()[0]: verb.base for verb in VERBS for form in (verb.base, verb.third_person, verb.english_past)}
+ADJECTIVE_WORDS = {adjective.english for adjective in ADJECTIVES}
+DETERMINER_WORDS = {form for determiner in DETERMINERS for form in determiner.english} | {"an"}
+COPULA_WORDS = {"am", "is", "are", "was", "were", "will", "be", "not"}
+LOCATION = re.compile(rf" ({'|'.join(preposition.english for preposition in PREPOSITIONS)}) ")
+COORDINATION = re.compile(r" and (the|this|that|my|your|his|her|our|their) ")
+
+
+@pytest.fixture(scope="module")
+def splits() -> DatasetDict:
+    return make_splits()
+
+
+@pytest.fixture(scope="module")
+def sample() -> list[Phrase]:
+    return list(itertools.islice(generate_sentences(seed=7), 30_000))
+
+
+# Words
+
+
+def test_no_english_form_belongs_to_two_words_or_two_tenses() -> None:
+    words = [form for noun in NOUNS for form in noun.english if form != "-"]
+    words += [adjective.english for adjective in ADJECTIVES]
+    words += [form for verb in VERBS for form in (verb.base, verb.third_person, verb.english_past)]
+    assert [word for word, count in Counter(words).items() if count > 1] == []
+
+
+# Written by hand: i, you, he or she, we, they.
+CONJUGATIONS = {
+    ("comprar", "present"): "compro compras compra compramos compran",
+    ("comprar", "preterite"): "compré compraste compró compramos compraron",
+    ("comprar", "future"): "compraré comprarás comprará compraremos comprarán",
+    ("amar", "imperfect"): "amaba amabas amaba amábamos amaban",
+    ("beber", "present"): "bebo bebes bebe bebemos beben",
+    ("beber", "preterite"): "bebí bebiste bebió bebimos bebieron",
+    ("beber", "future"): "beberé beberás beberá beberemos beberán",
+    ("abrir", "present"): "abro abres abre abrimos abren",
+    ("abrir", "preterite"): "abrí abriste abrió abrimos abrieron",
+    ("vivir", "imperfect"): "vivía vivías vivía vivíamos vivían",
+    ("buscar", "present"): "busco buscas busca buscamos buscan",
+    ("buscar", "preterite"): "busqué buscaste buscó buscamos buscaron",
+    ("dormir", "present"): "duermo duermes duerme dormimos duermen",
+    ("dormir", "preterite"): "dormí dormiste durmió dormimos durmieron",
+    ("encontrar", "present"): "encuentro encuentras encuentra encontramos encuentran",
+    ("encontrar", "preterite"): "encontré encontraste encontró encontramos encontraron",
+    ("tener", "present"): "tengo tienes tiene tenemos tienen",
+    ("tener", "imperfect"): "tenía tenías tenía teníamos tenían",
+    ("tener", "future"): "tendré tendrás tendrá tendremos tendrán",
+    ("ver", "present"): "veo ves ve vemos ven",
+    ("ver", "preterite"): "vi viste vio vimos vieron",
+    ("ver", "future"): "veré verás verá veremos verán",
+    ("ser", "present"): "soy eres es somos son",
+    ("ser", "imperfect"): "era eras era éramos eran",
+    ("ser", "future"): "seré serás será seremos serán",
+    ("estar", "present"): "estoy estás está estamos están",
+    ("estar", "imperfect"): "estaba estabas estaba estábamos estaban",
+}
+
+
+@pytest.mark.parametrize(("infinitive", "tense"), CONJUGATIONS)
+def test_verbs_are_conjugated_as_in_a_grammar_book(infinitive: str, tense: str) -> None:
+    assert " ".join(conjugate(infinitive, tense, person) for person in range(5)) == CONJUGATIONS[infinitive, tense]
+
+
+# Sentences
+
+
+# Translations written by hand, as a speaker of both languages would say them.
+GOLDEN = {
+    # Articles, number, and adjectives of every pattern, after the noun.
+    "the woman sees the red house.": "la mujer ve la casa roja.",
+    "the men see the red houses.": "los hombres ven las casas rojas.",
+    "she bought a green car.": "ella compró un coche verde.",
+    "the skirts are blue.": "las faldas son azules.",
+    "we are happy.": "somos felices.",
+    "the shoes are pink.": "los zapatos son rosa.",
+    "my sister is hardworking.": "mi hermana es trabajadora.",
+    "the gray pencils are on the desk.": "los lápices grises están sobre el escritorio.",
+    "these umbrellas are cheap.": "estos paraguas son baratos.",
+    "that map and that photo are old.": "ese mapa y esa foto son viejos.",
+    "the queen and the teacher were sick.": "la reina y la maestra estaban enfermas.",
+    "the man and the woman are busy.": "el hombre y la mujer están ocupados.",
+    "many girls run in the park.": "muchas niñas corren en el parque.",
+    "three mice watched the cat.": "tres ratones miraron al gato.",
+    # Ser for identity, estar for state and location, haber for existence.
+    "i am tall.": "soy alto.",
+    "she is tired.": "ella está cansada.",
+    "the soup was cold.": "la sopa estaba fría.",
+    "the cups will be dirty.": "las tazas estarán sucias.",
+    "the library was famous.": "la biblioteca era famosa.",
+    "the book is under the bed.": "el libro está debajo de la cama.",
+    "there are two dogs in the garden.": "hay dos perros en el jardín.",
+    "there was an egg on the table.": "había un huevo sobre la mesa.",
+    "is there water on that desk?": "¿hay agua sobre ese escritorio?",
+    # Negation.
+    "the girl does not eat the apples.": "la niña no come las manzanas.",
+    "i did not buy a hat.": "no compré un sombrero.",
+    "the doctors are not in the hospital.": "los médicos no están en el hospital.",
+    # Questions.
+    "does the woman see the king?": "¿ve la mujer al rey?",
+    "is the house big?": "¿es grande la casa?",
+    "are they tired?": "¿están ellos cansados?",
+    "did you write the letter?": "¿escribiste la carta?",
+    "will the boys sleep?": "¿dormirán los niños?",
+    "who opened the door?": "¿quién abrió la puerta?",
+    "what do the girls drink?": "¿qué beben las niñas?",
+    "who does she love?": "¿a quién ama ella?",
+    "where are my keys?": "¿dónde están mis llaves?",
+    "where did your uncle live?": "¿dónde vivía tu tío?",
+    # Pronouns, which come before the verb.
+    "i love you.": "te amo.",
+    "she sees him.": "ella lo ve.",
+    "they do not listen to us.": "ellos no nos escuchan.",
+    "will he call her?": "¿la llamará él?",
+    "my aunt bought the pears and ate them.": "mi tía compró las peras y las comió.",
+    "we find the car and wash it.": "encontramos el coche y lo lavamos.",
+    # "A" before people and known animals; "al" and "del".
+    "we watch the man.": "miramos al hombre.",
+    "the boy waits for a woman.": "el niño espera a una mujer.",
+    "i look for my dog.": "busco a mi perro.",
+    "i look for a dog.": "busco un perro.",
+    "the king's horse is fast.": "el caballo del rey es rápido.",
+    "he sold my brother's white shirt.": "él vendió la camisa blanca de mi hermano.",
+    "the cat is in front of the museum.": "el gato está delante del museo.",
+    # Feminine nouns with a stressed first a.
+    "the water is cold.": "el agua está fría.",
+    "she drinks this water.": "ella bebe esta agua.",
+    "an eagle slept near the church.": "un águila durmió cerca de la iglesia.",
+    "we saw the white eagle.": "vimos al águila blanca.",
+    "the eagles are fast.": "las águilas son rápidas.",
+    # Tenses, with the imperfect for what lasts.
+    "my mother will sell the motorcycle tomorrow.": "mi madre venderá la moto mañana.",
+    "they danced yesterday.": "ellos bailaron ayer.",
+    "her brother had a guitar.": "su hermano tenía una guitarra.",
+    "our sons need their books.": "nuestros hijos necesitan sus libros.",
+    # Combinations: both nouns described, a negation, a location.
+    "the old woman does not see the red houses.": "la mujer vieja no ve las casas rojas.",
+    "the young man sees the house.": "el hombre joven ve la casa.",
+    "the sick woman did not buy a red hat.": "la mujer enferma no compró un sombrero rojo.",
+    "the young man slept near the red house.": "el hombre joven durmió cerca de la casa roja.",
+    "are the old cups under a broken chair?": "¿están las tazas viejas debajo de una silla rota?",
+    # Verbs without their object.
+    "the dogs eat.": "los perros comen.",
+    "the cats drank in the kitchen.": "los gatos bebieron en la cocina.",
+    # Two clauses.
+    "they found a key and did not sell it.": "ellos encontraron una llave y no la vendieron.",
+    "the boy sings but his father is sad.": "el niño canta pero su padre está triste.",
+}
+
+
+class SteeredSampler(Sampler):
+    """Draws only words of the wanted sentence, all equally likely, so that it appears soon."""
+
+    def __init__(self, wanted: str) -> None:
+        super().__init__(seed=0)
+        words = wanted.rstrip(".?").replace("'s", "")
+        self.wanted = f" {words} ".replace(" an ", " a ")
+        self.unwanted = {id(word) for word in LEXICON if not self.is_in_sentence(english_forms(word))}
+
+    def is_in_sentence(self, forms: Sequence[str]) -> bool:
+        return any(form == "" or f" {form} " in self.wanted for form in forms)
+
+    def choice(self, options: Sequence) -> object:
+        if isinstance(options[0], Determiner):
+            options = tuple(dict.fromkeys(options))  # without the weights
+        return super().choice([option for option in options if id(option) not in self.unwanted] or options)
+
+
+def translate(english: str, tries: int = 200_000) -> str:
+    """Return the grammar's Spanish for an English sentence, by drawing until that sentence appears."""
+    sampler = SteeredSampler(english)
+    for _ in range(tries):
+        pattern: Any = sampler.choice(PATTERNS)
+        sentence = pattern(sampler, sampler.choice(TENSES))
+        if sentence.en == english:
+            return sentence.es
+    raise AssertionError(f"the grammar does not make {english!r}")
+
+
+@pytest.mark.parametrize(("english", "spanish"), GOLDEN.items())
+def test_spanish_is_what_a_speaker_would_say(english: str, spanish: str) -> None:
+    assert translate(english) == spanish
+
+
+def test_one_english_sentence_has_one_spanish_sentence(sample: list[Phrase]) -> None:
+    spanish: dict[str, str] = {}
+    for sentence in sample:
+        assert spanish.setdefault(sentence.en, sentence.es) == sentence.es
+    assert len(spanish) < len(sample), "a sample without repetitions shows nothing"
+
+
+def test_sentence_repeats_no_noun_or_adjective(sample: list[Phrase]) -> None:
+    content = {form for noun in NOUNS for form in noun.english} | {adjective.english for adjective in ADJECTIVES}
+    for sentence in sample:
+        words = Counter(re.findall("[a-z]+", sentence.en))
+        assert all(count == 1 for word, count in words.items() if word in content), sentence.en
+
+
+# Written by hand: gender and number of words in the sample. Words of one form fit both genders.
+ARTICLES = {"el": "ms", "la": "fs", "los": "mp", "las": "fp", "un": "ms", "una": "fs", "este": "ms", "esta": "fs"}
+ARTICLES |= {"estos": "mp", "estas": "fp", "nuestro": "ms", "nuestra": "fs", "muchos": "mp", "muchas": "fp"}
+SPANISH_NOUNS = {"casa": "fs", "casas": "fp", "coche": "ms", "coches": "mp", "mapa": "ms", "mapas": "mp", "foto": "fs"}
+SPANISH_NOUNS |= {"fotos": "fp", "relojes": "mp", "mujer": "fs", "poema": "ms", "jardín": "ms", "camión": "ms"}
+SPANISH_NOUNS |= {"paraguas": "ms mp", "llaves": "fp", "ciudad": "fs", "moto": "fs", "águilas": "fp", "tomates": "mp"}
+SPANISH_ADJECTIVES = {"viejo": "ms", "vieja": "fs", "viejos": "mp", "viejas": "fp", "verde": "ms fs", "grises": "mp fp"}
+SPANISH_ADJECTIVES |= {"azul": "ms fs", "azules": "mp fp", "rosa": "ms fs mp fp", "rojas": "fp", "trabajadora": "fs"}
+SPANISH_ADJECTIVES |= {"grande": "ms fs", "grandes": "mp fp", "rota": "fs", "rotos": "mp", "felices": "mp fp"}
+
+
+def is_compatible(first: str, second: str) -> bool:
+    return bool(set(first.split()) & set(second.split()))
+
+
+def test_articles_and_adjectives_agree_with_their_noun(sample: list[Phrase]) -> None:
+    seen = set()
+    for before, noun, after in (words for sentence in sample for words in word_triples(sentence.es)):
+        if noun in SPANISH_NOUNS:
+            seen.add(noun)
+            assert is_compatible(ARTICLES.get(before, SPANISH_NOUNS[noun]), SPANISH_NOUNS[noun]), (before, noun)
+            assert is_compatible(SPANISH_ADJECTIVES.get(after, SPANISH_NOUNS[noun]), SPANISH_NOUNS[noun]), (noun, after)
+    assert seen == set(SPANISH_NOUNS)
+
+
+def word_triples(text: str) -> Iterator[tuple[str, str, str]]:
+    words = ["", *re.findall(r"\w+", text), ""]
+    return zip(words, words[1:], words[2:], strict=False)
+
+
+def test_pronoun_subjects_agree_with_their_verb(sample: list[Phrase]) -> None:
+    pattern = re.compile(r"^(él|ella|ellos) (?:no )?(?:(?:me|te|lo|la|nos|los) )?(\w+)")
+    matches = [match.groups() for sentence in sample if (match := pattern.match(sentence.es))]
+    assert len(matches) > 1_000
+    for subject, verb in matches:
+        assert verb.endswith("n") == (subject == "ellos"), (subject, verb)
+        assert verb == "es" or not verb.endswith("s"), (subject, verb)
+
+
+@settings(max_examples=20)
+@given(seed=st.integers())
+def test_every_sentence_has_valid_spelling_and_punctuation(seed: int) -> None:
+    for sentence in itertools.islice(generate_sentences(seed), 200):
+        english, spanish = sentence.en, sentence.es
+        assert english == english.lower()
+        assert spanish == spanish.lower()
+        assert re.fullmatch(r"[a-z' ]+[.?]", english)
+        assert re.fullmatch(r"¿[a-zñáéíóú ]+\?" if english.endswith("?") else r"[a-zñáéíóú ]+\.", spanish)
+        assert 2 <= len(english.split()) <= MAX_ENGLISH_WORDS == 14
+        assert not re.search(r"  | $|\ba [aeiou]|\ban [^aeiou]", english)
+        assert not re.search(r"  | [.?]|\b(a|de) el\b|\b(la|una) águila\b|\bla agua\b", spanish)
+
+
+def digest_of_sentences(seed: int) -> str:
+    """Return the SHA-256 of the first 3,000 sentences, in both languages."""
+    texts = (f"{sentence.en} | {sentence.es}\n" for sentence in itertools.islice(generate_sentences(seed), 3_000))
+    return hashlib.sha256("".join(texts).encode()).hexdigest()
+
+
+def test_sentences_behind_published_scores_are_unchanged() -> None:
+    """The digest is the same on Python 3.10 to 3.13, in every process: each has another seed of hashes.
+
+    A changed grammar needs a new one and a new quickstart run.
+    """
+    assert digest_of_sentences(2017) == "b6ad001538158895ba4d3f77ab6e75aff1b33358824e76ab82023f68646719eb"
+    assert digest_of_sentences(2017) != digest_of_sentences(2018)
+
+
+# Splits
+
+
+def test_splits_have_the_schema_of_a_translation_data_set(splits: DatasetDict) -> None:
+    assert {split: len(rows) for split, rows in splits.items()} == {"train": 60_000, "validation": 500, "test": 1_000}
+    for rows in splits.values():
+        assert rows.features == Features({"translation": Translation(languages=["en", "es"])})
+        assert set(rows[0]["translation"]) == {"en", "es"}
+        assert not rows.cache_files
+
+
+def test_splits_repeat_no_sentence(splits: DatasetDict) -> None:
+    sentences_of = {split: english(splits, str(split)) for split in splits}
+    for texts in sentences_of.values():
+        assert len(set(texts)) == len(texts)
+    for first, second in itertools.combinations(sentences_of.values(), 2):
+        assert not set(first) & set(second)
+
+
+def english(splits: DatasetDict, split: str) -> list[str]:
+    return [pair["en"] for pair in splits[split]["translation"]]
+
+
+def visible_collocations(text: str) -> set[tuple[str, str]]:
+    """Return the collocations that a reader sees in the English.
+
+    These are an adjective next to its noun, on either side once "to be" is removed, and a verb with the first noun
+    after it, or with the noun that its "it" or "them" means.
+    """
+    words = [word for word in text.rstrip(".?").split() if word not in COPULA_WORDS]
+    collocations, verb, last_noun = set(), None, None
+    for before, word in itertools.pairwise(["", *words]):
+        if word in NOUN_OF and before in ADJECTIVE_WORDS:
+            collocations.add((before, NOUN_OF[word]))
+        if before in NOUN_OF and word in ADJECTIVE_WORDS:
+            collocations.add((word, NOUN_OF[before]))
+        if verb and (word in NOUN_OF or (last_noun and word in ("it", "them"))):
+            last_noun = NOUN_OF.get(word, last_noun)
+            collocations.add((verb, last_noun))
+        if word in VERB_OF:
+            verb = VERB_OF[word]
+        elif word not in {"for", "to"} | DETERMINER_WORDS | ADJECTIVE_WORDS and not word.endswith("'s"):
+            verb = None
+    return collocations
+
+
+def test_recorded_collocations_are_those_that_a_reader_sees(sample: list[Phrase]) -> None:
+    for sentence in sample:
+        visible, recorded = visible_collocations(sentence.en), set(sentence.collocations)
+        assert visible <= recorded, sentence
+        assert visible == recorded or COORDINATION.search(sentence.en), sentence
+
+
+def test_training_and_validation_never_see_the_collocations_of_the_test_set(splits: DatasetDict) -> None:
+    for split, allowed in (("train", {"train"}), ("validation", {"train", "validation"}), ("test", {"train", "test"})):
+        for text in english(splits, split):
+            assert {reserved_split(collocation) for collocation in visible_collocations(text)} <= allowed, text
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_every_held_out_sentence_has_a_collocation_unseen_in_training(splits: DatasetDict, split: str) -> None:
+    for text in english(splits, split):
+        reserved = {reserved_split(collocation) for collocation in visible_collocations(text)}
+        assert COORDINATION.search(text) or split in reserved, text
+
+
+def test_sentence_reserved_for_two_splits_is_in_neither(sample: list[Phrase]) -> None:
+    unassigned = [sentence for sentence in sample if assign_split(sentence) is None]
+    assert unassigned
+    for sentence in unassigned:
+        assert {"validation", "test"} <= {reserved_split(collocation) for collocation in sentence.collocations}
+
+
+def test_training_sees_every_word_of_the_other_splits(splits: DatasetDict) -> None:
+    for language in ("en", "es"):
+        known, *other_splits = (words_of(splits, split, language) for split in ("train", "validation", "test"))
+        for words in other_splits:
+            assert words <= known
+
+
+def words_of(splits: DatasetDict, split: str, language: str) -> set[str]:
+    return {word for pair in splits[split]["translation"] for word in re.findall(r"\w+", pair[language])}
+
+
+def test_training_sees_every_word_of_the_lexicon(splits: DatasetDict) -> None:
+    known = words_of(splits, "train", "en")
+    for word in LEXICON:
+        forms = {form for form in english_forms(word) if form not in ("", "-")}
+        assert {single for form in forms for single in form.split()} <= known
+
+
+def test_smaller_split_is_the_beginning_of_a_larger_one(splits: DatasetDict) -> None:
+    small = make_splits(train_size=200, validation_size=20, test_size=30)
+    for split, rows in small.items():
+        assert rows["translation"][:] == splits[split]["translation"][: len(rows)]
+
+
+def test_another_seed_gives_other_sentences_and_keeps_the_splits_apart(splits: DatasetDict) -> None:
+    other = make_splits(train_size=300, validation_size=20, test_size=100, seed=1)
+    assert english(other, "test") != english(splits, "test")[:100]
+    assert not set(english(other, "test")) & set(english(splits, "train"))
+
+
+def described_nouns(text: str) -> int:
+    """Return the number of nouns with an adjective before them."""
+    return sum(first in ADJECTIVE_WORDS and second in NOUN_OF for first, second in itertools.pairwise(words_in(text)))
+
+
+def words_in(text: str) -> list[str]:
+    return re.findall("[a-z]+", text.replace("'s", ""))
+
+
+MEETINGS = {
+    "two described nouns": (0.06, lambda text: described_nouns(text) >= 2),
+    "a negation and a described noun": (0.07, lambda text: "not" in text.split() and described_nouns(text) >= 1),
+    "a negation and two described nouns": (0.01, lambda text: "not" in text.split() and described_nouns(text) >= 2),
+    "a negation and a place": (0.02, lambda text: "not" in text.split() and LOCATION.search(text)),
+    "a place and two described nouns": (0.02, lambda text: LOCATION.search(text) and described_nouns(text) >= 2),
+    "a question and a described noun": (0.10, lambda text: text.endswith("?") and described_nouns(text) >= 1),
+    "two clauses": (0.12, lambda text: re.search(r" (and|but) ", text)),
+}
+
+
+@pytest.mark.parametrize("meeting", MEETINGS)
+def test_words_meet_in_training(splits: DatasetDict, meeting: str) -> None:
+    minimum_share, holds = MEETINGS[meeting]
+    texts = english(splits, "train")
+    assert sum(bool(holds(text)) for text in texts) >= minimum_share * len(texts)
+
+
+def test_every_adjective_describes_a_first_and_a_later_noun_in_training(splits: DatasetDict) -> None:
+    """Each appears at least 50 times in both positions, except "fast", which describes only animals."""
+    seen = Counter()
+    for text in english(splits, "train"):
+        words = words_in(text)
+        nouns = [index for index, word in enumerate(words) if word in NOUN_OF]
+        for order, index in enumerate(nouns):
+            if words[index - 1] in ADJECTIVE_WORDS:
+                seen[words[index - 1], order > 0] += 1
+    rare = {word for word in ADJECTIVE_WORDS for is_later in (False, True) if seen[word, is_later] < 50}
+    assert rare <= {"fast"}
+    assert seen["fast", True] > 0
