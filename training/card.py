@@ -59,15 +59,8 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
     source = examples[0]["source"] if examples else EXAMPLE
     results = as_text(results)
     recipe = recipe_of(results["recipe"])
-    task, training, machine = make_task(recipe), recipe.training, results["hardware"]
+    task = make_task(recipe)
     data, data_license, hub_name = describe_data(recipe, results.get("source"))
-    names = (
-        recipe.model.get("paper", "base"),
-        ", ".join(f"{name} {value}" for name, value in recipe.model.items() if name not in ("paper", "kind")),
-    )
-    metric = selection_metric(recipe).title
-    last = training.average_last
-    commit = results["commit"]
     head = ModelCardData(
         language=[code for code in (recipe.data.source, recipe.data.target) if len(code) == 2] or None,
         license=license,
@@ -82,38 +75,21 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
     return ModelCard.from_template(
         head,
         template_path=str(TEMPLATE),
-        name=results["name"],
+        results=results,
+        recipe=recipe,
+        task=task,
+        metric=selection_metric(recipe),
         introduction=INTRODUCTIONS[variant(recipe)],
-        purpose=f"{task.verb} `{recipe.data.source}` into `{recipe.data.target}`",
-        data=data + ("; training targets replaced by a teacher's outputs" if recipe.data.distilled else ""),
+        limits=LIMITS[task.verb],
+        data=data,
         license=license,
         data_license=data_license,
-        model=f"{results['parameters']:,} parameters: the paper's {names[0]}"
-        + (f" with {names[1]}" if names[1] else ""),
-        training=f"{results['steps']:,} steps of some {training.source_tokens:,} source and {training.target_tokens:,} "
-        f"target tokens, {training.precision}, optimizer {training.optimizer}",
-        weights=f"the checkpoint with the best validation {metric}"
-        if last is None
-        else f"the mean of the checkpoints of steps {', '.join(map(str, results['averaged_steps']))}",
-        machine=f"{results['processes']} process(es), {machine['cores']} cores of {machine['cpu']}, "
-        + "".join(f"{count} {name}, " for name, count in machine["accelerators"].items())
-        + f"{results.get('seconds', 0) / 60:.0f} minutes; "
-        + ", ".join(f"{name} {version}" for name, version in results["versions"].items()),
-        scores="\n".join(f"- {line}" for line in score_lines(results, recipe)) or "Not yet measured.",
         repository=json.dumps(repository),
         example=json.dumps(source, ensure_ascii=False),
+        scores=list(score_lines(results, recipe)),
         search=describe_search(results.get("test", results["validation"])["search"]),
-        longest=recipe.data.max_length,
-        limits=LIMITS[task.verb],
         curve=curve_table(results["curve"], task.best_metric),
-        fingerprints=", ".join(
-            f"{split} {of['pairs']:,} pairs, `{of['sha256']}`" for split, of in results["data"].items()
-        )
-        + (f". Unknown tokens: {describe_unknown(results['tokens'])}" if "tokens" in results else ""),
-        code="code that git does not track"
-        if commit is None
-        else f"commit {commit['hash']}"
-        + (" with changes that are not committed" if commit and commit["dirty"] else ""),
+        unknown=describe_unknown(results.get("tokens", {})),
         command=training_command(recipe, repository),
     )
 

@@ -23,7 +23,7 @@ COMPLETE = "complete"
 INTERRUPTED = "interrupted"  # in a checkpoint that only a signal asked for: the next one replaces it, no mean has it
 WEIGHTS = "model.safetensors"
 STATE = "trainer_state.json"
-SECONDS = "seconds"  # of training, up to a checkpoint
+SECONDS = "seconds"  # of training up to a checkpoint, interruptions left out
 
 
 def step_of(checkpoint: Path) -> int:
@@ -78,11 +78,6 @@ def last_checkpoint(run: Path) -> Path | None:
         except Exception as error:  # of torch, safetensors, zip and JSON
             logger.warning("Passed over %s, which cannot be loaded (%s).", checkpoint, one_line(error))
     return None
-
-
-def trained_seconds(checkpoint: Path) -> float:
-    """Return the seconds of training up to a checkpoint, interruptions left out."""
-    return float((checkpoint / SECONDS).read_text())
 
 
 def read_state(checkpoint: Path) -> TrainerState:

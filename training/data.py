@@ -28,7 +28,7 @@ from vaswani_transformer.parsing.linear import linearize
 from vaswani_transformer.parsing.trees import ROOT, Tree, evaluation_tree, read_trees
 from vaswani_transformer.support.checked_loading import load_tokenizer
 from vaswani_transformer.support.errors import UserError, one_line
-from vaswani_transformer.tokenizer import text_encoder
+from vaswani_transformer.tokenizer import text_encoder, unknown_words
 
 logger = logging.getLogger(__name__)
 SPLITS = ("train", "validation", "test")
@@ -310,22 +310,13 @@ def count_unknown(rows: Dataset, tokenizer: PreTrainedTokenizerBase) -> Counts:
     return counts
 
 
-def unknown_share(counts: Counts, side: str) -> float:
-    return counts[side]["unknown"] / max(1, counts[side]["tokens"])
-
-
 def describe_unknown(splits: dict[str, Counts]) -> str:
     """Return the share of unknown tokens in each side of each split."""
-    shares = {name: [f"{unknown_share(counts, side):.2%}" for side in SIDES] for name, counts in splits.items()}
+    shares = {
+        name: [f"{of['unknown'] / max(1, of['tokens']):.2%}" for of in (counts["source"], counts["target"])]
+        for name, counts in splits.items()
+    }
     return "; ".join(f"{name} {source} of source, {target} of target" for name, (source, target) in shares.items())
-
-
-def unknown_words(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, count: int = 5) -> list[str]:
-    """Return the commonest words of texts that have an unknown token."""
-    words = Counter(word for text in texts for word in text.split())
-    encoded = text_encoder(tokenizer)(text_target=list(words), split_special_tokens=True)["input_ids"]
-    unknown = {word for word, ids in zip(words, encoded, strict=True) if tokenizer.unk_token_id in ids}
-    return [word for word, _ in words.most_common() if word in unknown][:count]
 
 
 def report_unknown(splits: dict[str, Counts], pairs: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -334,13 +325,16 @@ def report_unknown(splits: dict[str, Counts], pairs: DatasetDict, tokenizer: Pre
         return
     logger.info("Unknown tokens: %s.", describe_unknown(splits))
     for name, counts in splits.items():
-        if (share := unknown_share(counts, "target")) > MOST_UNKNOWN:
-            texts = pairs[name].select(range(0, len(pairs[name]), 1 + len(pairs[name]) // SAMPLE))["target"]
+        share = counts["target"]["unknown"] / max(1, counts["target"]["tokens"])
+        if share > MOST_UNKNOWN:
+            texts = list(sample_texts(pairs[name], SAMPLE, ("target",)))
+            encoded = text_encoder(tokenizer)(text_target=texts, split_special_tokens=True)
+            words = Counter(word for row in unknown_words(tokenizer, encoded, texts) for word in row)
             logger.warning(
-                "tokenizer: cannot spell the targets of %s; got %.1f%% unknown tokens (%s), expected at most %.0f%%. "
-                "The commonest such words are %s. Train a tokenizer on these texts, or name another by tokenizer.path.",
-                *(name, 100 * share, tokenizer.unk_token, 100 * MOST_UNKNOWN),
-                ", ".join(map(repr, unknown_words(texts, tokenizer))) or "unknown only in their context",
+                "tokenizer: cannot spell the targets of %s; got %.1f%% unknown tokens, expected at most %.0f%%. The "
+                "commonest such words are %s. Train a tokenizer on these texts, or name another by tokenizer.path.",
+                *(name, 100 * share, 100 * MOST_UNKNOWN),
+                ", ".join(repr(word) for word, _ in words.most_common(5)),
             )
             return
 

@@ -12,7 +12,6 @@ import json
 import logging
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,26 +89,6 @@ def read_back(path: Path) -> int:
     return json.loads(lines[-1])["number"] + 1 if lines else 0
 
 
-def numbered_pairs(
-    translator: Translator,
-    sources: list[str],
-    first: int,
-    options: argparse.Namespace,
-    recipe: Recipe,
-    dropped: Counter,
-) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the pairs that are kept, from source `first` on, with the number of their source, and count the others."""
-    encode = text_encoder(translator.tokenizer)
-    bar = tqdm(translator(sources, skip=first), total=len(sources), initial=first, disable=not sys.stderr.isatty())
-    for number, translation in enumerate(bar, start=first):
-        text = translation.text.strip()
-        tokens = len(encode(text_target=text, split_special_tokens=True)["input_ids"])
-        if reason := drop_reason(translation, tokens, options, recipe.data.max_length):
-            dropped[reason] += 1
-        else:
-            yield number, {recipe.data.source: translation.source, recipe.data.target: text}
-
-
 def write_share(
     translator: Translator, sources: list[str], path: Path, options: argparse.Namespace, recipe: Recipe
 ) -> Counter[str]:
@@ -117,11 +96,17 @@ def write_share(
     partial, dropped = path.with_name(f"{path.name}.part"), Counter[str]()
     if path.exists():
         return dropped
-    first = read_back(partial)
+    first, encode = read_back(partial), text_encoder(translator.tokenizer)
+    bar = tqdm(translator(sources, skip=first), total=len(sources), initial=first, disable=not sys.stderr.isatty())
     with write_errors(path, "make room, and the same command resumes it"), partial.open("a", 1, "utf-8") as file:
-        for number, pair in numbered_pairs(translator, sources, first, options, recipe, dropped):
-            row = {"translation": pair, "number": number}
-            file.write(f"{json.dumps(row, ensure_ascii=False)}\n")
+        for number, translation in enumerate(bar, start=first):
+            text = translation.text.strip()
+            tokens = len(encode(text_target=text, split_special_tokens=True)["input_ids"])
+            if reason := drop_reason(translation, tokens, options, recipe.data.max_length):
+                dropped[reason] += 1
+                continue
+            pair = {recipe.data.source: translation.source, recipe.data.target: text}
+            file.write(f"{json.dumps({'translation': pair, 'number': number}, ensure_ascii=False)}\n")
     partial.rename(path)
     return dropped
 
@@ -154,21 +139,18 @@ def distill(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     with state.main_process_first():
         sources = load_pairs(recipe, ["train"])["train"]["source"][:]
     if state.is_main_process:
-        settings = {
-            name: getattr(options, name) for name in ("min_length_difference", "max_length_difference", "dtype")
+        limits = ("min_length_difference", "max_length_difference", "dtype")
+        settings = {name: getattr(options, name) for name in limits}
+        record = {
+            "teacher": Path(options.model).name,
+            "digest": LoadOptions.of(options).digest(),
+            "data": {"source": recipe.data.source, "target": recipe.data.target, "sources": len(sources)},
+            "search": search,
+            "settings": settings | {"max_length": recipe.data.max_length, "shares": shares},
+            "versions": versions(),
+            "commit": commit(),
         }
-        check_record(
-            folder,
-            {
-                "teacher": Path(options.model).name,
-                "digest": LoadOptions.of(options).digest(),
-                "data": {"source": recipe.data.source, "target": recipe.data.target, "sources": len(sources)},
-                "search": search,
-                "settings": settings | {"max_length": recipe.data.max_length, "shares": shares},
-                "versions": versions(),
-                "commit": commit(),
-            },
-        )
+        check_record(folder, record)
     state.wait_for_everyone()
     path = folder / f"{share:05d}-of-{shares:05d}.jsonl"
     dropped = write_share(translator, list(itertools.islice(sources, share, None, shares)), path, options, recipe)

@@ -29,16 +29,12 @@ KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "sacrebleu")
 
 
-def is_set(name: str) -> bool:
-    """Return whether an environment variable is true."""
-    return os.environ.get(name, "").lower() in ("1", "true", "yes", "on")
-
-
 def uses_cpu() -> bool:
     """Return whether training runs on the CPU: no accelerator, the launch says so, or several processes on Apple's."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
+    launched_on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on")
     is_only_process = int(os.environ.get("WORLD_SIZE", "1")) == 1
-    return accelerator is None or is_set("ACCELERATE_USE_CPU") or (accelerator.type == "mps" and not is_only_process)
+    return accelerator is None or launched_on_cpu or (accelerator.type == "mps" and not is_only_process)
 
 
 def trains_slowly_in_bf16() -> bool:

@@ -24,7 +24,7 @@ from vaswani_transformer.generation import CallSettings
 from vaswani_transformer.model import ProjectedModel
 from vaswani_transformer.support.checked_loading import load_model, load_tokenizer
 from vaswani_transformer.support.errors import UserError, exit_on_user_error, one_line
-from vaswani_transformer.support.files import atomic_folder, write_errors
+from vaswani_transformer.support.files import atomic_folder, read_json, write_errors
 
 LICENSE = Path(__file__).parent.parent / "LICENSE"
 SPACE = Path(__file__).parent / "space_template.md"
@@ -35,17 +35,6 @@ from vaswani_transformer.demo import load_page
 
 load_page("{repository}", revision={revision!r}).launch(run_history=False)
 '''
-
-
-def finished_results(run: Path) -> dict[str, Any]:
-    """Return the content of a run's results.json."""
-    try:
-        return json.loads((run / RESULTS).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{run}: has no readable {RESULTS}, so it holds no finished run ({one_line(error, with_file=False)}); give "
-            "the training command again to finish it."
-        ) from error
 
 
 def load_run(run: Path, results: dict[str, Any]) -> tuple[ProjectedModel, Any]:
@@ -128,7 +117,7 @@ def upload(folder: Path, repository: str, options: argparse.Namespace, repo_type
 def publish(options: argparse.Namespace) -> str:
     """Publish a finished run, or write what would be published into a folder; return where it is."""
     run, repository = options.run, options.repository
-    results = finished_results(run)
+    results = read_json(run / RESULTS, "give the training command again to finish the run.")
     if options.dry_run is None and get_token() is None:
         raise UserError("There is no token of the Hugging Face Hub; log in with `hf auth login`, or set HF_TOKEN.")
     if options.dry_run is not None:

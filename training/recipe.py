@@ -6,7 +6,6 @@ A field exists only where it works: the kind of data, of model and of optimizer 
 import argparse
 import dataclasses
 import json
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, make_dataclass
@@ -190,14 +189,6 @@ class TrainingRecipe:
     keep_checkpoints: PositiveInt = 2
     average_last: PositiveInt | None = None
 
-    @property
-    def max_checkpoints(self) -> float:
-        """The checkpoints that the run writes if no limit ends it before `steps`."""
-        if self.checkpoint_minutes is not None:
-            return math.inf
-        periods = {self.evaluation_steps, self.checkpoint_steps or self.steps}
-        return len({step for period in periods for step in range(period, self.steps + 1, period)} | {self.steps})
-
 
 @dataclass(frozen=True)
 class BeamTraining(TrainingRecipe):
@@ -291,10 +282,6 @@ class BeamSearch:
     length_penalty_type: Literal["gnmt", "power"] = "gnmt"
     max_source_relative_length: NonNegativeInt = 50
 
-    def in_evaluation(self, training: Any) -> Any:
-        """Return the faster search of evaluations."""
-        return dataclasses.replace(self, num_beams=training.evaluation_beams)
-
 
 @dataclass(frozen=True)
 class LengthBeam:
@@ -306,10 +293,6 @@ class LengthBeam:
 
     length_beam_size: PositiveInt = 1
 
-    def in_evaluation(self, training: Any) -> Any:
-        """Return the faster search of evaluations."""
-        return dataclasses.replace(self, length_beam_size=1)
-
 
 @dataclass(frozen=True)
 class MaskPredict(LengthBeam):
@@ -320,10 +303,6 @@ class MaskPredict(LengthBeam):
     """
 
     num_iterations: PositiveInt = 10
-
-    def in_evaluation(self, training: Any) -> Any:
-        """Return the faster search of evaluations."""
-        return dataclasses.replace(self, length_beam_size=1, num_iterations=training.evaluation_iterations)
 
 
 @dataclass(frozen=True)
@@ -337,10 +316,6 @@ class LatentSearch(LengthBeam):
 
     num_latent_samples: PositiveInt = 1
     latent_temperature: NonNegativeFloat = 0.0
-
-    def in_evaluation(self, training: Any) -> Any:
-        """Return the faster search of evaluations."""
-        return LatentSearch()
 
 
 @dataclass(frozen=True)
@@ -439,16 +414,16 @@ class Recipe:
         except Exception as error:  # the strict configuration has its own classes, each with a sentence
             raise UserError(f"model: {one_line(error)}") from error
 
-    def search(self, in_evaluations: bool = False) -> dict[str, Any]:
-        """Return the settings of the search, or of the faster one in evaluations."""
-        search = self.decoding.in_evaluation(self.training) if in_evaluations else self.decoding
-        return dataclasses.asdict(search)
-
     def generation_config(
         self, config: VaswaniTransformerConfig, tokenizer: PreTrainedTokenizerBase, in_evaluations: bool = False
     ) -> GenerationConfig:
-        """Return a new GenerationConfig with the search; editing a model's own would lose settings on reload."""
-        search = self.search(in_evaluations)
+        """Return a new GenerationConfig with the search, or with the faster one of evaluations."""
+        search = dataclasses.asdict(self.decoding)
+        if in_evaluations:
+            faster = {"length_beam_size": 1, "num_latent_samples": 1, "latent_temperature": 0.0}
+            faster["num_beams"] = getattr(self.training, "evaluation_beams", 1)
+            faster["num_iterations"] = getattr(self.training, "evaluation_iterations", 1)
+            search |= {name: value for name, value in faster.items() if name in search}
         if search.get("num_beams") == 1:  # greedy decoding weighs no lengths
             search["length_penalty"] = 1.0
         if not self.family.is_autoregressive and tokenizer.unk_token_id is not None:  # a text would lack the word

@@ -129,7 +129,7 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     sources, references = (splits[options.split][side][:] for side in ("source", "target"))
     likelihoods = likelihood(model, tokenizer, sources, references, options.batch_tokens)
     translations, speed = translate_all(model, tokenizer, sources, recipe, options.batch_tokens)
-    task = make_task(recipe)
+    task, texts = make_task(recipe), (translations, references)
     return {
         "model": options.model,
         "digest": named.digest(),
@@ -138,13 +138,9 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
         "data": to_dict(recipe)["data"] | {"fingerprint": fingerprint(splits[options.split])},
         "split": options.split,
         "sentences": len(sources),
-        **task.all_scores(translations, references),
-        **task.statistics(translations, references),
-        **(
-            {"lm": lm_scores(splits["train"]["target"][:LM_TARGETS], translations, references)}
-            if options.lm_score
-            else {}
-        ),
+        **task.all_scores(*texts),
+        **task.statistics(*texts),
+        **({"lm": lm_scores(splits["train"]["target"][:LM_TARGETS], *texts)} if options.lm_score else {}),
         **likelihoods,
         **speed,
         "batch_tokens": options.batch_tokens,

@@ -187,7 +187,7 @@ class ParsingTask(Task):
         EVALB leaves out the sentences in which the trees disagree about punctuation.
         """
         evalb, _ = score_linear(predictions, references, own_punctuation=True)
-        evalb_f1 = {"score": evalb.f1, "signature": bracket_signature(evalb, own_punctuation=True)}
+        evalb_f1 = {"score": evalb.f1, "signature": bracket_signature(evalb, "own")}
         return super().all_scores(predictions, references) | {"evalb_f1": evalb_f1}
 
     def single_tokens(self, targets: Iterable[str]) -> set[str]:
@@ -214,23 +214,19 @@ def score_linear(
     return scores, 100 * sum(sentence.is_repaired for sentence in trees) / max(1, len(trees))
 
 
-def bracket_signature(scores: BracketScores, own_punctuation: bool = False) -> str:
-    parts = ["evalb:COLLINS.prm", f"punctuation:{'own' if own_punctuation else 'gold'}-tags"]
-    parts += [f"sentences:{scores.sentences}", f"skipped:{scores.skipped}", f"errors:{scores.errors}"]
-    return "|".join(parts)
-
-
-def choose_tokenizer(tokenize: str, language: str) -> str:
-    """Return sacreBLEU's tokenizer, "auto" being the one for a language code such as "ja" or "zh-CN"."""
-    return UNSPACED.get(re.split("[-_]", language.lower())[0], "13a") if tokenize == "auto" else tokenize
+def bracket_signature(scores: BracketScores, punctuation: str = "gold") -> str:
+    counts = f"sentences:{scores.sentences}|skipped:{scores.skipped}|errors:{scores.errors}"
+    return f"evalb:COLLINS.prm|punctuation:{punctuation}-tags|{counts}"
 
 
 def make_task(recipe: Recipe) -> Task:
-    kind = DialogueTask if recipe.task == "dialogue" else TranslationTask
+    tokenize, target = recipe.score.tokenize, recipe.data.target
+    if tokenize == "auto":
+        tokenize = UNSPACED.get(re.split("[-_]", target.lower())[0], "13a")  # of a code such as "ja" or "zh-CN"
     if recipe.data.kind == "trees":
-        kind = ParsingTask
-    tokenize = choose_tokenizer(recipe.score.tokenize, recipe.data.target)
-    return kind(recipe.data.source, recipe.data.target, tokenize)
+        return ParsingTask(recipe.data.source, target, tokenize)
+    task = DialogueTask if recipe.task == "dialogue" else TranslationTask
+    return task(recipe.data.source, target, tokenize)
 
 
 def selection_metric(recipe: Recipe) -> Metric:

@@ -554,22 +554,15 @@ def reserved_split(collocation: tuple[str, str]) -> str:
     return {0: "test", 1: "validation"}.get(digest[0] % 10, "train")
 
 
-def assign_split(sentence: Phrase) -> str | None:
-    """Return the split that the sentence's collocations are reserved for; None if they are reserved for two."""
-    reserved = {reserved_split(collocation) for collocation in sentence.collocations} - {"train"}
-    if len(reserved) > 1:
-        return None
-    return reserved.pop() if reserved else "train"
-
-
 def sample_splits(sizes: dict[str, int], seed: int) -> dict[str, dict[str, str]]:
     """Return the first distinct sentences of each split as a dict from English to Spanish."""
     splits: dict[str, dict[str, str]] = {split: {} for split in sizes}
     unfilled, sentences = set(sizes), generate_sentences(seed)
     while unfilled:
         sentence = next(sentences)
-        split = assign_split(sentence)
-        if split in unfilled:
+        reserved = {reserved_split(collocation) for collocation in sentence.collocations} - {"train"}
+        split = next(iter(reserved), "train")
+        if split in unfilled and len(reserved) <= 1:  # one that is reserved for two splits is in neither
             splits[split][sentence.en] = sentence.es
             if len(splits[split]) == sizes[split]:
                 unfilled.remove(split)

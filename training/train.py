@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import torch
 import yaml
 from accelerate import PartialState
 from filelock import FileLock, Timeout
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.utils.logging import disable_progress_bar
 
 from training.checkpoints import last_checkpoint
@@ -34,8 +33,8 @@ from training.tasks import make_task, selection_metric
 from training.trainer import TRAINERS, PaperTrainer
 from vaswani_transformer.flowseq import FlowError
 from vaswani_transformer.support.checked_loading import load_model, load_tokenizer
-from vaswani_transformer.support.errors import UserError, exit_on_user_error, one_line
-from vaswani_transformer.support.files import staged_files, write_atomically, write_errors
+from vaswani_transformer.support.errors import UserError, exit_on_user_error
+from vaswani_transformer.support.files import write_atomically, write_errors
 
 logger = logging.getLogger(__name__)
 RECIPE, DATA, RESULTS, LOCK = "recipe.yaml", "data.json", "results.json", ".lock"
@@ -60,7 +59,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
         model = make_model(recipe, data.tokenizer, is_new=checkpoint is None)
         trainer = make_trainer(recipe, folder, data, model)
         trainer.train_or_resume(checkpoint)
-        steps = save_model(trainer)
+        steps = trainer.save_final_model()
         return write_results(trainer, steps, trainer.clock.seconds + time.perf_counter() - start)
 
 
@@ -71,16 +70,17 @@ def open_run(recipe: Recipe) -> Generator[Path]:
         raise UserError("output_dir: a run needs a folder; give --output_dir=runs/NAME.")
     folder = Path(recipe.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
+    lock = FileLock(folder / LOCK, timeout=0)
+    try:
         if PartialState().is_main_process:
-            try:
-                stack.enter_context(FileLock(folder / LOCK, timeout=0))
-            except Timeout as error:
-                raise UserError(
-                    f"{folder}: another command trains there; end it, or give another --output_dir."
-                ) from error
+            lock.acquire()
+    except Timeout as error:
+        raise UserError(f"{folder}: another command trains there; end it, or give another --output_dir.") from error
+    try:
         check_same_run(recipe, folder)
         yield folder
+    finally:
+        lock.release()
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -135,25 +135,17 @@ def begin_run(recipe: Recipe, folder: Path, data: Data) -> None:
 
 
 def make_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, is_new: bool = True) -> Any:
-    """Return a new model, which in a new run has the weights of others that the recipe names."""
+    """Return a new model, which in a new run starts with the trained weights that the recipe names."""
     ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "pad_token_id", "eos_token_id")}
     if recipe.family.needs_mask:
         ids["mask_token_id"] = tokenizer.mask_token_id
     entries = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values()))  # a vocabulary may leave ids out
     set_seed(recipe.seed)
     model = recipe.family.model_class(recipe.model_config(vocab_size=entries, **ids))
-    if is_new:
-        if recipe.training.start_from is not None:
-            start = load_trained(recipe, "start_from", tokenizer)
-            check_shape(start, model, "start_from", *SHAPE, "encoder_layers", "decoder_layers")
-            copy_weights(start.state_dict(), model)
-        elif recipe.training.encoder_from is not None:
-            teacher = load_trained(recipe, "encoder_from", tokenizer)
-            check_shape(teacher, model, "encoder_from", *SHAPE)
-            weights = teacher.state_dict().items()
-            copy_weights(
-                {name: of for name, of in weights if name.startswith(("model.encoder.", "model.shared."))}, model
-            )
+    if is_new and recipe.training.start_from is not None:
+        start_with(model, load_trained(recipe, "start_from", tokenizer), "start_from")
+    elif is_new and recipe.training.encoder_from is not None:
+        start_with(model, load_trained(recipe, "encoder_from", tokenizer), "encoder_from")
     model.generation_config = recipe.generation_config(model.config, tokenizer)
     set_attention(recipe, model)
     if recipe.training.gradient_checkpointing:  # Transformers is renaming it
@@ -177,71 +169,51 @@ def load_trained(recipe: Recipe, field: str, tokenizer: PreTrainedTokenizerBase)
     return trained
 
 
-def check_shape(trained: Any, model: Any, field: str, *names: str) -> None:
-    """Check that a trained model has the fields of the new one that its weights and their meaning depend on."""
-    if differing := [each for each in names if getattr(trained.config, each) != getattr(model.config, each)]:
-        got = "; ".join(f"{each} {getattr(trained.config, each)}" for each in differing)
-        name = trained.name_or_path
-        raise UserError(f"training.{field}: {name} has {got}; set model.{', model.'.join(differing)}.")
+def start_with(model: Any, trained: Any, field: str) -> None:
+    """Copy trained weights into a model of the same shape: all of them, or the encoder's with the embeddings.
 
-
-def copy_weights(weights: dict[str, torch.Tensor], model: PreTrainedModel) -> None:
-    """Copy weights of the same names; of a vocabulary with other spare entries those that both have.
-
-    Layers that the model lacks are left out, and an added `<mask>` keeps its random embedding.
+    Of vocabularies with different spare entries it copies those that both have; an added `<mask>` keeps its random
+    embedding.
     """
+    is_encoder = field == "encoder_from"
+    shape = SHAPE if is_encoder else (*SHAPE, "encoder_layers", "decoder_layers")
+    if differing := [each for each in shape if getattr(trained.config, each) != getattr(model.config, each)]:
+        got = "; ".join(f"{each} {getattr(trained.config, each)}" for each in differing)
+        raise UserError(f"training.{field}: {trained.name_or_path} has {got}; set model.{', model.'.join(differing)}.")
     state = model.state_dict()
-    with torch.no_grad():
-        for name, weight in weights.items():
-            if name in state and weight.shape == state[name].shape:
-                state[name].copy_(weight)
-            elif name in state:
-                rows = min(len(weight), len(state[name]))
-                state[name][:rows] = weight[:rows]
+    for name, weight in trained.state_dict().items():
+        if name not in state or (is_encoder and not name.startswith(("model.encoder.", "model.shared."))):
+            continue
+        if weight.shape == state[name].shape:
+            state[name].copy_(weight)
+        else:
+            rows = min(len(weight), len(state[name]))
+            state[name][:rows] = weight[:rows]
 
 
 def set_attention(recipe: Recipe, model: Any) -> None:
     name = recipe.training.attention
-    try:
-        model.set_attn_implementation(("eager" if uses_cpu() else "sdpa") if name == "auto" else name)
-    except (ImportError, ValueError) as error:
-        raise UserError(f"training.attention: {one_line(error)}") from error
+    model.set_attn_implementation(("eager" if uses_cpu() else "sdpa") if name == "auto" else name)
 
 
 def make_trainer(recipe: Recipe, folder: Path, data: Data, model: Any) -> PaperTrainer:
-    parts = (recipe, model, data, folder)
     if recipe.energy_from is None:
-        return TRAINERS[recipe.kind](*parts)
-    trainer, training = EnergyTrainer(*parts), recipe.training
+        return TRAINERS[recipe.kind](recipe, model, data, folder)
+    trainer, training = EnergyTrainer(recipe, model, data, folder), recipe.training
     teacher = load_trained(recipe, "energy_from", data.tokenizer).to(trainer.args.device)
     set_attention(recipe, teacher)
     trainer.energy = Energy(teacher, training.energy_inputs, training.energy_outputs)
     return trainer
 
 
-def save_model(trainer: PaperTrainer) -> list[int]:
-    """Save the best model, or the mean of the last checkpoints, into the run's folder, and return their steps."""
-    steps, last = trainer.load_final_weights(), trainer.recipe.training.average_last
-    level = logging.INFO if last in (None, len(steps)) else logging.WARNING
-    logger.log(level, "Took %s%s.", "step " if last is None else "the mean of steps ", ", ".join(map(str, steps)))
-    weights = trainer.accelerator.get_state_dict(trainer.model)  # every process must call
-    if trainer.is_world_process_zero():
-        advice = "make room, and the same command resumes the run"
-        with write_errors(trainer.run, advice), staged_files(trainer.run) as staging:
-            trainer.model.save_pretrained(staging, state_dict=weights)
-    PartialState().wait_for_everyone()
-    return steps
-
-
 def write_results(trainer: PaperTrainer, taken: list[int], seconds: float) -> dict[str, Any]:
     """Return the content of results.json; every process must call, and the main one writes it."""
-    recipe, state, best = trainer.recipe, trainer.state, selection_metric(trainer.recipe)
-    _, validation = trainer.translate_split("validation", trainer.search)
+    recipe, state, data = trainer.recipe, trainer.state, trainer.data
     results: dict[str, Any] = {
         "name": recipe.name,
         "recipe": without_folders(to_dict(recipe)),
-        "data": trainer.data.fingerprints,
-        "tokens": trainer.data.unknown,
+        "data": data.fingerprints,
+        "tokens": data.unknown,
         "source": prepared_name(getattr(recipe.data, "path", None)),
         "commit": commit(),
         "versions": versions(),
@@ -251,11 +223,11 @@ def write_results(trainer: PaperTrainer, taken: list[int], seconds: float) -> di
         "steps": state.global_step,
         **({} if recipe.training.average_last is None else {"averaged_steps": taken}),
         "flops": state.total_flos,
-        f"best_validation_{best.key}": state.best_metric,
+        f"best_validation_{selection_metric(recipe).key}": state.best_metric,
         "curve": [entry for entry in state.log_history if "loss" in entry or "eval_loss" in entry],
-        "validation": validation,
+        "validation": trainer.translate_split("validation", trainer.search)[1],
     }
-    if "test" in trainer.data.pairs:
+    if "test" in data.pairs:
         results["test"] = test_scores(trainer)
     results["seconds"] = seconds
     if trainer.is_world_process_zero():
@@ -281,38 +253,27 @@ def test_scores(trainer: PaperTrainer) -> dict[str, Any]:
     set_seed(recipe.seed)  # of FlowSeq's latents
     search = recipe.generation_config(trainer.model.config, trainer.processing_class)
     hypotheses, scores = trainer.translate_split("test", search)
-    count = min(recipe.score.examples, len(pairs))
-    examples = [
-        pairs[number * len(pairs) // count] | {"translation": hypotheses[number * len(pairs) // count]}
-        for number in range(count)
-    ]
-    return {
-        **scores,
-        **task.test(hypotheses, pairs["target"][:]),
-        "sentences": len(pairs),
-        "seconds": time.perf_counter() - start,
-        "examples": [
-            {
-                "source": pair["source"],
-                "translation": task.display(pair["source"], pair["translation"]),
-                "reference": task.display(pair["source"], pair["target"]),
-            }
-            for pair in examples
-        ],
-    }
+    scores |= task.test(hypotheses, pairs["target"][:])
+    seconds, count = time.perf_counter() - start, min(recipe.score.examples, len(pairs))
+    examples = []
+    for row in [index * len(pairs) // count for index in range(count)]:
+        source, target = pairs[row]["source"], pairs[row]["target"]
+        translation, reference = (task.display(source, text) for text in (hypotheses[row], target))
+        examples.append({"source": source, "translation": translation, "reference": reference})
+    return scores | {"sentences": len(pairs), "seconds": seconds, "examples": examples}
 
 
 def report(results: dict[str, Any], recipe: Recipe) -> None:
     """Print a few translations, the time, and the best metric on the last line; log what to type next."""
-    scores, task = results.get("test"), make_task(recipe)
-    for example in scores["examples"] if scores else []:
-        for role, text in zip(task.roles, example.values(), strict=True):
-            print(f"{role:<12} {text}")
-        print()
-    best, minutes = task.best_metric, results["seconds"] / 60
+    scores, task, minutes = results.get("test"), make_task(recipe), results["seconds"] / 60
+    best = task.best_metric
     if scores is None:
         print(f"{best.title} {results['validation'][best.key]:.2f} on the validation set, after {minutes:.1f} minutes")
         return
+    for example in scores["examples"]:
+        for role, text in zip(task.roles, example.values(), strict=True):
+            print(f"{role:<12} {text}")
+        print()
     signature = scores[best.signature_key]
     print(f"{minutes:.1f} minutes in all. {recipe.note}")
     print(f"{best.title} {scores[best.key]:.2f} on {scores['sentences']} unseen sentences ({signature})", flush=True)
@@ -335,7 +296,8 @@ def main(arguments: list[str] | None = None) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # `datasets` forks
     disable_progress_bar()
     datasets.disable_progress_bars()
-    with exit_on_user_error(FlowError, OSError, what_now="; the same command resumes the run from its last checkpoint"):
+    what_now = "; the same command resumes the run from its last checkpoint"
+    with exit_on_user_error(FlowError, ImportError, OSError, what_now=what_now):
         recipe = load_recipe(arguments[0], arguments[1:])
         if recipe.expected:
             logger.info("The recipe as shipped: %s.", recipe.expected)

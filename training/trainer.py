@@ -43,7 +43,6 @@ from training.checkpoints import (
     read_state,
     regular_checkpoints,
     step_of,
-    trained_seconds,
 )
 from training.data import Data, lengths
 from training.machine import load_weights, shard, uses_cpu
@@ -56,26 +55,21 @@ from vaswani_transformer.cmlm import mask_targets, sample_masks
 from vaswani_transformer.flowseq import ActNorm
 from vaswani_transformer.generation import CallSettings
 from vaswani_transformer.support.errors import UserError
-from vaswani_transformer.support.files import write_errors
+from vaswani_transformer.support.files import staged_files, write_errors
 from vaswani_transformer.support.modes import eval_mode
 
 logger = logging.getLogger(__name__)
 ROWS = 8  # of logits whose loss is computed at a time, in float32
 
 
-def accumulation(recipe: Recipe) -> int:
-    """Return the micro-batches of a rank in a step, so that each has at most `device_tokens` tokens."""
-    tokens = max(recipe.training.source_tokens, recipe.training.target_tokens)
-    return math.ceil(tokens / (PartialState().num_processes * recipe.training.device_tokens))
-
-
 def training_arguments(recipe: Recipe, run: Path) -> Seq2SeqTrainingArguments:
     training, selection = recipe.training, selection_metric(recipe)
+    step_tokens = max(training.source_tokens, training.target_tokens)
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(run / "tensorboard")
     arguments = Seq2SeqTrainingArguments(
         str(run / CHECKPOINTS),
         max_steps=training.steps,
-        gradient_accumulation_steps=accumulation(recipe),
+        gradient_accumulation_steps=math.ceil(step_tokens / (PartialState().num_processes * training.device_tokens)),
         max_grad_norm=training.max_grad_norm,
         bf16=training.precision == "bf16",
         use_cpu=uses_cpu(),
@@ -157,7 +151,7 @@ class PaperTrainer(Seq2SeqTrainer):
             self.train()
             return
         state: Any = read_state(checkpoint)
-        self.clock.seconds = trained_seconds(checkpoint)
+        self.clock.seconds = float((checkpoint / SECONDS).read_text())
         logger.info("Resuming from step %d of %d.", step_of(checkpoint), self.args.max_steps)
         has_stopped = state.stateful_callbacks["TrainerControl"]["args"]["should_training_stop"]
         if state.global_step >= self.args.max_steps or (has_stopped and self.args.max_steps <= state.max_steps):
@@ -209,12 +203,6 @@ class PaperTrainer(Seq2SeqTrainer):
         steps = len(sampler) // self.args.gradient_accumulation_steps
         sampler.epoch = lambda: self.state.global_step // steps
         logger.info("%d pairs in %d steps an epoch, %.1f%% padding.", len(pairs), steps, 100 * sampler.padding_share)
-        if (written := training.max_checkpoints) < (training.average_last or 0):
-            logger.warning(
-                "training.average_last: the run writes too few checkpoints; got %d in %d steps, expected at least %d. "
-                "The mean will be over all, the first ones included; lower it, or training.checkpoint_steps.",
-                *(written, training.steps, training.average_last),
-            )
         collator: Any = PairCollator(self.processing_class, self.model)
         # a loader draws a seed when it starts: not from the generator of training's random numbers
         own: Any = {"generator": torch.Generator(), "pin_memory": torch.accelerator.is_available()}
@@ -334,7 +322,11 @@ class PaperTrainer(Seq2SeqTrainer):
         """
         self.model.eval()
         tokens, texts = self.data.tokens[split], self.data.pairs[split]
-        batches = self.evaluation_batches(tokens)
+        sources, targets = lengths(tokens, "input_ids"), lengths(tokens, "labels")
+        order = np.argsort(-sources, kind="stable").tolist()  # the longest source first
+        size, longest = self.recipe.training.evaluation_batch_size, np.maximum(sources, targets)
+        budgets = (size * self.recipe.data.max_length, size)  # a very long pair is a separate batch
+        batches = batches_in_order(order, longest, np.ones_like(longest), budgets)
         world, rank = self.args.world_size, self.args.process_index
         outputs: dict[int, tuple[str, dict[str, float]]] = {}
         for turn in range(0, len(batches), world):  # all ranks have the same number, so one batch may occur twice
@@ -349,13 +341,6 @@ class PaperTrainer(Seq2SeqTrainer):
             means["perplexity"] = math.exp(min(means["loss"], 700))
         scores = self.task.scores(list(hypotheses), texts["target"][:], self.task.best_metric)
         return list(hypotheses), means | scores | {"search": CallSettings(search, self.model, {}).search()}
-
-    def evaluation_batches(self, tokens: Any) -> list[list[int]]:
-        """Return the numbers of pairs in batches, the longest source first; a very long pair is a separate batch."""
-        sources, targets = lengths(tokens, "input_ids"), lengths(tokens, "labels")
-        size, longest = self.recipe.training.evaluation_batch_size, np.maximum(sources, targets)
-        order = np.argsort(-sources, kind="stable").tolist()
-        return batches_in_order(order, longest, np.ones_like(longest), (size * self.recipe.data.max_length, size))
 
     @torch.no_grad()
     def translate(
@@ -407,14 +392,23 @@ class PaperTrainer(Seq2SeqTrainer):
             finish_checkpoint(checkpoint, training.keep_checkpoints, self.state.best_global_step, self.stop.is_extra)
         self.log_time += time.perf_counter() - start
 
-    def load_final_weights(self) -> list[int]:
-        """Load the mean of the last checkpoints, or the best one, and return their steps."""
-        training, best = self.recipe.training, self.state.best_global_step or self.state.global_step
+    def save_final_model(self) -> list[int]:
+        """Load the mean of the last checkpoints, or the best one, save it in the run's folder; return their steps."""
+        last, best = self.recipe.training.average_last, self.state.best_global_step or self.state.global_step
         checkpoints = [self.run / CHECKPOINTS / f"checkpoint-{best}"]
-        if training.average_last is not None:
-            checkpoints = regular_checkpoints(self.run)[-training.average_last :]
+        if last is not None:
+            checkpoints = regular_checkpoints(self.run)[-last:]
         load_weights(self.model, mean_weights(checkpoints))
-        return [step_of(checkpoint) for checkpoint in checkpoints]
+        steps = [step_of(checkpoint) for checkpoint in checkpoints]
+        level = logging.INFO if last in (None, len(steps)) else logging.WARNING
+        logger.log(level, "Took %s%s.", "step " if last is None else "the mean of steps ", ", ".join(map(str, steps)))
+        weights = self.accelerator.get_state_dict(self.model)  # every process must call
+        if self.is_world_process_zero():
+            advice = "make room, and the same command resumes the run"
+            with write_errors(self.run, advice), staged_files(self.run) as staging:
+                self.model.save_pretrained(staging, state_dict=weights)
+        PartialState().wait_for_everyone()
+        return steps
 
 
 def sentence_losses(logits: Tensor, labels: Tensor) -> Tensor:
@@ -626,15 +620,14 @@ class LogLines(TrainerCallback):
             f"eval_{metric.key}": f"{metric.title} {{:.2f}}",
             "eval_loss": "validation loss {:.3f}",
         }
-        self.begun = (0.0, 0)
+        self.begun, self.first_step = time.perf_counter(), 0
 
     def on_train_begin(self, args: Any, state: TrainerState, *_: Any, **__: Any) -> None:
-        self.begun = time.perf_counter(), state.global_step
+        self.begun, self.first_step = time.perf_counter(), state.global_step
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **_: Any) -> None:
         text = ", ".join(form.format(logs[name]) for name, form in self.shown.items() if name in logs)
         if state.is_world_process_zero and text:
-            moment, step = self.begun
-            rate = (time.perf_counter() - moment) / max(1, state.global_step - step)
-            left = rate * (state.max_steps - state.global_step) / 60
-            logger.info("Step %d of %d: %s; %.0f min left", state.global_step, state.max_steps, text, left)
+            step, last = state.global_step, state.max_steps
+            left = (time.perf_counter() - self.begun) / max(1, step - self.first_step) * (last - step) / 60
+            logger.info("Step %d of %d: %s; %.0f min left", step, last, text, left)

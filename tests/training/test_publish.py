@@ -67,7 +67,7 @@ def run(tmp_path: Path) -> Path:
 def test_unfinished_run_is_an_error(tmp_path: Path, refused: Callable[..., str], content: str | None) -> None:
     if content is not None:
         (tmp_path / "results.json").write_text(content)
-    assert re.search(r": has no readable results\.json, so it holds no finished run \(.*\); give", refused(tmp_path))
+    assert re.search(r"results\.json: cannot be read \(.*\); give the training command again", refused(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_wmt_recipes_have_the_papers_regime() -> None:
         training = recipe.training
         assert (training.source_tokens, training.target_tokens, training.warmup_steps) == (25_000, 25_000, 4000)
         assert training.checkpoint_minutes == 10
-        assert recipe.search() == {
+        assert dataclasses.asdict(recipe.decoding) == {
             "num_beams": 4,
             "length_penalty": 0.6,
             "length_penalty_type": "gnmt",
@@ -201,4 +201,4 @@ def test_model_that_predicts_all_words_at_once_never_predicts_the_unknown_word(k
     ids = {"mask_token_id": 4} if recipe.family.needs_mask else {}
     generation = recipe.generation_config(recipe.model_config(vocab_size=30, **ids), tokenizer)
     assert generation.suppress_tokens == [3]
-    assert all(getattr(generation, name) == value for name, value in recipe.search().items())
+    assert all(getattr(generation, name) == value for name, value in dataclasses.asdict(recipe.decoding).items())

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, TrainerState
@@ -190,29 +188,6 @@ def test_sentence_losses_are_the_same_in_chunks_and_make_no_copy_of_all_logits()
         losses = sentence_losses(logits, labels)
     assert largest.numel == 8 * length * vocab_size
     torch.testing.assert_close(losses, summed(logits, labels), rtol=0, atol=0)
-
-
-SIDES = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=40)
-
-
-@given(SIDES, st.integers(1, 8), st.integers(1, 20))
-def test_evaluation_batches_hold_each_pair_once_and_few_long_ones(
-    pairs: list[tuple[int, int]], size: int, longest: int
-) -> None:
-    from datasets import Dataset
-
-    sides = {name: [[5] * pair[side] for pair in pairs] for side, name in enumerate(("input_ids", "labels"))}
-    tokens = Dataset.from_dict(sides).cast_column("input_ids", Dataset.from_dict(sides).features["input_ids"])
-    fields = {"training": {"evaluation_batch_size": size}, "data": {"max_length": longest}}
-    recipe = type("R", (), {name: type("F", (), settings) for name, settings in fields.items()})
-    trainer = type("Fake", (), {"recipe": recipe})
-    batches = PaperTrainer.evaluation_batches(trainer, tokens)  # ty: ignore[invalid-argument-type]
-    assert sorted(pair for batch in batches for pair in batch) == list(range(len(pairs)))
-    order = [pairs[pair][0] for batch in batches for pair in batch]
-    assert order == sorted(order, reverse=True)
-    for batch in batches:
-        assert len(batch) <= size
-        assert len(batch) == 1 or len(batch) * max(max(pairs[pair]) for pair in batch) <= size * longest
 
 
 def test_evaluation_of_any_batch_size_gives_the_same_loss(arguments: list[str], tmp_path: Path) -> None:
