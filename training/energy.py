@@ -116,7 +116,7 @@ class EnergyTrainer(PaperTrainer):
     log_parts = {"length_loss": "length_loss"}
     energy: Energy
 
-    def add_draws(self, batch: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+    def add_draws(self, batch: dict[str, Tensor], seeds: list[int]) -> dict[str, Tensor]:
         tokenizer = self.processing_class
         return mask_targets(batch, batch["labels"].ne(-100), tokenizer.mask_token_id, tokenizer.pad_token_id)
 

@@ -26,11 +26,12 @@ from transformers.utils.logging import disable_progress_bar
 from training.checkpoints import last_checkpoint
 from training.data import Data, load_data
 from training.energy import Energy, EnergyTrainer
+from training.families import TRAINERS
 from training.machine import commit, hardware, init_processes, uses_cpu, versions
 from training.prepare import prepared_name
 from training.recipe import FAMILIES, Recipe, load_recipe, read_yaml, recipe_parser, to_dict
 from training.tasks import make_task, selection_metric
-from training.trainer import TRAINERS, PaperTrainer
+from training.trainer import PaperTrainer
 from vaswani_transformer.flowseq import FlowError
 from vaswani_transformer.support.checked_loading import load_model, load_tokenizer
 from vaswani_transformer.support.errors import UserError, exit_on_user_error

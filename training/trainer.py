@@ -18,9 +18,8 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast, broadcast_object_list, gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from transformers import (
     DataCollatorForSeq2Seq,
@@ -51,12 +50,9 @@ from training.tasks import Metric, make_task, selection_metric
 from vaswani_transformer.batching import PairCollator, PairTokens, TokenBudgetBatchSampler
 from vaswani_transformer.batching.schedule import paper_adam, paper_schedule
 from vaswani_transformer.batching.steps import batches_in_order
-from vaswani_transformer.cmlm import mask_targets, sample_masks
-from vaswani_transformer.flowseq import ActNorm
 from vaswani_transformer.generation import CallSettings
 from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.support.files import staged_files, write_errors
-from vaswani_transformer.support.modes import eval_mode
 
 logger = logging.getLogger(__name__)
 ROWS = 8  # of logits whose loss is computed at a time, in float32
@@ -214,28 +210,30 @@ class PaperTrainer(Seq2SeqTrainer):
         """Return the attributes of the model that a family's schedules set at a step, such as `kl_scale`."""
         return {}
 
-    def add_draws(self, batch: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-        """Return a batch with a family's random choices, such as masks."""
+    def add_draws(self, batch: dict[str, Tensor], seeds: list[int]) -> dict[str, Tensor]:
+        """Return a batch with a family's random choices, such as masks, each pair's by its own seed."""
         return batch
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
         """Return the batches of a step, and its tokens to learn on all processes.
 
-        The random choices come from a generator made anew for each step and process, so a resumed run on as many
-        processes makes the same. On one device the host counts the tokens, so that no step waits for a copy.
+        A pair's random choices depend on the run's seed, the step and the pair's place in the step. So they are the
+        same for any number of processes and micro-batches, and in a resumed run. On one device the host counts the
+        tokens, so that no step waits for a copy.
         """
-        step = self.state.global_step
+        step, world, rank = self.state.global_step, self.args.world_size, self.args.process_index
         for name, value in self.step_attributes(step).items():
             setattr(self.model, name, value)
-        seed = np.random.SeedSequence([self.recipe.seed, step, self.args.process_index]).generate_state(1)
-        generator = torch.Generator().manual_seed(int(seed[0]))
-        batches = list(itertools.islice(epoch_iterator, num_batches))
-        self.target_tokens += sum(int(batch["labels"].ne(-100).sum()) for batch in batches)
-        chosen = iter([self.add_draws(batch, generator) for batch in batches])
+        first_seed = int(np.random.SeedSequence([self.recipe.seed, step]).generate_state(1)[0])
+        batches = []
+        for index, batch in enumerate(itertools.islice(epoch_iterator, num_batches)):
+            self.target_tokens += int(batch["labels"].ne(-100).sum())
+            places = [rank + world * (index + num_batches * row) for row in range(len(batch["labels"]))]
+            batches.append(self.add_draws(batch, [first_seed + place for place in places]))
         device = torch.device("cpu") if self.args.world_size == 1 else device
-        chosen, tokens = super().get_batch_samples(chosen, num_batches, device)
+        batches, tokens = super().get_batch_samples(iter(batches), num_batches, device)
         self.learned_tokens += 0 if tokens is None else tokens
-        return chosen, tokens
+        return batches, tokens
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         loss = super().training_step(model, inputs, num_items_in_batch)
@@ -419,109 +417,6 @@ def sentence_losses(logits: Tensor, labels: Tensor) -> Tensor:
     chunks = zip(logits.split(ROWS), labels.split(ROWS), strict=True)
     cross_entropy = torch.nn.functional.cross_entropy
     return torch.cat([cross_entropy(x.float().transpose(1, 2), y, reduction="none").sum(1) for x, y in chunks])
-
-
-# The families
-
-
-class GlancingTrainer(PaperTrainer):
-    """Trains NAT, and GLAT: the model is shown some words of the reference, fewer from step to step."""
-
-    log_parts = {"length_loss": "length_loss", "accuracy": "glancing_accuracy"}
-
-    def step_attributes(self, step: int) -> dict[str, float]:
-        training = self.recipe.training
-        if training.glancing is None:
-            return {}
-        first, last = training.glancing
-        return {"glancing_ratio": first + (last - first) * min(1.0, step / (training.glancing_steps or training.steps))}
-
-    def add_draws(self, batch: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-        if self.recipe.training.glancing is None:
-            return batch
-        return batch | {"glancing_draws": torch.rand(batch["labels"].shape, generator=generator)}
-
-
-class CmlmTrainer(PaperTrainer):
-    """Trains a CMLM: it learns the words that are masked."""
-
-    log_parts = {"length_loss": "length_loss"}
-
-    def add_draws(self, batch: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-        tokenizer = self.processing_class
-        is_masked = sample_masks(batch["labels"].ne(-100), generator)
-        return mask_targets(batch, is_masked, tokenizer.mask_token_id, tokenizer.pad_token_id)
-
-
-class LatentTrainer(GlancingTrainer):
-    """Trains an IterativeVAE: the weight of its divergences may rise."""
-
-    log_parts = GlancingTrainer.log_parts | {
-        "bound": "bound",
-        "kl_loss": "kl_loss",
-        "layer_losses": "layer_loss",
-        "layer_kl": "layer_kl",
-        "prior_weights": "prior_weight",
-        "hint_weights": "hint_weight",
-    }
-
-    def step_attributes(self, step: int) -> dict[str, float]:
-        training = self.recipe.training
-        done = min(1.0, (step + 1) / max(1, training.kl_warmup_steps))
-        return super().step_attributes(step) | {"kl_scale": training.kl_scale * done}
-
-    def sentence_statistics(self, logits: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the bound, by samples that leave the generators of training as they are."""
-        device = self.args.device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(self.recipe.seed)
-            bound = self.model(**inputs, has_hint=True, skip_logits=True).bound
-        return {"bound": bound * inputs["labels"].ne(-100).sum(1)}  # the batch's mean, with each target's tokens
-
-
-class FlowTrainer(PaperTrainer):
-    """Trains a FlowSeq in its phases: without the prior, the flow's start from one step's pairs, with the prior."""
-
-    log_parts = {name: name for name in ("token_loss", "length_loss", "kl_loss", "log_determinant")}
-
-    def step_attributes(self, step: int) -> dict[str, float]:
-        training = self.recipe.training
-        done = (step - training.decoder_steps + 1) / max(1, training.kl_warmup_steps)
-        return {"kl_scale": training.kl_scale * min(1.0, max(0.0, done))}
-
-    def add_draws(self, batch: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-        shape = batch["labels"].shape
-        noise = torch.randn(*shape, self.model.config.d_model, generator=generator)
-        return batch | {"word_draws": torch.rand(shape, generator=generator), "latent_noise": noise}
-
-    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list, Any]:
-        batches, tokens = super().get_batch_samples(*args, **kwargs)
-        if self.state.global_step >= self.recipe.training.decoder_steps and not float(self.model.flow.started):
-            self.start_flow(batches)
-        return batches, tokens
-
-    def start_flow(self, batches: list[dict[str, Tensor]]) -> None:
-        """Set the flow's actnorms from the pairs of a step, those of all processes together."""
-        parts = gather_object(batches)
-        pairs = {}
-        for name in ("input_ids", "attention_mask", "labels", "word_draws", "latent_noise"):
-            rows = [row for part in parts for row in part[name].cpu()]
-            padded = pad_sequence(rows, batch_first=True, padding_value=-100 if name == "labels" else 0)
-            pairs[name] = padded.to(self.args.device)
-        with eval_mode(self.model), self.accelerator.autocast():
-            self.model.start_flow(**pairs)
-        for layer in self.model.flow.layers:
-            if isinstance(layer, ActNorm):  # the same to the bit in every process
-                broadcast([layer.log_scale.data, layer.shift.data])
-
-
-TRAINERS = {
-    "autoregressive": PaperTrainer,
-    "nat": GlancingTrainer,
-    "cmlm": CmlmTrainer,
-    "iterative_vae": LatentTrainer,
-    "flowseq": FlowTrainer,
-}
 
 
 # Callbacks

@@ -14,10 +14,10 @@ from transformers import AutoModelForSeq2SeqLM
 from tests.helpers import load_tokenizer, run_main
 from tests.training import runs
 from tests.training.changed_run import train_with_gradient
+from training.families import FlowTrainer
 from training.publish import main as publish
 from training.recipe import FAMILIES
 from training.train import main
-from training.trainer import FlowTrainer
 from vaswani_transformer.support.modes import eval_mode
 
 FolderOf = Callable[[str], Path]  # of the run of a family
@@ -174,7 +174,8 @@ def test_flow_starts_once_from_all_pairs_of_a_step(arguments: list[str], tmp_pat
     trainer = runs.trainer_in(arguments, tmp_path / "run", *settings)
     assert isinstance(trainer, FlowTrainer)
     model: Any = trainer.model
-    batch = trainer.add_draws(next(iter(trainer.get_train_dataloader())), torch.Generator().manual_seed(1))
+    batch = next(iter(trainer.get_train_dataloader()))
+    batch = trainer.add_draws(batch, list(range(len(batch["labels"]))))
     again = type(model)(model.config)
     again.load_state_dict(model.state_dict())
     before = model.flow.layers[0].shift.clone()
@@ -223,7 +224,7 @@ def test_scores_by_drawn_latents_do_not_depend_on_a_kill_before_them(arguments: 
 def test_run_of_two_processes_starts_one_model_and_resumes_to_the_bit(
     arguments: list[str], teacher: Path, tmp_path: Path, family: str
 ) -> None:
-    """Each process has its own draws; FlowSeq's flow starts from the pairs of both."""
+    """FlowSeq's flow starts from the pairs of both."""
     engine = ["--model.kind=cmlm", f"--training.energy_from={teacher}", f"--tokenizer.path={teacher}", STEPS]
     settings = [*arguments, *engine] if family == "ENGINE" else given(arguments, family)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -238,12 +239,16 @@ def test_run_of_two_processes_starts_one_model_and_resumes_to_the_bit(
 
 
 @pytest.mark.slow
-def test_gradient_of_energy_is_the_same_on_two_processes_in_two_micro_batches_each(
-    arguments: list[str], teacher: Path, tmp_path: Path
+@pytest.mark.parametrize("family", ["GLAT", "CMLM", "FlowSeq", "ENGINE"])
+def test_steps_are_the_same_on_two_processes_in_two_micro_batches_each(
+    arguments: list[str], teacher: Path, tmp_path: Path, family: str
 ) -> None:
-    """ENGINE draws nothing here, so its steps are the same on any number of processes."""
+    """Masks, glancing and latents belong to a pair. An IterativeVAE draws in its layers, as dropout does."""
     settings = [*arguments, "--model.kind=cmlm", f"--training.energy_from={teacher}", f"--tokenizer.path={teacher}"]
-    settings += ["--training.steps=3", "--model.dropout=0.0"]
+    settings = settings if family == "ENGINE" else given(arguments, family)
+    settings = runs.last_of_each(*settings, "--training.steps=3", "--model.dropout=0.0")
+    if family == "FlowSeq":
+        settings = runs.last_of_each(*settings, "--training.decoder_steps=1")
     train_with_gradient([*settings, f"--output_dir={tmp_path / 'one'}"])
     launch: dict[str, Any] = {"launcher": runs.TWO_PROCESSES, "change": "gradient"}
     runs.run_to_end(settings, tmp_path / "two", "--training.device_tokens=15", **launch)
@@ -251,7 +256,7 @@ def test_gradient_of_energy_is_the_same_on_two_processes_in_two_micro_batches_ea
     first, second = (runs.results_in(tmp_path / name) for name in ("one", "two"))
     for one, two in zip(first["curve"], second["curve"], strict=True):
         names = {name for name in one if "loss" in name or name in ("energy", "eval_energy")}
-        assert {name: one[name] for name in names} == pytest.approx({name: two[name] for name in names}, rel=1e-4)
+        assert {name: one[name] for name in names} == pytest.approx({name: two[name] for name in names}, rel=1e-3)
 
 
 @pytest.mark.slow
