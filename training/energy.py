@@ -27,7 +27,6 @@ OPERATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         log_probs + noise, (log_probs + noise).softmax(-1)
     ),
 }
-DISCRETE = "straight_through_softmax"  # whose value is the one-hot of the likeliest word
 
 
 class Energy:
@@ -79,8 +78,8 @@ class Energy:
 
     @torch.no_grad()
     def of_argmax(self, logits: Tensor, is_real: Tensor, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """Return the teacher's negative log-likelihood (B,) of the likeliest words and their end."""
-        return self(logits, is_real, input_ids, attention_mask, (DISCRETE, DISCRETE))
+        """Return the teacher's negative log-likelihood (B,) of the most likely words and their end."""
+        return self(logits, is_real, input_ids, attention_mask, ("straight_through_softmax",) * 2)  # of one-hot words
 
     def teacher_log_probs(
         self, read: Tensor, is_real: Tensor, input_ids: Tensor, attention_mask: Tensor | None

@@ -116,9 +116,9 @@ class TranslationTask(Task):
     def measure(self, predictions: list[str], references: list[str], metric: Metric) -> dict[str, Any]:
         if metric == CHRF:
             score = chrf(predictions, references)
-            return {"score": score["chrf"], "signature": score["signature"]}
+            return {"score": score.pop("chrf"), **score}
         score = bleu(predictions, references, self.tokenize, ORDERS[metric])
-        return {"score": score["bleu"], "signature": score["signature"], "brevity_penalty": score["brevity_penalty"]}
+        return {"score": score.pop("bleu"), **score}
 
     def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, dict[str, Any]]:
         """Return every score in use for the texts, by name, each as `score` and `signature`.
