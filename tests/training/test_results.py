@@ -1,4 +1,4 @@
-"""The kept results are those of the shipped recipes, and what pages, README and recipes say of them is in them."""
+"""The kept results are those of the shipped recipes, and what pages and recipes say of them is in them."""
 
 import json
 import re
@@ -63,11 +63,11 @@ def test_kept_result_is_of_the_shipped_recipe_and_in_a_table_of_the_docs(path: P
 
 
 @pytest.mark.parametrize("name", sorted({json.loads(path.read_text(encoding="utf-8"))["name"] for path in PATHS}))
-def test_recipe_and_readme_give_the_mean_of_the_kept_scores(name: str) -> None:
+def test_recipe_and_page_give_the_mean_of_the_kept_scores(name: str) -> None:
     recipe = shipped_recipe(name)
     key = "perplexity" if recipe.task == "dialogue" else make_task(recipe).best_metric.key
     kept = [json.loads(path.read_text(encoding="utf-8")) for path in PATHS]
     mean = f"{statistics.mean(run['test'][key] for run in kept if run['name'] == name):.2f}"
     score = f"perplexity {mean}" if key == "perplexity" else f"{mean} {key.upper()}"
     assert recipe.expected.startswith((score, f"{mean} "))
-    assert score in page("README.md")
+    assert score in page("docs/results.md")
