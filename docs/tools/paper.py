@@ -25,27 +25,31 @@ PICTURE = re.compile(r"\n!\[[^\]]*\]\((images/[\w-]+\.svg)\)\n")
 PIECES = re.compile(
     r"(^In the library: [^\n]*\n|^```python\n.*?^```$\n(?:\n```text\n.*?^```$\n)?)", flags=re.DOTALL | re.MULTILINE
 )
-PAGE_LINK = re.compile(r"\]\((\w[\w-]*)\.(?:md|ipynb)")
-FILE_LINK = re.compile(r"\]\(\.\./([\w./-]+)(?:#\w+)?\)")
+PAGE_LINK = re.compile(r"\[([^\]]+)\]\((?:([\w-]+)\.(?:md|ipynb))?(#[\w-]+)?\)")
+FILE_LINK = re.compile(r"\[([^\]]+)\]\(\.\./([\w./-]+)(?:#\w+)?\)")
 DETAILS = re.compile(r"</?details[^>]*>\n?")
 SUMMARY = re.compile(r"<summary>(.*?)</summary>")
 URLS = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
 GRAY, LINE = "#7b7e87", "#8080804d"  # of letters and of thin lines, on white and on black
-TITLE = f"""# The paper in code
+HAS_ADDRESS = "OWNER" not in URLS["Source"]  # until the first release the project has none, and nothing leads to it
+TITLE = """# The paper in code
 
-["Attention Is All You Need"](https://arxiv.org/abs/1706.03762) section by section, as on
-[the site]({URLS["Documentation"]}paper/). Run the cells from top to bottom, which takes a few minutes on a CPU. The
-first one gets the project if it is missing. The second defines `show`, which prints lines of the project's source.
+["Attention Is All You Need"](https://arxiv.org/abs/1706.03762) section by section. Run the cells from top to bottom,
+which takes a few minutes on a CPU. The first one needs the project, and the second defines `show`, which prints lines
+of its source.
+"""
+IN_A_CLONE = """    raise SystemExit('Run pip install -e ".[figures,train]" in a clone of the project first.')
+"""
+GET_A_CLONE = f"""    !git clone --quiet {URLS["Source"]} project
+    %cd project
+    %pip install --quiet -e ".[figures,train]"
 """
 INSTALL = f"""%matplotlib inline
 %config InlineBackend.figure_formats = ["svg"]
 try:
     import training
 except ImportError:
-    !git clone --quiet {URLS["Source"]} project
-    %cd project
-    %pip install --quiet -e ".[figures,train]"
-"""
+{GET_A_CLONE if HAS_ADDRESS else IN_A_CLONE}"""
 SHOW = """import inspect
 import pkgutil
 
@@ -116,11 +120,14 @@ def text_cell(text: str) -> dict[str, Any]:
 
 def for_notebook(text: str, page: str) -> str:
     """Return a page's text for a notebook: links lead to the site and the repository, and nothing is folded."""
-    site = URLS["Documentation"]
-    text = PAGE_LINK.sub(lambda match: f"]({site}{match[1]}/", text).replace("](#", f"]({site}{page}/#")
-    text = FILE_LINK.sub(lambda match: f"]({URLS['Source']}/blob/main/{match[1]})", text)
-    text = SUMMARY.sub(lambda match: f"**{match[1]}**", DETAILS.sub("", text))
-    return PICTURE.sub("\n", text).replace("/index/", "/").strip()
+    site, source = URLS["Documentation"], f"{URLS['Source']}/blob/main"
+    text = SUMMARY.sub(lambda match: f"**{match[1]}**", DETAILS.sub("", PICTURE.sub("\n", text)))
+    text = PAGE_LINK.sub(lambda match: link(match[1], f"{site}{match[2] or page}/{match[3] or ''}"), text)
+    return FILE_LINK.sub(lambda match: link(match[1], f"{source}/{match[2]}"), text).replace("/index/", "/").strip()
+
+
+def link(text: str, address: str) -> str:
+    return f"[{text}]({address})" if HAS_ADDRESS else text
 
 
 def page_cells(path: Path) -> list[dict[str, Any]]:
