@@ -249,10 +249,12 @@ def user_error(pattern: str) -> Generator[None]:
 
 
 def error_line(result: tuple[str, str, str | int | None]) -> str:
-    """Return the error of a command that ended with status 2 and one line, without output."""
+    """Return the line of an error with which a command ended with status 2, without output."""
     output, errors, status = result
-    assert (output, status, errors.count("\n")) == ("", 2, 1), errors
-    return errors
+    *usage, line = errors.splitlines(keepends=True)
+    assert (output, status) == ("", 2), errors
+    assert not usage or usage[0].startswith("usage: "), errors  # of argparse, before its own errors
+    return line
 
 
 class LargestTensor(TorchDispatchMode):

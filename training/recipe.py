@@ -487,7 +487,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: cannot be read as YAML ({one_line(error, is_complete=True)}).") from error
+        raise UserError(f"{path}: cannot be read as YAML ({one_line(error)}).") from error
     if not isinstance(tree, dict):
         raise UserError(f"{path}: a recipe is a mapping of keys to values; got {type(tree).__name__}.")
     return tree

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import (
@@ -383,7 +384,7 @@ class PaperTrainer(Seq2SeqTrainer):
         training, start = self.recipe.training, time.perf_counter()
         checkpoint = self.run / CHECKPOINTS / f"checkpoint-{self.state.global_step}"
         begin_checkpoint(checkpoint)
-        with write_errors(checkpoint, "make room, and the same command resumes the run"):
+        with write_errors(checkpoint, "make room, and the same command resumes the run", SafetensorError):
             super()._save_checkpoint(model, trial)
             if self.args.should_save:
                 (checkpoint / SECONDS).write_text(str(self.clock.trained))
@@ -403,7 +404,7 @@ class PaperTrainer(Seq2SeqTrainer):
         weights = self.accelerator.get_state_dict(self.model)  # every process must call
         if self.is_world_process_zero():
             advice = "make room, and the same command resumes the run"
-            with write_errors(self.run, advice), staged_files(self.run) as staging:
+            with write_errors(self.run, advice, SafetensorError), staged_files(self.run) as staging:
                 self.model.save_pretrained(staging, state_dict=weights)
         PartialState().wait_for_everyone()
         return steps

@@ -38,13 +38,6 @@ def test_command_converts_a_folder_and_never_overwrites_one_without_force(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "converted", "model"]
 
 
-def test_unknown_option_of_a_format_ends_the_command_with_those_it_has(capsys: pytest.CaptureFixture[str]) -> None:
-    assert error_line(run_main(main, ["marian", "model", "out", "--forse"], capsys)) == (
-        "--forse: no such option; there are --without_tokenizer, --force. Did you mean --force? "
-        "See vaswani-convert marian --help.\n"
-    )
-
-
 def test_command_without_ctranslate2_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     with pytest.raises(ImportError, match='CTranslate2 is not installed; install it with "pip install ctranslate2"'):

@@ -124,8 +124,7 @@ def test_command_writes_a_page_and_prints_its_path(
         (["{folder}", "hello", "--output", "{folder}"], "--output={folder}: is a folder; name a file."),
         (["/", "hello", "--output", "{folder}/page.html"], "/: has no config.json, so it holds no model; name a"),
         (["{folder}", "hello", "--output", "{folder}/config.json"], "{folder}/config.json: the file exists; give"),
-        (["{folder}", "hello\udcff", "--output", "{folder}/page.html"], "'hello\\udcff', which is not UTF-8. See "),
-        (["{folder}"], "the following arguments are required: sentence. See python -m vaswani_transformer.figures --h"),
+        (["{folder}"], "the following arguments are required: sentence"),
     ],
 )
 def test_command_error_is_one_line(

@@ -1,6 +1,5 @@
 """A broken model ends loading, and every command, with one line that names the fault."""
 
-import logging
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from vaswani_transformer.support.errors import UserError
 
 @pytest.mark.parametrize("way", BROKEN)
 def test_weights_that_do_not_fit_or_are_not_finite_are_an_error_of_one_line(
-    saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, way: str
+    saved: Path, tmp_path: Path, way: str
 ) -> None:
     folder = break_model(saved, tmp_path / "model", way)
     for model_class in (AutoModelForSeq2SeqLM, VaswaniTransformerForConditionalGeneration):
@@ -23,7 +22,6 @@ def test_weights_that_do_not_fit_or_are_not_finite_are_an_error_of_one_line(
             load_model(str(folder), model_class)
         assert str(error.value).startswith(f"{folder}: {BROKEN[way]}")
         assert "\n" not in str(error.value)
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_complete_model_loads_as_transformers_loads_it(saved: Path) -> None:
@@ -50,9 +48,6 @@ def test_folder_without_a_model_is_an_error_of_one_line(saved: Path, tmp_path: P
             with pytest.raises(UserError) as error:
                 load(name)
             assert str(error.value) == f"{name}: {message}"
-    for load in (load_model, load_tokenizer):
-        with user_error("^The model has no name; give a folder with a model, or a model on the Hub"):
-            load("")
     tiny_model().save_pretrained(tmp_path)
     with user_error("has no tokenizer; save the model's tokenizer there with save_pretrained"):
         load_tokenizer(str(tmp_path))
@@ -61,11 +56,3 @@ def test_folder_without_a_model_is_an_error_of_one_line(saved: Path, tmp_path: P
 def test_any_failure_to_load_is_an_error_of_one_line() -> None:
     with user_error(r"^some/model: cannot be loaded: KeyError$"), load_errors("some/model"):
         raise KeyError
-
-
-def test_panic_of_a_library_in_rust_is_an_error_of_one_line() -> None:
-    panic = type("PanicException", (BaseException,), {})
-    with user_error(r"^m: cannot be loaded: no entry found for key$"), load_errors("m"):
-        raise panic("no entry found for key")
-    with pytest.raises(KeyboardInterrupt), load_errors("m"):
-        raise KeyboardInterrupt

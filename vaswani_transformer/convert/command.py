@@ -3,34 +3,23 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 from transformers.utils import logging
 
 from ..config import VaswaniTransformerConfig
 from ..model import VaswaniTransformerForConditionalGeneration
-from ..support.checked_loading import load_config, load_model, load_tokenizer
-from ..support.command_line import ArgumentParser, add_model_argument, positive_argument
+from ..support.checked_loading import load_model, load_tokenizer
+from ..support.command_line import add_model_argument, positive_argument
 from ..support.errors import UserError, exit_on_user_error
 from ..support.files import atomic_folder, check_new_folder, write_errors
 from .ctranslate2_exporter import QUANTIZATIONS, to_ctranslate2
 from .fairseq import from_fairseq
 from .foreign import ImportResult
-from .transformers_models import from_fsmt, from_marian
+from .transformers_models import check_type, from_fsmt, from_marian
 
 
-class FormatParser(ArgumentParser):
-    """The parser of one format, whose options the error of an unknown one names."""
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        options, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return options, unknown
-
-
-def add_ctranslate2(parser: ArgumentParser) -> None:
+def add_ctranslate2(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     parser.add_argument("--quantization", choices=QUANTIZATIONS, help="how weights are stored (float32)")
     parser.add_argument(
@@ -44,7 +33,7 @@ def add_ctranslate2(parser: ArgumentParser) -> None:
     parser.set_defaults(run=convert_to_ctranslate2)
 
 
-def add_fairseq(parser: ArgumentParser) -> None:
+def add_fairseq(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="CHECKPOINT", help="the .pt file; no code in it runs")
     parser.add_argument("--dict", type=Path, metavar="FILE", help="dict.txt, the vocabulary of source and target")
     parser.add_argument(
@@ -58,8 +47,8 @@ def add_fairseq(parser: ArgumentParser) -> None:
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = ArgumentParser(prog="vaswani-convert", description="Convert a model.")
-    formats = parser.add_subparsers(dest="format", required=True, metavar="FORMAT", parser_class=FormatParser)
+    parser = argparse.ArgumentParser(prog="vaswani-convert", description="Convert a model.", allow_abbrev=False)
+    formats = parser.add_subparsers(dest="format", required=True, metavar="FORMAT")
     add_ctranslate2(formats.add_parser("ctranslate2", help="a model of this package to CTranslate2"))
     add_fairseq(formats.add_parser("fairseq", help="a checkpoint of fairseq to this package"))
     for name, import_model in (("fsmt", from_fsmt), ("marian", from_marian)):
@@ -68,6 +57,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         foreign.add_argument("--without_tokenizer", action="store_true", help="convert the model only")
         foreign.set_defaults(run=convert_from_transformers, import_model=import_model)
     for subparser in formats.choices.values():
+        subparser.allow_abbrev = False
         subparser.add_argument("output", type=Path, metavar="OUT", help="a new folder")
         subparser.add_argument("--force", action="store_true", help="replace the model in OUT")
     return parser.parse_args(arguments)
@@ -82,7 +72,7 @@ def check_other_folder(options: argparse.Namespace) -> None:
 
 
 def convert_to_ctranslate2(options: argparse.Namespace) -> None:
-    load_config(options.model, VaswaniTransformerConfig.model_type, revision=options.revision)
+    check_type(options.model, VaswaniTransformerConfig.model_type, revision=options.revision)
     tokenizer = load_tokenizer(options.model, revision=options.revision)
     model = load_model(options.model, VaswaniTransformerForConditionalGeneration, revision=options.revision)
     to_ctranslate2(

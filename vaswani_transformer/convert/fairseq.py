@@ -14,7 +14,6 @@ from transformers import FSMTConfig, FSMTForConditionalGeneration, PreTrainedMod
 from ..config import VaswaniTransformerConfig
 from ..support.checked_loading import check_finite, load_errors
 from ..support.errors import UserError
-from ..support.saved_settings import LONGEST, is_whole
 from .fairseq_tokenizer import SPECIAL_TOKENS, fairseq_tokenizer
 from .foreign import (
     IGNORED_KEYS,
@@ -28,6 +27,8 @@ from .foreign import (
     concatenated_sinusoids,
     require_equal,
 )
+
+LONGEST = 1_000_000  # positions of a source or target
 
 
 def numpy_globals() -> list[Any]:
@@ -112,13 +113,6 @@ def check_complete(state: dict[str, Tensor], settings: dict[str, Any], name: str
         raise UserError(f"{name}: has no encoder and decoder of fairseq's Transformer.")
 
 
-def count_positions(settings: dict[str, Any], setting: str, name: str) -> int:
-    """Return for how many tokens of the source or the target a model has positions, by the name of its setting."""
-    if not is_whole(count := settings.get(setting, 1024), 1, LONGEST):
-        raise UserError(f"{name}: {setting} is {count!r:.40}, expected a whole number from 1 to {LONGEST:,}.")
-    return count
-
-
 def read_fairseq(path: Path, config: Path | None) -> ForeignModel:
     state, settings = read_checkpoint(path)
     settings |= {} if config is None else read_settings(config)
@@ -128,7 +122,9 @@ def read_fairseq(path: Path, config: Path | None) -> ForeignModel:
     check_complete(state, settings, name)
     d_model = state["decoder.embed_tokens.weight"].shape[1]
     padding_idx = SPECIAL_TOKENS.index("<pad>")
-    longest = max(count_positions(settings, each, name) for each in ("max_source_positions", "max_target_positions"))
+    longest = max(settings.get(f"max_{side}_positions", 1024) for side in ("source", "target"))
+    if longest > LONGEST:
+        raise UserError(f"{name}: has {longest:,} positions, expected at most {LONGEST:,}; save the checkpoint again.")
     sinusoids = concatenated_sinusoids(longest, d_model, padding_idx)
     tables = [state.pop(key)[padding_idx + 1 :] if key in state else sinusoids for key in TABLES]
     return ForeignModel(

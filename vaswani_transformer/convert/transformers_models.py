@@ -1,5 +1,7 @@
 """Import FSMT and Marian models of Transformers."""
 
+from typing import Any
+
 import torch
 from transformers import (
     FSMTForConditionalGeneration,
@@ -11,6 +13,7 @@ from transformers import (
 )
 
 from ..support.checked_loading import load_config, load_model, load_tokenizer
+from ..support.errors import UserError
 from .foreign import (
     TABLES,
     ForeignModel,
@@ -21,6 +24,13 @@ from .foreign import (
     check_supported,
     require_equal,
 )
+
+
+def check_type(name: str, model_type: str, **settings: Any) -> None:
+    if (got := load_config(name, **settings).model_type) != model_type:
+        raise UserError(
+            f"{name}: is a model of another type; got {got!r}, expected {model_type!r}. Name a model of that type."
+        )
 
 
 def read_transformers_model(original: PreTrainedModel, name: str) -> ForeignModel:
@@ -83,7 +93,7 @@ def from_marian(folder: str, with_tokenizer: bool = True) -> ImportResult:
     Raises:
         UserError: it cannot be loaded, is of another type, or has a part that the paper's model does not have.
     """
-    load_config(folder, "marian")
+    check_type(folder, "marian")
     return import_transformers_model(folder, MarianMTModel, MarianTokenizer if with_tokenizer else None)
 
 
@@ -97,5 +107,5 @@ def from_fsmt(folder: str, with_tokenizer: bool = True) -> ImportResult:
     Raises:
         UserError: it cannot be loaded, is of another type, or has a part that the paper's model does not have.
     """
-    load_config(folder, "fsmt")
+    check_type(folder, "fsmt")
     return import_transformers_model(folder, FSMTForConditionalGeneration, FSMTTokenizer if with_tokenizer else None)

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers.utils import logging
 
-from ..support.command_line import ArgumentParser, add_model_argument, positive_argument
+from ..support.command_line import add_model_argument, positive_argument
 from ..support.errors import UserError, exit_on_user_error
 from ..translation.loading import LoadOptions
 from ..translation.options import add_load_options
@@ -29,7 +29,8 @@ LAUNCH: dict[str, Any] = {
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = ArgumentParser(
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="vaswani-demo",
         description="Serve a page on this machine that translates or parses what is typed, and shows how.",
         epilog="Ctrl-C ends it. The page needs no network and nothing leaves this machine.",

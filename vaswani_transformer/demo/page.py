@@ -9,8 +9,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..parsing.parser import is_parser
 from ..support.errors import UserError
 from ..support.modes import is_non_autoregressive
-from ..support.saved_settings import MAX_ALPHA
 from ..translation.loading import LoadOptions, load_model_and_tokenizer
+from ..translation.options import MAX_ALPHA
 from .content import CHANGED, COLUMNS, attention_frame, page_content
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 from transformers.utils import logging
 
 from ..support.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
-from ..support.command_line import ArgumentParser, check_output_file, utf8_text
+from ..support.command_line import add_model_argument, check_output_file
 from ..support.errors import UserError, exit_on_user_error, one_line
 from ..support.files import write_errors
 from .page import attention_page
@@ -15,13 +15,14 @@ from .page import attention_page
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the command's arguments; an output that cannot be written ends it with status 2."""
-    parser = ArgumentParser(
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="python -m vaswani_transformer.figures",
         description="Write one HTML page that shows a model's attention on a sentence.",
     )
-    parser.add_argument("model", help="folder or Hub name of a model with its tokenizer")
-    parser.add_argument("source", metavar="sentence", type=utf8_text, help="sentence to translate")
-    parser.add_argument("--target", type=utf8_text, help="its translation (default: the model's own)")
+    add_model_argument(parser)
+    parser.add_argument("source", metavar="sentence", help="sentence to translate")
+    parser.add_argument("--target", help="its translation (default: the model's own)")
     parser.add_argument("--output", type=Path, default=Path("attention.html"), help="the page (attention.html)")
     parser.add_argument("--force", action="store_true", help="replace the file that --output names")
     options = parser.parse_args(arguments)

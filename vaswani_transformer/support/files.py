@@ -2,15 +2,13 @@
 
 import codecs
 import contextlib
-import errno
 import hashlib
 import json
 import os
-import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,8 +18,6 @@ from .errors import OutputError, UserError, one_line
 
 logger = logging.get_logger(__name__)
 
-PARTIAL = ".part"
-"""The suffix of a file or folder that is not finished yet."""
 MODEL_MARKER = "config.json"
 """The file that every model folder has; `atomic_folder` replaces no other folder."""
 MODEL_FILES = (
@@ -30,13 +26,7 @@ MODEL_FILES = (
 )  # fmt: skip
 """The files of a saved model: weights, settings, code and tokenizer."""
 BLOCK = 1 << 20  # bytes
-OF_A_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}  # that it has failed, whatever was written
 JSON_TYPES = {dict: "an object", list: "a list", str: "a text", bool: "a boolean", type(None): "null"}
-
-
-def free_megabytes(path: Path) -> int:
-    """Return the free space, in MB, of the disk that holds a path or its nearest existing folder."""
-    return shutil.disk_usage(next(folder for folder in (path, *path.absolute().parents) if folder.exists())).free >> 20
 
 
 @contextlib.contextmanager
@@ -45,8 +35,75 @@ def read_errors(name: str | os.PathLike[str]) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        problem = one_line(error, with_file=False)
-        raise UserError(f"{name}: cannot be read: {problem}; name a file that can be read.") from error
+        raise UserError(f"{name}: cannot be read: {error.strerror}; name a file that can be read.") from error
+
+
+@contextlib.contextmanager
+def write_errors(name: str | os.PathLike[str], fix: str, *more_errors: type[Exception]) -> Generator[None]:
+    """Turn a failed write, or one of `more_errors` by which a library reports it, into an OutputError.
+
+    `name` is the file or the stream, and `fix` ends the message. A broken pipe passes through.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except (OSError, *more_errors) as error:
+        problem = getattr(error, "strerror", None) or one_line(error)
+        raise OutputError(f"{name}: cannot be written: {problem}; {fix}.") from error
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file in UTF-8 completely or not at all."""
+    with staged_files(path.parent) as staging:
+        (staging / path.name).write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def staged_files(folder: Path) -> Generator[Path]:
+    """Yield a staging folder whose files move into `folder` at the end; an error before that changes nothing there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".staging-") as staging:
+        yield Path(staging)
+        for path in Path(staging).iterdir():
+            path.replace(folder / path.name)
+
+
+def check_new_folder(path: Path, force: bool = False) -> None:
+    """Check that a model folder can be written at `path`; by `force` it may replace a model."""
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path}: is a file; name a folder.")
+    if not path.exists() or not any(path.iterdir()):
+        return
+    if not force:
+        raise UserError(f"{path}: the folder is in use; name another, or replace the model in it with --force.")
+    if not (path / MODEL_MARKER).is_file():
+        raise UserError(f"{path}: the folder has no {MODEL_MARKER}, so it holds no model to replace; name another.")
+
+
+@contextlib.contextmanager
+def atomic_folder(path: str | os.PathLike[str], force: bool = False) -> Generator[Path]:
+    """Yield a staging folder that becomes `path` at the end; an error before that changes nothing at `path`.
+
+    Missing parents are made, and by `force` it may replace a model. A link at `path` stays, and leads to the folder.
+    """
+    target, mark = Path(path).resolve(), secrets.token_hex(4)
+    check_new_folder(target, force)
+    staging, backup = (target.with_name(f".{target.name}.{role}-{mark}") for role in ("new", "old"))
+    try:
+        with write_errors(path, "name another folder"):
+            staging.mkdir(parents=True)
+        yield staging
+        if target.exists():
+            target.rename(backup)
+        staging.rename(target)
+    except BaseException:
+        if backup.exists() and not target.exists():
+            backup.rename(target)
+        raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(backup, ignore_errors=True)
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -71,6 +128,14 @@ def json_type(value: Any) -> str:
     return JSON_TYPES.get(type(value), "a number")
 
 
+def read_json(path: Path, fix: str) -> dict[str, Any]:
+    """Return the JSON object in a file that a command has written; `fix` ends the message of a damaged one."""
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path}: cannot be read ({one_line(error)}); {fix}") from error
+
+
 def check_unicode(text: str, where: str) -> None:
     """Check that a text can be written as UTF-8, as JSON's `\\ud800` without its other half cannot."""
     try:
@@ -80,25 +145,6 @@ def check_unicode(text: str, where: str) -> None:
         raise UserError(
             f"{where} holds {code} at character {error.start + 1}, half of a surrogate pair; correct the line."
         ) from error
-
-
-def read_json(path: Path, fix: str, **fields: type) -> dict[str, Any]:
-    """Return the JSON object in a file that a command has written, in which `fields` have these types.
-
-    `fix` says what the user can do with a damaged one, and ends the message.
-    """
-    try:
-        content = parse_json(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({one_line(error, with_file=False)}); {fix}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: is damaged; got {type(content).__name__}, expected dict; {fix}")
-    for name, kind in fields.items():
-        if not isinstance(content.get(name), kind):
-            raise UserError(
-                f"{path}: {name} is damaged; got {json.dumps(content.get(name))[:40]}, expected {kind.__name__}; {fix}"
-            )
-    return content
 
 
 def lines_of(stream: Iterable[bytes]) -> Iterator[bytes]:
@@ -121,121 +167,6 @@ def utf8_lines(stream: Iterable[bytes], name: str | os.PathLike[str]) -> Iterato
                 f"{name}, line {number}: not UTF-8 (byte 0x{byte:02x} at byte {error.start + 1} of the "
                 "line); correct the line, or convert the file, for example with iconv."
             ) from error
-
-
-def is_write_error(error: Exception) -> bool:
-    """Return whether the system could not write: torch reports that by the place in its source, Rust by a number."""
-    is_of_library = (
-        re.search(r"inline_container|PytorchStreamWriter|basic_ios|\(os error \d+\)", str(error)) is not None
-    )
-    return isinstance(error, OSError) or (is_of_library and not isinstance(error, UserError))
-
-
-def failed_write(error: Exception) -> Exception:
-    """Return the disk's error that a library hid by one of its own while it tidied up, or else the error."""
-    hidden = error.__context__
-    is_of_disk = isinstance(hidden, OSError) and hidden.errno in OF_A_DISK and not isinstance(error, UserError)
-    return hidden if is_of_disk else error
-
-
-@contextlib.contextmanager
-def write_errors(
-    name: str | os.PathLike[str], fix: str | Callable[[], str], *more_errors: type[Exception]
-) -> Generator[None]:
-    """Turn a failed write, or one of `more_errors` by which a library reports it, into an OutputError.
-
-    `name` is the file or the stream. `fix`, or what it returns then, ends the message. A broken pipe passes through.
-    """
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except Exception as error:
-        problem = failed_write(error)
-        if not (isinstance(error, more_errors) or is_write_error(problem)):
-            raise
-        end = fix if isinstance(fix, str) else fix()
-        raise OutputError(f"{name}: cannot be written: {one_line(problem, with_file=False)}; {end}.") from error
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file in UTF-8 completely or not at all."""
-    partial = path.with_name(f"{path.name}{PARTIAL}")
-    partial.unlink(missing_ok=True)  # it may be a link to another file
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
-
-
-def holds_files(folder: Path) -> bool:
-    """Return whether a path is a file, or a folder with more than what a killed command has left unfinished."""
-    return folder.exists() and not (folder.is_dir() and all(path.suffix == PARTIAL for path in folder.iterdir()))
-
-
-@contextlib.contextmanager
-def staged_files(folder: Path, last: str = "") -> Generator[Path]:
-    """Yield a staging folder whose files move into `folder` at the end, the file `last` after all others.
-
-    An error leaves no new file there. A missing folder is made, and what a killed command has left unfinished in it is
-    deleted.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    for partial in folder.glob(f"*{PARTIAL}"):
-        shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
-    with tempfile.TemporaryDirectory(dir=folder, suffix=PARTIAL) as staging:
-        yield Path(staging)
-        added: list[Path] = []
-        try:
-            for path in sorted(Path(staging).iterdir(), key=lambda path: (path.name == last, path.name)):
-                is_new = not (folder / path.name).exists()
-                moved = path.replace(folder / path.name)
-                added += [moved] if is_new else []
-        except OSError:
-            for path in added:
-                path.unlink()
-            raise
-
-
-def check_new_folder(path: Path, force: bool = False) -> None:
-    """Check that a model folder can be written at `path`; by `force` it may replace a model."""
-    if path.exists() and not path.is_dir():
-        raise UserError(f"{path}: is a file; name a folder.")
-    if os.path.ismount(path):  # also the root, which has no parent
-        raise UserError(f"{path}: is a mount point, whose place no new folder can take; name a folder in it.")
-    parent = next(each for each in path.absolute().parents if each.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise UserError(f"{path}: {parent} is not a writable folder; name a folder elsewhere.")
-    if not path.exists() or not any(path.iterdir()):
-        return
-    if not force:
-        raise UserError(f"{path}: the folder is in use; name another, or replace the model in it with --force.")
-    if not (path / MODEL_MARKER).is_file():
-        raise UserError(f"{path}: the folder has no {MODEL_MARKER}, so it holds no model to replace; name another.")
-
-
-@contextlib.contextmanager
-def atomic_folder(path: str | os.PathLike[str], force: bool = False) -> Generator[Path]:
-    """Yield a staging folder that becomes `path` at the end; an error before that changes nothing at `path`.
-
-    Missing parents are made, and by `force` it may replace a model. A link at `path` stays, and leads to the folder.
-    """
-    target, mark = Path(path).resolve(), secrets.token_hex(4)  # a killed process may have had the same number
-    check_new_folder(target, force)
-    staging, backup = (target.with_name(f".{target.name}.{role}-{mark}") for role in ("new", "old"))
-    try:
-        with write_errors(path, "name another folder"):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            staging.mkdir()
-        yield staging
-        if target.exists():
-            target.rename(backup)
-        staging.rename(target)
-    except BaseException:
-        if backup.exists() and not target.exists():
-            backup.rename(target)
-        raise
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-        shutil.rmtree(backup, ignore_errors=True)
 
 
 def open_lock(path: Path) -> IO:

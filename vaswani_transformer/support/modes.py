@@ -1,8 +1,8 @@
-"""The way in which a model decodes, and modes that it takes for a while: evaluation, attention with weights."""
+"""Modes that a model has for a while: evaluation, attention with weights."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from transformers import PreTrainedModel
 
@@ -10,7 +10,7 @@ from ..nar import NarHead
 
 
 def is_non_autoregressive(model: object) -> TypeGuard[NarHead]:
-    """Return whether a model predicts all tokens of a target at once, as NAT and CMLM do."""
+    """Return whether a model predicts all tokens of a target in parallel, as NAT and CMLM do."""
     return not getattr(model, "is_autoregressive", True)
 
 
@@ -29,12 +29,10 @@ def eval_mode(model: PreTrainedModel) -> Generator[None]:
 @contextmanager
 def eager_attention(model: PreTrainedModel) -> Generator[None]:
     """Compute equation (1) step by step, the only way that returns weights; afterwards configurations are restored."""
-    configs = {
-        id(config): config for module in model.modules() if (config := getattr(module, "config", None)) is not None
-    }
-    before = [(config, config._attn_implementation) for config in configs.values()]
+    configs: list[Any] = [module.config for module in model.modules() if hasattr(module, "config")]
+    before = [(config, config._attn_implementation) for config in configs]
     try:
-        for config, _ in before:
+        for config in configs:
             config._attn_implementation = "eager"
         yield
     finally:

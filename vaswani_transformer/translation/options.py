@@ -4,16 +4,10 @@ import argparse
 from pathlib import Path
 from typing import Any, get_args
 
-from ..support.command_line import (
-    ArgumentParser,
-    add_model_argument,
-    check_output_file,
-    finite_float,
-    positive_argument,
-    utf8_text,
-)
-from ..support.saved_settings import MAX_ALPHA
+from ..support.command_line import add_model_argument, check_output_file, positive_argument
 from .translator import TooLong
+
+MAX_ALPHA = 50  # of lp(Y): the longest translations to this power are still finite
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 DTYPE_HELP = "of products with weights; int8 only on a CPU (float32 on a CPU, as saved on other devices)"
@@ -21,7 +15,7 @@ DTYPE_HELP = "of products with weights; int8 only on a CPU (float32 on a CPU, as
 
 def add_beam_options(group: Any) -> None:
     group.add_argument("--beams", type=positive_argument, metavar="N", help="beams; 1 for greedy search")
-    group.add_argument("--length_penalty", type=finite_float, metavar="ALPHA", help="alpha of lp(Y)")
+    group.add_argument("--length_penalty", type=float, metavar="ALPHA", help="alpha of lp(Y)")
 
 
 def add_batch_tokens(group: Any) -> None:
@@ -42,9 +36,10 @@ def add_load_options(group: Any) -> None:
     group.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with the model")
 
 
-def line_parser(prog: str, description: str, texts: str, results: str) -> tuple[ArgumentParser, Any]:
+def line_parser(prog: str, description: str, texts: str, results: str) -> tuple[argparse.ArgumentParser, Any]:
     """Return a parser of a command that reads `texts` and writes `results` line by line, and its group for lines."""
-    parser = ArgumentParser(
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog=prog,
         description=description,
         epilog="With --output the same command resumes an interrupted one and leaves a finished file unchanged; "
@@ -68,7 +63,7 @@ def check_combination(parser: argparse.ArgumentParser, options: argparse.Namespa
         parser.error("--field and --source are of JSON Lines; give --format=jsonl as well.")
     if options.field and options.source:
         parser.error("--field and --source both say where the text is; give one of them.")
-    if options.length_penalty is not None and abs(options.length_penalty) > MAX_ALPHA:
+    if not -MAX_ALPHA <= (options.length_penalty or 0) <= MAX_ALPHA:  # also NaN
         parser.error(
             f"--length_penalty={options.length_penalty}: lengths to this power overflow; give a number from "
             f"-{MAX_ALPHA} to {MAX_ALPHA}."
@@ -86,7 +81,7 @@ def check_paths(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
         parser.error(f"--output={options.output}: is the input itself; name another file.")
 
 
-def parse_with_checks(parser: ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
+def parse_with_checks(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
     """Return a command's options, also those of search and machine; a bad combination ends it with status 2."""
     group = parser.add_argument_group("search", "the model's generation config is the default")
     add_beam_options(group)
@@ -123,12 +118,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     description = "Translate a text line by line, in order, by the model's own search."
     parser, group = line_parser("vaswani-translate", description, "text to translate", "results")
     group.add_argument("--format", choices=("text", "jsonl"), default="text", help="format of input and output (text)")
-    group.add_argument(
-        "--field", type=utf8_text, metavar="NAME", help='field of JSON Lines with the text: {"NAME": "..."} (text)'
-    )
-    group.add_argument(
-        "--source", type=utf8_text, metavar="LANGUAGE", help='or its language, in {"translation": {"LANGUAGE": "..."}}'
-    )
+    group.add_argument("--field", metavar="NAME", help='field of JSON Lines with the text: {"NAME": "..."} (text)')
+    group.add_argument("--source", metavar="LANGUAGE", help='or its language, in {"translation": {"LANGUAGE": "..."}}')
     group.add_argument(
         "--scores",
         action="store_true",
