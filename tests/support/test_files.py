@@ -178,9 +178,14 @@ def test_replaced_folder_comes_back_where_the_new_one_cannot_take_its_place(
 
 def test_staged_files_replace_those_of_a_folder_at_the_end(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("old")
-    with pytest.raises(ZeroDivisionError), staged_files(tmp_path) as staging:
-        (staging / "a").write_text("torn")
-        raise ZeroDivisionError
+
+    def fail() -> None:
+        with staged_files(tmp_path) as staging:
+            (staging / "a").write_text("torn")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert (tmp_path / "a").read_text() == "old"
     with staged_files(tmp_path) as staging:
         (staging / "a").write_text("new")
