@@ -40,7 +40,7 @@ from .tokenizer import VaswaniTransformerTokenizer
 from .translation import Hypothesis, Translation, translate
 
 if TYPE_CHECKING:
-    from .convert import ImportResult, from_fairseq, from_fsmt, from_marian, to_ctranslate2, to_onnx
+    from .convert import ImportResult, from_fairseq, from_fsmt, from_marian, to_ctranslate2
     from .figures import (
         AttentionMaps,
         attention_maps,
@@ -104,13 +104,12 @@ __all__ = [
     "read_trees",
     "score_trees",
     "to_ctranslate2",
-    "to_onnx",
     "translate",
 ]
 
 # Each module is imported when one of its names is first used, so that importing the package stays fast.
 LAZY_MODULES = {
-    "convert": ("ImportResult", "from_fairseq", "from_fsmt", "from_marian", "to_ctranslate2", "to_onnx"),
+    "convert": ("ImportResult", "from_fairseq", "from_fsmt", "from_marian", "to_ctranslate2"),
     "figures": ("AttentionMaps", "attention_maps", "attention_page", "draw_attention", "draw_heat_maps"),
     "parsing.figure": ("draw_tree",),
 }

@@ -234,8 +234,6 @@ def prepared() -> nn.Module:
         (lambda: tiny_model(activation_function="mish"), {}, "CTranslate2 has no activation function 'mish'; it has"),
         (lambda: tiny_model(attention_window=3), {}, "attention_window: CTranslate2 has no restricted self-attention"),
         (lambda: tiny_model(eos_token_id=[2, 4]), {}, r"one token as eos_token_id; got \[2, 4\]\. Set one"),
-        (tiny_model, {"quantization": "int4"}, "quantization is 'int4'; choose one of float32"),
-        (tiny_model, {"positions": 0}, r"positions \(0\) is not positive"),
     ],
     ids=lambda value: value.__name__ if callable(value) else str(value),
 )

@@ -1,9 +1,8 @@
-"""Models to and from other tools: importers, exporters to CTranslate2 and ONNX, and the command `vaswani-convert`."""
+"""Models to and from other tools: importers, the exporter to CTranslate2, and the command `vaswani-convert`."""
 
 from .ctranslate2_exporter import to_ctranslate2
 from .fairseq import from_fairseq
 from .foreign import ImportResult
-from .onnx_exporter import to_onnx
 from .transformers_models import from_fsmt, from_marian
 
-__all__ = ["ImportResult", "from_fairseq", "from_fsmt", "from_marian", "to_ctranslate2", "to_onnx"]
+__all__ = ["ImportResult", "from_fairseq", "from_fsmt", "from_marian", "to_ctranslate2"]

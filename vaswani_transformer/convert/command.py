@@ -19,43 +19,41 @@ from .foreign import ImportResult
 from .transformers_models import check_type, from_fsmt, from_marian
 
 
-def add_ctranslate2(parser: argparse.ArgumentParser) -> None:
-    add_model_argument(parser)
-    parser.add_argument("--quantization", choices=QUANTIZATIONS, help="how weights are stored (float32)")
-    parser.add_argument(
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="vaswani-convert", description="Convert a model.", allow_abbrev=False)
+    formats = parser.add_subparsers(dest="format", required=True, metavar="FORMAT")
+
+    ctranslate2 = formats.add_parser("ctranslate2", help="a model of this package to CTranslate2")
+    add_model_argument(ctranslate2)
+    ctranslate2.add_argument("--quantization", choices=QUANTIZATIONS, help="how weights are stored (float32)")
+    ctranslate2.add_argument(
         "--positions",
         type=positive_argument,
         default=1024,
         metavar="N",
         help="tokens of the longest text (1024); learned positions have as many as their table",
     )
-    parser.add_argument("--revision", default="main", help="branch, tag or commit of a model on the Hub (main)")
-    parser.set_defaults(run=convert_to_ctranslate2)
+    ctranslate2.add_argument("--revision", default="main", help="branch, tag or commit of a model on the Hub (main)")
+    ctranslate2.set_defaults(run=convert_to_ctranslate2)
 
-
-def add_fairseq(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", type=Path, metavar="CHECKPOINT", help="the .pt file; no code in it runs")
-    parser.add_argument("--dict", type=Path, metavar="FILE", help="dict.txt, the vocabulary of source and target")
-    parser.add_argument(
+    fairseq = formats.add_parser("fairseq", help="a checkpoint of fairseq to this package")
+    fairseq.add_argument("model", type=Path, metavar="CHECKPOINT", help="the .pt file; no code in it runs")
+    fairseq.add_argument("--dict", type=Path, metavar="FILE", help="dict.txt, the vocabulary of source and target")
+    fairseq.add_argument(
         "--codes",
         type=Path,
         metavar="FILE",
         help="the merges, or a SentencePiece *.model; without it texts must be split into sub-words",
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="JSON with settings by fairseq's names")
-    parser.set_defaults(run=convert_from_fairseq)
+    fairseq.add_argument("--config", type=Path, metavar="FILE", help="JSON with settings by fairseq's names")
+    fairseq.set_defaults(run=convert_from_fairseq)
 
-
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="vaswani-convert", description="Convert a model.", allow_abbrev=False)
-    formats = parser.add_subparsers(dest="format", required=True, metavar="FORMAT")
-    add_ctranslate2(formats.add_parser("ctranslate2", help="a model of this package to CTranslate2"))
-    add_fairseq(formats.add_parser("fairseq", help="a checkpoint of fairseq to this package"))
     for name, import_model in (("fsmt", from_fsmt), ("marian", from_marian)):
         foreign = formats.add_parser(name, help=f"a {name} model of Transformers to this package")
         add_model_argument(foreign)
         foreign.add_argument("--without_tokenizer", action="store_true", help="convert the model only")
         foreign.set_defaults(run=convert_from_transformers, import_model=import_model)
+
     for subparser in formats.choices.values():
         subparser.allow_abbrev = False
         subparser.add_argument("output", type=Path, metavar="OUT", help="a new folder")

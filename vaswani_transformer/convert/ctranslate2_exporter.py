@@ -57,17 +57,13 @@ def start_token_id(model: VaswaniTransformerForConditionalGeneration) -> int | N
     return next((token for token in given if token is not None), None)
 
 
-def check_convertible(model: nn.Module, quantization: str | None, positions: int) -> None:
+def check_convertible(model: nn.Module) -> None:
     if not isinstance(model, VaswaniTransformerForConditionalGeneration):
         raise UserError(
             f"A {type(model).__name__} is not a VaswaniTransformerForConditionalGeneration; convert another model "
             "into one first, and merge adapters with merge_and_unload()."
         )
     config = model.config
-    if quantization is not None and quantization not in QUANTIZATIONS:
-        raise UserError(f"quantization is {quantization!r}; choose one of {', '.join(QUANTIZATIONS)}.")
-    if positions < 1:
-        raise UserError(f"positions ({positions}) is not positive; give the longest text's number of tokens.")
     if config.attention_window is not None:
         raise UserError(
             f"attention_window: CTranslate2 has no restricted self-attention; got {config.attention_window}, expected "
@@ -248,7 +244,7 @@ def to_ctranslate2(
         ImportError: CTranslate2 is not installed.
         UserError: CTranslate2 cannot represent the model, the tokenizer is of another model, or the folder is in use.
     """
-    check_convertible(model, quantization, positions)
+    check_convertible(model)
     import_ctranslate2()
     with atomic_folder(output_dir, force) as folder, torch.no_grad():
         spec = specification(model, positions)

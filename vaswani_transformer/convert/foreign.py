@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.activations import ACT2FN
 
 from ..config import VaswaniTransformerConfig, as_token_ids
 from ..model import VaswaniTransformerForConditionalGeneration
-from ..support.errors import UserError, one_line
+from ..support.errors import UserError
 
 LAYER_NAMES = {
     "self_attn.out_proj": "self_attn.o_proj",
@@ -39,23 +37,11 @@ EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tok
 OUTPUTS = ("lm_head.weight", "decoder.output_projection.weight")
 TABLES = ("encoder.embed_positions.weight", "decoder.embed_positions.weight")
 LAYER_NORM_EPS = 1e-5
-
-# Settings of fairseq and Marian for parts that the paper's model does not have. Each is an error if it is set.
-UNSUPPORTED_SETTINGS = {
-    "encoder_normalize_before": "pre-norm",
-    "decoder_normalize_before": "pre-norm",
-    "normalize_before": "pre-norm",
-    "add_final_layer_norm": "a norm after the last layer",
-    "normalize_embedding": "a norm of the embeddings",
-    "layernorm_embedding": "a norm of the embeddings",
-    "no_token_positional_embeddings": "no positions",
-    "adaptive_softmax_cutoff": "an adaptive softmax",
-    "cross_self_attention": "attention over source and target together",
-    "no_cross_attention": "no attention over the source",
-    "tie_adaptive_weights": "an adaptive softmax",
-    "encoder_layers_to_keep": "layers left out",
-    "decoder_layers_to_keep": "layers left out",
-}
+UNSUPPORTED_SETTINGS = (
+    *("encoder_normalize_before", "decoder_normalize_before", "normalize_before", "normalize_embedding"),
+    *("no_token_positional_embeddings", "cross_self_attention", "encoder_layers_to_keep", "decoder_layers_to_keep"),
+)
+"""Settings of fairseq and Marian for parts that the paper's model does not have. Each is an error if it is set."""
 
 
 @dataclass
@@ -70,14 +56,30 @@ class ForeignModel:
 
     settings: dict[str, Any]
     state: dict[str, Tensor]
-    tables: tuple[Tensor, Tensor]
+    tables: list[Tensor]
     bias: Tensor | None = None
 
 
+@dataclass
+class ImportResult:
+    """An imported model.
+
+    model: the model of this package.
+    tokenizer: its tokenizer; the original's own if no `tokenizer.json` can do the same; None without a tokenizer.
+    difference: the largest difference of log-probabilities from the original, or None without an original that runs.
+    largest: the largest absolute log-probability.
+    """
+
+    model: VaswaniTransformerForConditionalGeneration
+    tokenizer: PreTrainedTokenizerBase | None
+    difference: float | None
+    largest: float | None
+
+
 def check_supported(settings: dict[str, Any], name: str) -> None:
-    for key, meaning in UNSUPPORTED_SETTINGS.items():
+    for key in UNSUPPORTED_SETTINGS:
         if settings.get(key):
-            raise UserError(f"{name}: {key} is {settings[key]!r}, {meaning}, which the paper's model does not have.")
+            raise UserError(f"{name}: {key} is {settings[key]!r}, which the paper's model does not have.")
 
 
 def require_equal(settings: dict[str, Any], name: str, first: str, second: str) -> Any:
@@ -102,12 +104,6 @@ def concatenated_sinusoids(positions: int, d_model: int, padding_idx: int) -> Te
     return torch.cat((angles.sin(), angles.cos()), dim=1)
 
 
-def activation_name(function: str, name: str) -> str:
-    if function not in ACT2FN:
-        raise UserError(f"{name}: {function!r} is not a known activation function; known are {', '.join(ACT2FN)}.")
-    return "silu" if function == "swish" else function
-
-
 def map_weight_name(key: str, name: str) -> str:
     match = re.fullmatch(r"((?:en|de)coder\.layers\.\d+)\.(.+)\.(weight|bias)", key)
     if match is None or match[2] not in LAYER_NAMES:
@@ -118,7 +114,7 @@ def map_weight_name(key: str, name: str) -> str:
 def pop_embeddings(state: dict[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
     """Take out and return the shared embeddings (V, d_model) of source and target, and the output projection."""
     first, *other_embeddings = [state.pop(key) for key in EMBEDDINGS if key in state]
-    if any(other.shape != first.shape or not torch.equal(other, first) for other in other_embeddings):
+    if not all(torch.equal(other, first) for other in other_embeddings):
         raise UserError(f"{name}: has separate embeddings of source and target; here they share one matrix.")
     outputs = [state.pop(key) for key in OUTPUTS if key in state]
     return first, outputs[0] if outputs else first
@@ -144,43 +140,20 @@ def fold_bias(model: VaswaniTransformerForConditionalGeneration, bias: Tensor, n
     model.lm_head.weight.copy_(weight + torch.outer(bias.double() - sign * weight @ gain, 1 / gain) / constant)
 
 
-def load_weights(model: VaswaniTransformerForConditionalGeneration, weights: dict[str, Tensor], name: str) -> None:
-    expected = model.state_dict()
-    if missing := sorted(expected.keys() - weights.keys()):
-        raise UserError(f"{name}: lacks {missing[0]} and {len(missing) - 1} more weights.")
-    for key, weight in weights.items():
-        if key not in expected:
-            raise UserError(f"{name}: has {key}, which a model with its other weights does not have.")
-        if weight.shape != expected[key].shape:
-            raise UserError(
-                f"{name}: {key} does not fit the other weights and settings; got shape {tuple(weight.shape)}, expected "
-                f"{tuple(expected[key].shape)}. Here all layers have the same shape."
-            )
-    model.load_state_dict(weights)
-
-
-def build_config(name: str, **settings: Any) -> VaswaniTransformerConfig:
-    try:
-        return VaswaniTransformerConfig(position_embedding="learned", layer_norm_eps=LAYER_NORM_EPS, **settings)
-    except StrictDataclassError as error:
-        raise UserError(f"{name}: its settings are invalid: {one_line(error)}") from error
-
-
 @torch.no_grad()
 def build_model(original: ForeignModel, name: str) -> VaswaniTransformerForConditionalGeneration:
     """Return the model of this package that computes the same."""
     state = {key: value.float() for key, value in original.state.items() if not IGNORED_KEYS.match(key)}
     embedding, output = pop_embeddings(state, name)
     bias = original.bias if original.bias is not None and not torch.all(original.bias == original.bias[0]) else None
-    sizes = {len(table) for table in original.tables}
-    if len(sizes) > 1:
-        raise UserError(
-            f"{name}: has positions for {sorted(sizes)} tokens of source and target; here both have as many."
-        )
-    config = build_config(
-        name,
+    lengths = [len(table) for table in original.tables]
+    if lengths[0] != lengths[1]:
+        raise UserError(f"{name}: has positions for {lengths} tokens of source and target; here both have as many.")
+    config = VaswaniTransformerConfig(
         **original.settings,
-        max_position_embeddings=sizes.pop(),
+        position_embedding="learned",
+        layer_norm_eps=LAYER_NORM_EPS,
+        max_position_embeddings=lengths[0],
         vocab_size=embedding.shape[0],
         d_model=embedding.shape[1],
         attention_bias="encoder.layers.0.self_attn.q_proj.bias" in state,
@@ -191,27 +164,10 @@ def build_model(original: ForeignModel, name: str) -> VaswaniTransformerForCondi
     for stack, table in zip(("encoder", "decoder"), original.tables, strict=True):
         weights[f"model.{stack}.input_embedding.positions.table.weight"] = table
         weights[f"model.{stack}.embed_tokens.weight"] = embedding
-    weights |= {"model.shared.weight": embedding, "lm_head.weight": output}
-    load_weights(model, weights, name)
+    model.load_state_dict(weights | {"model.shared.weight": embedding, "lm_head.weight": output})
     if bias is not None:
         fold_bias(model, bias, name)
     return model
-
-
-@dataclass
-class ImportResult:
-    """An imported model.
-
-    model: the model of this package.
-    tokenizer: its tokenizer; the original's own if no `tokenizer.json` can do the same; None without a tokenizer.
-    difference: the largest difference of log-probabilities from the original, or None without an original that runs.
-    largest: the largest absolute log-probability.
-    """
-
-    model: VaswaniTransformerForConditionalGeneration
-    tokenizer: PreTrainedTokenizerBase | None
-    difference: float | None
-    largest: float | None
 
 
 @torch.no_grad()

@@ -12,18 +12,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ..support.checked_loading import load_config, load_model, load_tokenizer
+from ..support.checked_loading import load_config, load_errors, load_model, load_tokenizer
 from ..support.errors import UserError
-from .foreign import (
-    TABLES,
-    ForeignModel,
-    ImportResult,
-    activation_name,
-    build_model,
-    check_equivalence,
-    check_supported,
-    require_equal,
-)
+from .foreign import TABLES, ForeignModel, ImportResult, build_model, check_equivalence, check_supported, require_equal
 
 
 def check_type(name: str, model_type: str, **settings: Any) -> None:
@@ -38,28 +29,23 @@ def read_transformers_model(original: PreTrainedModel, name: str) -> ForeignMode
     check_supported(settings, name)
     inner = original.model
     offset = inner.encoder.padding_idx + 1 if isinstance(original, FSMTForConditionalGeneration) else 0
-    size = settings["max_position_embeddings"]
-    tables = [stack.embed_positions.weight.detach()[offset : offset + size] for stack in (inner.encoder, inner.decoder)]
+    rows = slice(offset, offset + settings["max_position_embeddings"])
     state = {key.removeprefix("model."): value for key, value in original.state_dict().items()}
     bias = state.pop("final_logits_bias", None)
-    for key in TABLES:
-        state.pop(key, None)
+    same = ("dropout", "attention_dropout", "activation_dropout", "scale_embedding", "encoder_layers", "decoder_layers")
+    tokens = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
+    activation = settings["activation_function"]
+    fields = {
+        "num_heads": require_equal(settings, name, "encoder_attention_heads", "decoder_attention_heads"),
+        "d_ff": require_equal(settings, name, "encoder_ffn_dim", "decoder_ffn_dim"),
+        "activation_function": "silu" if activation == "swish" else activation,
+        **{key: settings[key] for key in same},
+        **{key: getattr(original.config, key) for key in tokens},
+    }
     return ForeignModel(
-        {
-            "encoder_layers": settings["encoder_layers"],
-            "decoder_layers": settings["decoder_layers"],
-            "num_heads": require_equal(settings, name, "encoder_attention_heads", "decoder_attention_heads"),
-            "d_ff": require_equal(settings, name, "encoder_ffn_dim", "decoder_ffn_dim"),
-            "dropout": settings["dropout"],
-            "attention_dropout": settings["attention_dropout"],
-            "activation_dropout": settings["activation_dropout"],
-            "activation_function": activation_name(settings["activation_function"], name),
-            "scale_embedding": settings["scale_embedding"],
-        }
-        | {key: getattr(original.config, key) for key in ("bos_token_id", "pad_token_id", "eos_token_id")}
-        | {"decoder_start_token_id": original.config.decoder_start_token_id},
-        state,
-        (tables[0], tables[1]),
+        fields,
+        {key: value for key, value in state.items() if key not in TABLES},
+        [stack.embed_positions.weight.detach()[rows] for stack in (inner.encoder, inner.decoder)],
         None if bias is None else bias[0].float(),
     )
 
@@ -74,7 +60,8 @@ def import_transformers_model(
     """
     original = load_model(folder, model_class, dtype=torch.float32).eval()
     tokenizer = None if tokenizer_class is None else load_tokenizer(folder, tokenizer_class)
-    model = build_model(read_transformers_model(original, folder), folder)
+    with load_errors(folder):
+        model = build_model(read_transformers_model(original, folder), folder)
     difference, largest = check_equivalence(model, original, folder)
     model.generation_config = original.generation_config
     if tokenizer is not None:  # a padded vocabulary has more entries, which may be decoded too
