@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import re
 from collections.abc import Callable
 from itertools import pairwise
@@ -88,49 +89,33 @@ class Malicious:
 def test_checkpoint_cannot_run_code(location: str, tmp_path: Path) -> None:
     content = {"model": {}, "args": argparse.Namespace()}
     torch.save(content | {location: {"weight": argparse.Namespace(inner=Malicious())}}, tmp_path / "c.pt")
-    with pytest.raises(ValueError, match=r"contains \S*exec, which could run code"):
+    with user_error(r"c\.pt: cannot be loaded: .*exec"):
         from_fairseq(tmp_path / "c.pt")
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"PK"])
 def test_file_that_is_no_checkpoint_is_an_error(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "c.pt").write_bytes(content)
-    with pytest.raises(ValueError, match="not a checkpoint that torch can read"):
+    with user_error(r"c\.pt: cannot be loaded: "):
         from_fairseq(tmp_path / "c.pt")
-
-
-def test_missing_checkpoint_is_an_error_that_asks_for_the_file(tmp_path: Path) -> None:
-    with user_error(r"none\.pt: there is no such file; give the \.pt file that fairseq saved\.$"):
-        from_fairseq(tmp_path / "none.pt")
 
 
 @pytest.mark.parametrize(
     ("change", "arguments", "message"),
     [
-        ({}, {"encoder_normalize_before": True}, "encoder_normalize_before is True, pre-norm"),
-        ({}, {"adaptive_softmax_cutoff": "1,2"}, "adaptive_softmax_cutoff is '1,2', an adaptive softmax"),
+        ({}, {"encoder_normalize_before": True}, "encoder_normalize_before is True, which the paper's model does not"),
         ({"decoder.layer_norm.weight": torch.ones(D)}, {}, r"has a weight decoder.layer_norm.weight, which"),
         ({"decoder.embed_tokens.weight": torch.ones(V, D)}, {}, "has separate embeddings of source and target"),
-        ({}, {"activation_fn": "relu_squared_or_so"}, "'relu_squared_or_so' is not a known activation function"),
+        ({}, {"activation_fn": "relu_squared_or_so"}, "cannot be loaded: .*activation_function.*'relu_squared_or_so'"),
         ({}, {"decoder_attention_heads": 2}, r"decoder_attention_heads \(2\) differ"),
-        (
-            {"decoder.layers.0.fc2.bias": torch.ones(30)},
-            {},
-            r"feed_forward.fc2.bias .* got shape \(30,\), expected \(16,",
-        ),
-        ({"encoder.layers.0.fc1.weight": 3}, {}, "encoder.layers.0.fc1.weight is of type int, not a weight; save the"),
-        ({}, {f"{side}_attention_heads": 3 for side in SIDES}, r"settings are invalid: .*\(16\) .* by num_heads \(3\)"),
-        ({"encoder.layers.1000000000.fc1.weight": torch.ones(1)}, {}, r"has a layer encoder\.layers\.1000000000 "),
-        ({"encoder.layers.x.fc1.weight": torch.ones(1)}, {}, r"has a layer encoder\.layers\.x and not all before it"),
-        ({"decoder.embed_tokens.weight": torch.ones(3)}, {}, r"cannot be loaded: "),
-        ({"encoder.layers.0.fc1.weight": torch.eye(3).to_sparse()}, {}, r"is of type Tensor, not a weight"),
-        ({}, {"max_source_positions": 10**12}, r"max_source_positions is 1000000000000, expected a whole"),
-        ({}, {"max_target_positions": [1]}, r"max_target_positions is \[1\], expected a whole number"),
-        ({}, {f"{side}_attention_heads": {} for side in SIDES}, r"(settings are invalid|cannot be loaded)"),
+        ({"decoder.layers.0.fc2.bias": torch.ones(30)}, {}, r"cannot be loaded: .*feed_forward.fc2.bias"),
+        ({}, {f"{side}_attention_heads": 3 for side in SIDES}, r"cannot be loaded: .*\(16\) .* by num_heads \(3\)"),
+        ({"decoder.layers.0.fc2.bias": torch.full((D,), math.nan)}, {}, "NaN or infinite numbers in decoder.layers.0"),
+        ({}, {"max_source_positions": 10**12}, r"has 1,000,000,000,000 positions, expected at most"),
         (
             {f"encoder.layers.{layer}.self_attn.in_proj_bias": None for layer in range(LAYERS)},
             {},
-            r"has model\.\S+bias, which a model with its other weights does not have",
+            r"cannot be loaded: .*Unexpected key",
         ),
     ],
 )
@@ -145,18 +130,11 @@ def test_fairseq_weight_or_setting_that_the_paper_lacks_is_an_error_that_names_i
         from_fairseq(path)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"{", "settings.json: not valid JSON"),
-        (b"\xff", "settings.json: not valid JSON"),
-        (b"[1]", "settings.json: got a list, expected an object such as"),
-    ],
-)
-def test_checkpoint_without_settings_is_an_error(content: bytes, message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"{", b"\xff", b"[1]"])
+def test_file_of_settings_that_holds_no_object_is_an_error(content: bytes, tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path / "c.pt", FairseqTransformer().state_dict())
     (tmp_path / "settings.json").write_bytes(content)
-    with pytest.raises(ValueError, match=message):
+    with user_error(r"settings\.json: cannot be loaded: "):
         from_fairseq(path, config=tmp_path / "settings.json")
 
 
@@ -169,9 +147,6 @@ def test_checkpoint_without_its_settings_takes_them_from_a_file(tmp_path: Path) 
     assert_alike(from_fairseq(tmp_path / "c.pt", config=tmp_path / "settings.json").model, original, PAD)
     torch.save({"weights": {}}, tmp_path / "c.pt")
     with pytest.raises(ValueError, match='has no "model", so it is not a fairseq checkpoint'):
-        from_fairseq(tmp_path / "c.pt")
-    torch.save({"model": {"w": torch.ones(1)}, "args": argparse.Namespace(**ARGUMENTS)}, tmp_path / "c.pt")
-    with pytest.raises(ValueError, match="has no encoder and decoder of fairseq's Transformer"):
         from_fairseq(tmp_path / "c.pt")
 
 

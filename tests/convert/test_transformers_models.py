@@ -106,8 +106,8 @@ def test_fsmt_model_computes_the_same(scale: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: marian(normalize_before=True), "normalize_before is True, pre-norm, which the paper's model does not"),
-        (lambda: marian(normalize_embedding=True), "normalize_embedding is True, a norm of the embeddings"),
+        (lambda: marian(normalize_before=True), "normalize_before is True, which the paper's model does not"),
+        (lambda: marian(normalize_embedding=True), "normalize_embedding is True, which the paper"),
         (lambda: marian(decoder_attention_heads=2), r"_attention_heads \(4\) and decoder_attention_heads \(2\) differ"),
         (lambda: marian(decoder_ffn_dim=12), r"encoder_ffn_dim \(24\) and decoder_ffn_dim \(12\) differ"),
         (
