@@ -101,11 +101,6 @@ class WellFormedTrees(LogitsProcessor):
     def permitted(self, input_ids: Tensor) -> Tensor:
         """Return whether each token of trees (R, C) may follow `input_ids` (R, T)."""
         tokens, (rows, length) = self.tokens, input_ids.shape
-        if rows % len(self.words):
-            raise ValueError(
-                f"word_counts: not those of the batch; got {len(self.words)} for {rows} rows, expected one a sentence. "
-                "Give the number of words of each sentence."
-            )
         words, lengths = (each.repeat_interleave(rows // len(each)) for each in (self.words, self.lengths))  # (R,)
         steps = tokens.steps[input_ids]  # (R, T)
         depths = steps.cumsum(1)
@@ -117,15 +112,8 @@ class WellFormedTrees(LogitsProcessor):
         innermost = (is_reaching * torch.arange(length, device=input_ids.device)).amax(1, keepdim=True)
         closing = tokens.closing[input_ids.gather(1, innermost)]  # (R, 1)
         can_close = (depth > 0) & (steps[:, -1] <= 0)
-        kinds = torch.stack(
-            (
-                (words_left > 0) & (spare >= 2),
-                words_left > 0,
-                torch.zeros_like(can_close),
-                (words_left <= 0) & (depth <= 0),
-            ),
-            dim=1,
-        )  # (R, 4)
+        can_open, is_over = (words_left > 0) & (spare >= 2), (words_left <= 0) & (depth <= 0)
+        kinds = torch.stack((can_open, words_left > 0, torch.zeros_like(can_close), is_over), dim=1)  # (R, 4)
         return kinds[:, tokens.kinds] | ((tokens.ids == closing) & can_close[:, None])
 
 

@@ -66,16 +66,6 @@ def close_label(stack: list[tuple[str, list[Tree | Leaf]]], label: str) -> bool:
     return is_well_formed
 
 
-def add_leftover_words(stack: list[tuple[str, list[Tree | Leaf]]], words: Sequence[str]) -> None:
-    """Add words without a place to the innermost open constituent, or else to the last one below the root."""
-    leaves = [Leaf(UNKNOWN_TAG, word) for word in words]
-    children = stack[-1][1]
-    if len(stack) == 1 and children and isinstance(last := children[-1], Tree):
-        children[-1] = Tree(last.label, (*last.children, *leaves))
-    else:
-        children.extend(leaves)
-
-
 def delinearize(text: str, words: Sequence[str]) -> ParsedSentence:
     """Return the tree of a linear tree over a sentence's words; every text gives a tree with exactly these words.
 
@@ -104,8 +94,12 @@ def delinearize(text: str, words: Sequence[str]) -> ParsedSentence:
         else:
             is_well_formed = False
     is_well_formed &= used == len(words) and len(stack) == 1
-    if used < len(words):
-        add_leftover_words(stack, words[used:])
+    if leftover := [Leaf(UNKNOWN_TAG, word) for word in words[used:]]:
+        children = stack[-1][1]
+        if len(stack) == 1 and children and isinstance(last := children[-1], Tree):
+            children[-1] = Tree(last.label, (*last.children, *leftover))
+        else:
+            children.extend(leftover)
     while len(stack) > 1:
         close_innermost(stack)
     return ParsedSentence(Tree(ROOT, tuple(stack[0][1])), not is_well_formed)

@@ -74,13 +74,9 @@ def percent(share: int, total: int) -> float:
     return 100 * share / total if total else 0.0
 
 
-def compared_label(label: str) -> str:
-    return EQUAL.get(label, label)
-
-
-def deleted_words(leaves: list[Leaf]) -> set[int]:
+def deleted_words(tree: Tree) -> set[int]:
     """Return the indices of words that do not count."""
-    return {index for index, leaf in enumerate(leaves) if leaf.tag in DELETED}
+    return {index for index, leaf in enumerate(tree.leaves) if leaf.tag in DELETED}
 
 
 def brackets(tree: Tree, deleted: set[int]) -> Counter[tuple[str, int, int]]:
@@ -94,17 +90,16 @@ def brackets(tree: Tree, deleted: set[int]) -> Counter[tuple[str, int, int]]:
         elif event == "open":
             starts.append(counted)
         elif (start := starts.pop()) < counted and (label := evaluation_label(node.label)) not in DELETED:
-            counts[compared_label(label), start, counted] += 1
+            counts[EQUAL.get(label, label), start, counted] += 1
     return counts
 
 
 def score_sentence(gold: Tree, predicted: Tree, own_punctuation: bool) -> BracketScores:
     """Return the counts of one sentence; see `score_trees`."""
-    leaves, predicted_leaves = gold.leaves, predicted.leaves
-    deleted = deleted_words(leaves)
-    deleted_others = deleted_words(predicted_leaves) if own_punctuation else deleted
-    kept = [leaf for index, leaf in enumerate(leaves) if index not in deleted]
-    kept_others = [leaf for index, leaf in enumerate(predicted_leaves) if index not in deleted_others]
+    deleted = deleted_words(gold)
+    deleted_others = deleted_words(predicted) if own_punctuation else deleted
+    kept = [leaf for index, leaf in enumerate(gold.leaves) if index not in deleted]
+    kept_others = [leaf for index, leaf in enumerate(predicted.leaves) if index not in deleted_others]
     if not kept_others:
         return BracketScores(skipped=1)
     if [leaf.word for leaf in kept] != [leaf.word for leaf in kept_others]:
@@ -116,7 +111,7 @@ def score_sentence(gold: Tree, predicted: Tree, own_punctuation: bool) -> Bracke
         gold=right.total(),
         predicted=predicted_brackets.total(),
         exact=right == predicted_brackets,
-        correct_tags=sum(compared_label(one.tag) == compared_label(other.tag) for one, other in pairs),
+        correct_tags=sum(EQUAL.get(one.tag, one.tag) == EQUAL.get(other.tag, other.tag) for one, other in pairs),
         words=len(kept),
         sentences=1,
     )

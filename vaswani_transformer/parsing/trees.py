@@ -79,47 +79,25 @@ def draw_tree_text(tree: Tree) -> str:
 
 
 @dataclass
-class OpenNode:
+class OpenBracket:
     """A bracket that is read: the line of its beginning, and what followed so far."""
 
     line: int
-    label: str | None = None
+    label: str = ""
     words: list[str] = field(default_factory=list)
     children: list[Tree | Leaf] = field(default_factory=list)
 
 
-def close_node(node: OpenNode, where: str) -> Tree | Leaf:
-    """Return the constituent or word of a bracket that is closed."""
-    label = node.label or ""
-    if node.children and not node.words:
-        return Tree(label, tuple(node.children))
-    if len(node.words) == 1 and not node.children:
-        return Leaf(label, node.words[0])
-    got = f"the words {', '.join(node.words[:3])}" if node.words else "nothing"
-    got += " and brackets" if node.children else ""
+def close_bracket(bracket: OpenBracket, where: str) -> Tree | Leaf:
+    """Return the constituent or the word of a bracket that is closed."""
+    label, words, children = bracket.label, bracket.words, tuple(bracket.children)
+    if children and not words:
+        return Tree(label, children)
+    if len(words) == 1 and not children:
+        return Leaf(label, words[0])
+    got = f"the words {', '.join(words[:3])}" if words else "nothing"
+    got += " and brackets" if children else ""
     raise UserError(f"{where}: the bracket {label!r} holds {got}, expected one word or brackets. Correct the tree.")
-
-
-def add_text(stack: list[OpenNode], text: str, where: str) -> None:
-    """Add a label or a word to the innermost open bracket."""
-    if not stack:
-        raise UserError(f"{where}: {text[:40]!r} stands outside of all brackets. Correct the file.")
-    node = stack[-1]
-    if node.label is not None or node.children:
-        node.words.append(text)
-        return
-    node.label = text
-    if len(stack) > 1:
-        check_inner(stack, text, where)
-
-
-def check_inner(stack: list[OpenNode], label: str, where: str) -> None:
-    """Check that a label within a tree is not that of a root."""
-    if label in ROOTS:
-        raise UserError(
-            f"{where}: a tree with the root {label!r} starts before the one of line {stack[0].line} is closed. "
-            "Correct the brackets of that tree."
-        )
 
 
 def read_trees(lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[int, Tree]]:
@@ -135,26 +113,34 @@ def read_trees(lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[in
     Raises:
         UserError: a tree is broken; the message names the line.
     """
-    stack: list[OpenNode] = []
+    stack: list[OpenBracket] = []
     for number, line in lines:
         where = f"{name}, line {number}"
         for token in BRACKET_TOKEN.findall(line):
             if token == "(":
-                if len(stack) > 1 and stack[-1].label is None:
-                    check_inner(stack, "", where)
-                stack.append(OpenNode(number))
-            elif token != ")":
-                add_text(stack, token, where)
+                stack.append(OpenBracket(number))
             elif not stack:
-                raise UserError(f"{where}: a bracket is closed that was not opened. Correct the tree before it.")
-            else:
-                last = stack.pop()
-                node = close_node(last, where)
-                if stack:
-                    stack[-1].children.append(node)
+                problem = "a bracket is closed that was not opened" if token == ")" else f"{token[:40]!r} is no tree"
+                raise UserError(f"{where}: {problem}. Correct the tree before it.")
+            elif token != ")":
+                bracket = stack[-1]
+                if bracket.label or bracket.children:
+                    bracket.words.append(token)
                 else:
+                    bracket.label = token
+            else:
+                bracket = stack.pop()
+                node = close_bracket(bracket, where)
+                if not stack:
                     has_root = isinstance(node, Tree) and node.label in ROOTS
-                    yield last.line, Tree(ROOT, node.children if has_root else (node,))
+                    yield bracket.line, Tree(ROOT, node.children if has_root else (node,))
+                elif bracket.label in ROOTS:
+                    raise UserError(
+                        f"{name}, line {bracket.line}: a tree with the root {bracket.label!r} starts before the one of "
+                        f"line {stack[0].line} is closed. Correct the brackets of that tree."
+                    )
+                else:
+                    stack[-1].children.append(node)
     if stack:
         raise UserError(f"{name}, line {stack[0].line}: the tree that starts here is not closed. Correct its brackets.")
 
