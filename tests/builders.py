@@ -11,12 +11,12 @@ from transformers.generation import GenerationMixin
 
 from tests.helpers import tiny_model
 from vaswani_transformer import (
-    AttentionMaps,
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,
     VaswaniTransformerModel,
     VaswaniTransformerPreTrainedModel,
 )
+from vaswani_transformer.figures import AttentionMaps
 
 # Configurations that differ in what a prepared model packs.
 KINDS: dict[str, dict[str, Any]] = {

@@ -290,7 +290,7 @@ def test_every_public_name_is_on_the_api_page() -> None:
     import vaswani_transformer
 
     names = [name for section in reference.SECTIONS.values() for name in section]
-    assert sorted(names) == sorted(vaswani_transformer.__all__)
+    assert sorted(name for name in names if "." not in name) == sorted(vaswani_transformer.__all__)
 
 
 @pytest.mark.parametrize("name", ["api", "fields"])

@@ -31,8 +31,8 @@ assert type(transformers.AutoModel.from_config(config)).__module__ == "vaswani_t
 assert type(transformers.AutoModelForSeq2SeqLM.from_config(config)).__module__ == "vaswani_transformer.model"
 
 from vaswani_transformer import *
-assert (translate.__name__, draw_attention.__name__, to_ctranslate2.__name__) == (
-    "translate", "draw_attention", "to_ctranslate2"
+assert (translate.__name__, attention_maps.__name__, to_ctranslate2.__name__) == (
+    "translate", "attention_maps", "to_ctranslate2"
 )
 import vaswani_transformer.convert.command
 assert not {"ctranslate2", "matplotlib"} & sys.modules.keys()

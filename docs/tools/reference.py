@@ -12,6 +12,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,6 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "Training": {
         "paper_adam": (),
         "paper_schedule": (),
-        "learning_rate": (),
         "TokenBudgetBatchSampler": ("set_epoch", "padding_share"),
         "PairTokens": (),
         "PairCollator": (),
@@ -43,27 +43,26 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "Decoding": {
         "prepare_for_inference": (),
         "translate": (),
-        "Translation": ("text",),
-        "Hypothesis": (),
+        "translation.Translation": ("text",),
+        "translation.Hypothesis": (),
         "to_ctranslate2": (),
-        "to_onnx": (),
     },
-    "Importing": {"from_fairseq": (), "from_fsmt": (), "from_marian": (), "ImportResult": ()},
+    "Importing": {"from_fairseq": (), "from_fsmt": (), "from_marian": (), "convert.ImportResult": ()},
     "Parsing": {
         "parse": (),
-        "ParsedSentence": (),
-        "TreeTokens": ("of",),
-        "WellFormedTrees": (),
-        "Tree": ("events", "leaves", "words"),
-        "Leaf": (),
-        "read_trees": (),
-        "evaluation_tree": (),
-        "linearize": (),
-        "delinearize": (),
-        "score_trees": (),
-        "BracketScores": ("precision", "recall", "f1", "exact_match", "tagging_accuracy"),
-        "draw_tree_text": (),
-        "draw_tree": (),
+        "parsing.ParsedSentence": (),
+        "parsing.TreeTokens": ("of",),
+        "parsing.WellFormedTrees": (),
+        "parsing.Tree": ("events", "leaves", "words"),
+        "parsing.Leaf": (),
+        "parsing.read_trees": (),
+        "parsing.evaluation_tree": (),
+        "parsing.linearize": (),
+        "parsing.delinearize": (),
+        "parsing.score_trees": (),
+        "parsing.BracketScores": ("precision", "recall", "f1", "exact_match", "tagging_accuracy"),
+        "parsing.draw_tree_text": (),
+        "parsing.figure.draw_tree": (),
     },
     "Non-autoregressive models": {
         "VaswaniNatConfig": (),
@@ -82,18 +81,18 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "Figures": {
         "attention_maps": (),
-        "AttentionMaps": (),
+        "figures.AttentionMaps": (),
         "attention_page": (),
-        "draw_attention": (),
-        "draw_heat_maps": (),
+        "figures.draw_attention": (),
+        "figures.draw_heat_maps": (),
     },
 }
 API = """# API
 
 <!-- made by python -m docs.tools.reference -->
 
-Import everything from `vaswani_transformer`. Importing the package registers its classes with Transformers' Auto
-classes. [Fields](fields.md) has the types and defaults of every configuration. `generate()` has the settings of
+Import these from `vaswani_transformer`, and what has a module's name before it from that module: `parsing.Tree` from
+`vaswani_transformer.parsing`. Importing the package registers its classes with Transformers' Auto classes. [Fields](fields.md) has the types and defaults of every configuration. `generate()` has the settings of
 [the paper's search](translate.md#the-papers-search), and in
 [non-autoregressive models](non-autoregressive.md#settings-of-generate) their own.
 """
@@ -289,18 +288,17 @@ def api_entry(level: str, name: str, owner: Any, called: str) -> str:
 
 def api_page() -> str:
     """Return docs/api.md."""
-    import vaswani_transformer
-
     page = [API]
     for section, names in SECTIONS.items():
         page.append(f"\n## {section}\n")
         for name, members in names.items():
-            owner = getattr(vaswani_transformer, name)
+            module, _, called = f"vaswani_transformer.{name}".rpartition(".")
+            owner = getattr(import_module(module), called)
             if name.endswith("Config"):
                 text = docstring_parser.parse(owner.__doc__ or "").short_description
                 page.append(f"\n### {name}\n\n{text} Its [fields](fields.md#{name.lower()}).\n")
             else:
-                page.append(api_entry("###", name, owner, name))
+                page.append(api_entry("###", name, owner, called))
             for member in members:
                 page.append(api_entry("####", f"{name}.{member}", getattr(owner, member), member))
     return "".join(page)

@@ -9,9 +9,10 @@ from torch import Tensor
 from tests.builders import small_model, source
 from tests.helpers import FLOAT32, WITH_SCORES, tiny_model
 from tests.nar_models import family_of_pairs
-from vaswani_transformer import VaswaniTransformerTokenizer, draw_tree_text, parse, prepare_for_inference
+from vaswani_transformer import VaswaniTransformerTokenizer, parse, prepare_for_inference
 from vaswani_transformer.demo.content import page_content
 from vaswani_transformer.demo.steps import RecordingEngine
+from vaswani_transformer.parsing import draw_tree_text
 from vaswani_transformer.translation.engine import log_probabilities
 
 END = 2

@@ -10,9 +10,9 @@ from transformers import AutoModel
 
 from tests.helpers import FLOAT32, PAIRS, model_of_pairs, tiny_model
 from tests.nar_models import FAMILY, family_of_pairs
-from vaswani_transformer import AttentionMaps, prepare_for_inference
+from vaswani_transformer import prepare_for_inference
 from vaswani_transformer.embeddings import sinusoids
-from vaswani_transformer.figures import attention_maps
+from vaswani_transformer.figures import AttentionMaps, attention_maps
 from vaswani_transformer.figures.weights import last_pass
 
 

@@ -8,8 +8,9 @@ import pytest
 from tests.helpers import ModelAndTokenizer, Run, error_line, memorizing_model, model_of_pairs, save
 from tests.translation.commands import lines, run_on
 from tests.trees import GOLD, read
-from vaswani_transformer import Tree, VaswaniTransformerTokenizer, draw_tree, draw_tree_text, parse
-from vaswani_transformer.parsing import command, linearize
+from vaswani_transformer import VaswaniTransformerTokenizer, parse
+from vaswani_transformer.parsing import Tree, command, draw_tree_text, linearize
+from vaswani_transformer.parsing.figure import draw_tree
 from vaswani_transformer.parsing.linear import linear_tokens
 
 TREES = read(GOLD)[:4]

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trees import TREES
-from vaswani_transformer import Tree
-from vaswani_transformer.parsing import delinearize, linearize
+from vaswani_transformer.parsing import Tree, delinearize, linearize
 from vaswani_transformer.parsing.linear import linear_tokens, place_count
 
 TOKENS = ["(S", "(NP", "(VP", ")S", ")NP", ")VP", "()NN", "()VB", "()S", "noise", " "]

@@ -35,7 +35,7 @@ def test_every_root_becomes_top(text: str) -> None:
         ("( (S (NN a))\n( (S (NN c)))", "line 2: .*the one of line 1 is closed"),
         ("(TOP (S (NN a)))\n\n(S (NP (NN b))", "line 3: the tree that starts here is not closed"),
         ("(TOP (S (NN a))))", "line 1: a bracket is closed that was not opened"),
-        ("(TOP (S (NN a)))\ndog", "line 2: 'dog' stands outside of all brackets"),
+        ("(TOP (S (NN a)))\ndog", "line 2: 'dog' is no tree"),
         ("(TOP (S (NP)))", "line 1: the bracket 'NP' holds nothing"),
         ("(TOP (S (NP (NN a) b)))", "line 1: the bracket 'NP' holds the words b and brackets"),
         ("(TOP\n (S\n  (NN a b)))", "line 3: the bracket 'NN' holds the words a, b,"),
