@@ -3,8 +3,7 @@
 n pairs, B batch, L the longest row of a batch.
 """
 
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,39 +26,9 @@ class Ragged(NamedTuple):
     tokens: NDArray[np.integer]
     lengths: Lengths
 
-    @classmethod
-    def of(cls, rows: Sequence[Sequence[int]]) -> "Ragged":
-        lengths = np.fromiter(map(len, rows), np.int32, len(rows))
-        return cls(np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum())), lengths)
 
-    @classmethod
-    def join(cls, parts: Iterable["Ragged"]) -> "Ragged":
-        tokens, lengths = zip(*parts, strict=True)
-        return cls(np.concatenate(tokens), np.concatenate(lengths))
-
-    def rows(self) -> "Rows":
-        return Rows(self.tokens, np.cumsum(self.lengths, dtype=np.int64) - self.lengths, self.lengths)
-
-
-class Rows:
-    """Rows of token ids, each at any place of one array.
-
-    values: the array.
-    starts: where each row begins (n,).
-    lengths: of each row (n,).
-    """
-
-    def __init__(self, values: NDArray[np.integer], starts: NDArray[np.int64], lengths: Lengths) -> None:
-        self.values, self.starts, self.lengths = values, starts, lengths
-
-    def take(self, rows: Sequence[int] | NDArray[np.integer] | slice) -> Ragged:
-        starts, lengths = self.starts[rows], self.lengths[rows]
-        before = np.cumsum(lengths) - lengths
-        return Ragged(self.values[np.arange(lengths.sum()) + np.repeat(starts - before, lengths)], lengths)
-
-
-class ArrowRows(Rows):
-    """Rows of token ids in a column of Arrow's lists, which may be files mapped into memory.
+class ArrowRows:
+    """Rows of token ids in a column of Arrow's lists, which stay in its memory or its mapped files.
 
     Args:
         column: a `pyarrow.ChunkedArray` of lists of integers.
@@ -67,45 +36,25 @@ class ArrowRows(Rows):
     """
 
     def __init__(self, column: Any, rows: NDArray[np.integer] | None = None) -> None:
-        dtype = np.dtype(column.type.value_type.to_pandas_dtype())
-        self.chunks = column.chunks  # own the memory
-        addresses = [address_of(chunk, dtype) for chunk in self.chunks]
-        if len({address % dtype.itemsize for address in addresses if address}) > 1:  # of other allocators than Arrow's
-            self.chunks = [column.combine_chunks()]
-            addresses = [address_of(chunk, dtype) for chunk in self.chunks]
-        base, lengths, starts = min(filter(None, addresses), default=0), [], []
-        for chunk, address in zip(self.chunks, addresses, strict=True):
-            offsets = chunk.offsets.to_numpy().astype(np.int64)
-            lengths.append(np.diff(offsets).astype(np.int32))
-            starts.append(offsets[:-1] + (address - base) // dtype.itemsize if address else 0 * offsets[:-1])
-        all_lengths: Lengths = np.concatenate(lengths or [np.zeros(0, np.int32)])
-        all_starts: NDArray[np.int64] = np.concatenate(starts or [np.zeros(0, np.int64)])
-        if rows is not None:
-            all_lengths, all_starts = all_lengths[rows], all_starts[rows]
-        values = view_of(base, int((all_starts + all_lengths).max(initial=0)), dtype)
-        super().__init__(values, all_starts, all_lengths)
+        self.values = [chunk.values.to_numpy() for chunk in column.chunks]  # views
+        offsets = [chunk.offsets.to_numpy().astype(np.int64) for chunk in column.chunks]
+        nothing = [np.zeros(0, np.int64)]  # of a column without a chunk
+        chunks = np.repeat(np.arange(len(offsets)), [len(each) - 1 for each in offsets])
+        starts = np.concatenate([each[:-1] for each in offsets] or nothing)
+        lengths = np.concatenate([np.diff(each) for each in offsets] or nothing).astype(np.int32)
+        chosen = slice(None) if rows is None else rows
+        self.chunks, self.starts, self.lengths = chunks[chosen], starts[chosen], lengths[chosen]
 
     @classmethod
     def of(cls, dataset: Any, name: str) -> "ArrowRows":
         """Return a column of a data set of `datasets`, without the rows that it has dropped."""
         return cls(dataset.data.column(name), rows_of(dataset))
 
-
-def address_of(chunk: Any, dtype: np.dtype) -> int:
-    """Return where the integers of a chunk's lists begin; 0 if there are none."""
-    data = chunk.values.buffers()[1]
-    return 0 if data is None else data.address + chunk.values.offset * dtype.itemsize
-
-
-def view_of(address: int, size: int, dtype: np.dtype) -> NDArray[np.integer]:
-    """Return the memory from an address as an array, of which only elements inside Arrow's buffers may be read.
-
-    A table's chunks are anywhere in memory or in mapped files; as one array, rows of many chunks are one operation.
-    """
-    if not size:
-        return np.zeros(0, dtype)
-    interface = {"version": 3, "shape": (size,), "typestr": dtype.str, "data": (address, True)}
-    return np.asarray(type("View", (), {"__array_interface__": interface})())
+    def take(self, rows: Sequence[int]) -> Ragged:
+        lengths = self.lengths[rows]
+        places = zip(self.chunks[rows], self.starts[rows], lengths, strict=True)
+        tokens = [self.values[chunk][start : start + length] for chunk, start, length in places]
+        return Ragged(np.concatenate(tokens), lengths)
 
 
 def rows_of(dataset: Any) -> NDArray[np.integer] | None:
@@ -132,7 +81,7 @@ class PairTokens(Dataset[dict[str, Any]]):
         self.source_lengths, self.target_lengths = (side.lengths for side in self.sides.values())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PairTokens, (self.dataset,)  # the addresses hold in this process only
+        return PairTokens, (self.dataset,)  # whose pickle names its files
 
     def __len__(self) -> int:
         return len(self.source_lengths)
