@@ -91,8 +91,9 @@ API = """# API
 
 <!-- made by python -m docs.tools.reference -->
 
-Import these from `vaswani_transformer`, and what has a module's name before it from that module: `parsing.Tree` from
-`vaswani_transformer.parsing`. Importing the package registers its classes with Transformers' Auto classes. [Fields](fields.md) has the types and defaults of every configuration. `generate()` has the settings of
+Import these from `vaswani_transformer`, and those with a module before their name from that module: `parsing.Tree` from
+`vaswani_transformer.parsing`. Importing the package registers its classes with Transformers' Auto classes.
+[Fields](fields.md) has the types and defaults of every configuration. `generate()` has the settings of
 [the paper's search](translate.md#the-papers-search), and in
 [non-autoregressive models](non-autoregressive.md#settings-of-generate) their own.
 """
