@@ -98,8 +98,6 @@ PRIVATE_NAMES: dict[Any, dict[str, str]] = {
     accelerate.hooks.add_hook_to_module: {"_hf_hook": "embeddings"},
     Dataset: {"_indices": "batching/tokens"},
     Metric: {"_compute": "training/metrics", "_info": "training/metrics"},
-    argparse: {"_AppendAction": "support/command_line"},
-    argparse.ArgumentParser: {"_option_string_actions": "support/command_line"},
 }
 
 
