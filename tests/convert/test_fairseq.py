@@ -65,7 +65,7 @@ def test_fairseq_learned_positions_begin_after_the_padding_id(tmp_path: Path) ->
     assert_alike(imported.model, original, PAD)
     assert imported.difference is None
     tables["decoder.embed_positions.weight"] = torch.randn(9, D)
-    with pytest.raises(ValueError, match=r"has positions for \[7, 30\] tokens of source and target; here both"):
+    with pytest.raises(ValueError, match=r"has positions for \[30, 7\] tokens of source and target; here both"):
         from_fairseq(save_checkpoint(tmp_path / "c.pt", original.state_dict() | tables))
 
 
