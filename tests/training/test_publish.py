@@ -73,7 +73,7 @@ def test_unfinished_run_is_an_error(tmp_path: Path, refused: Callable[..., str],
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda run: (run / "generation_config.json").write_text("{"), r"generation_config\.json: is damaged \("),
+        (lambda run: (run / "generation_config.json").write_text("{"), r"generation_config\.json: cannot be read \("),
         (lambda run: (run / "generation_config.json").unlink(), r"run: has no generation_config\.json"),
         (
             lambda run: tiny_config().make_generation_config(num_beams=5, length_penalty=0.6).save_pretrained(run),
