@@ -36,6 +36,7 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 GENERATION_CONFIG = "generation_config.json"
 TOKENIZER_FILES = ("tokenizer*", "*vocab*", "*.model", "*.spm", "merges.txt")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+SOURCE = {"revision", "local_files_only", "trust_remote_code"}  # settings that say which files are loaded, and how
 SPARE_NUMBERS = 1 << 24  # that a model may compute and its file leave out, such as a table of positions
 PACKED = 8  # numbers of four bits in one of 32, as quantized weights store them
 FIX_OF_CONFIG = "Restore the config.json that was saved with the weights, or save the model again."
@@ -76,13 +77,12 @@ def load_pretrained(owner: Any, name: str, **settings: Any) -> Any:
     return owner.from_pretrained(name, **settings | {"trust_remote_code": settings.get("trust_remote_code") is True})
 
 
-def find_file(name: str, file: str, settings: Mapping[str, Any]) -> Path | None:
+def find_file(name: str, file: str, revision: str = "main", local_files_only: bool = False, **_: Any) -> Path | None:
     """Return the path of a model's file, downloaded from the Hub if need be; None if the model has no such file."""
     if Path(name).is_dir():
         return path if (path := Path(name, file)).is_file() else None
-    where = {key: settings[key] for key in ("revision", "local_files_only") if key in settings}
     try:
-        return Path(hf_hub_download(name, file, **where))
+        return Path(hf_hub_download(name, file, revision=revision, local_files_only=local_files_only))
     except EntryNotFoundError:
         return None
 
@@ -100,9 +100,9 @@ def load_config(name: str, **settings: Any) -> PreTrainedConfig:
         return cast(PreTrainedConfig, load_pretrained(AutoConfig, name, **settings))
 
 
-def weight_sizes(name: str, settings: Mapping[str, Any]) -> list[int]:
+def weight_sizes(name: str, **settings: Any) -> list[int]:
     """Return how many numbers each stored weight has, by the files' headers; none for another format."""
-    found = (find_file(name, file, settings) for file in WEIGHTS)
+    found = (find_file(name, file, **settings) for file in WEIGHTS)
     first = next((path for path in found if path is not None), None)
     if first is None:
         return []
@@ -110,7 +110,7 @@ def weight_sizes(name: str, settings: Mapping[str, Any]) -> list[int]:
     if first.suffix == ".json":
         files = set(read_json(first, FIX_OF_CONFIG)["weight_map"].values())
     sizes: list[int] = []
-    for path in (find_file(name, file, settings) for file in sorted(files)):
+    for path in (find_file(name, file, **settings) for file in sorted(files)):
         if path is not None and path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as weights:
                 sizes += [math.prod(weights.get_slice(key).get_shape()) for key in weights.keys()]  # noqa: SIM118 - not a mapping
@@ -119,14 +119,13 @@ def weight_sizes(name: str, settings: Mapping[str, Any]) -> list[int]:
     return sizes
 
 
-def check_size(name: str, model_class: Any, settings: Mapping[str, Any]) -> None:
+def check_size(name: str, model_class: Any, **settings: Any) -> None:
     """Check, before memory is taken, that a configuration describes no larger model than its stored weights."""
-    sizes = weight_sizes(name, settings)
+    sizes = weight_sizes(name, **settings)
     if not sizes:
         return
     trust = {"trust_remote_code": settings.get("trust_remote_code") is True}
-    where = {key: settings[key] for key in ("revision", "local_files_only") if key in settings}
-    config = load_config(name, **where, **trust)
+    config = load_config(name, **settings)
     for field, layers in config.to_dict().items():
         if field.endswith("layers") and isinstance(layers, int) and layers > len(sizes):
             raise UserError(
@@ -172,9 +171,9 @@ def check_finite(name: str, weights: Mapping[str, Tensor]) -> None:
         raise UserError(f"{name}: NaN or infinite numbers in {list_names(broken)} ({dtype}); {fix}")
 
 
-def check_search(name: str, model: PreTrainedModel, settings: Mapping[str, Any]) -> None:
+def check_search(name: str, model: PreTrainedModel, **settings: Any) -> None:
     """Check that a model's search is the saved one: Transformers decodes greedily in silence where its file is torn."""
-    path = find_file(name, GENERATION_CONFIG, settings)
+    path = find_file(name, GENERATION_CONFIG, **settings)
     if path is not None:
         read_json(path, "restore it, or save the model again.")
     elif model.config.model_type in own_model_types():
@@ -201,13 +200,14 @@ def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: 
     """
     check_model_name(name)
     with load_errors(name):
-        check_size(name, model_class, settings)
+        source = {setting: value for setting, value in settings.items() if setting in SOURCE}
+        check_size(name, model_class, **source)
         model, info = load_pretrained(
             model_class, name, output_loading_info=True, ignore_mismatched_sizes=True, **settings
         )
         check_weights_fit(name, info)
         check_finite(name, model.state_dict())
-        check_search(name, model, settings)
+        check_search(name, model, **source)
     return model
 
 
