@@ -169,13 +169,6 @@ def utf8_lines(stream: Iterable[bytes], name: str | os.PathLike[str]) -> Iterato
             ) from error
 
 
-def open_lock(path: Path) -> IO:
-    """Open the file of a lock, which is made if it is missing."""
-    if path.is_dir():
-        raise UserError(f"{path}: is a folder, where a file that locks the other files belongs; remove or rename it.")
-    return path.open("a")
-
-
 def lock(file: IO, message: str) -> None:
     """Lock an open file until it is closed or the process ends; `message` says that another process holds the lock.
 
