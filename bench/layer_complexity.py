@@ -34,7 +34,7 @@ from bench.measuring import Row, about, clock, in_turns, make_parser, peak_mib, 
 from docs.tools.figures import draw_layer_complexity
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.attention import SelfAttention
-from vaswani_transformer.restricted import MIN_BLOCK, Window
+from vaswani_transformer.restricted import MIN_BLOCK, window_mask
 
 LAYERS = ("self-attention", "self-attention, fused", "restricted", "recurrent", "convolutional")
 PAPER = {  # complexity a layer, sequential operations, longest path
@@ -61,7 +61,7 @@ def make_attention(d: int, implementation: str, reach: int | None, device: torch
     attention = SelfAttention(config, layer_idx=0).eval().to(device)
 
     def run(text: Tensor) -> Tensor:
-        mask = None if reach is None else Window(config, text).mask(None)
+        mask = None if reach is None else window_mask(config, text, None)
         return attention(text, mask)[0]
 
     return run

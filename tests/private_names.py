@@ -34,7 +34,7 @@ from transformers import (
 # Files of `training/` have their path, all others that in the package.
 PRIVATE_NAMES: dict[Any, dict[str, str]] = {
     GenerationConfig: {"_get_default_generation_params": "generation pretrained"},
-    GenerationMixin: {"_beam_search": "generation", "_sample": "generation"},
+    GenerationMixin: {"_beam_search": "generation pretrained", "_sample": "generation pretrained"},
     Pipeline: {
         "_forward": "pipeline",
         "_load_tokenizer": "pipeline",

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.generation import GenerationMixin
 
 from tests.helpers import ROOT, source_batch, tiny_config, tiny_model
 from tests.private_names import PRIVATE_NAMES, describe, describe_all, print_changes
@@ -19,7 +17,6 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prep
 from vaswani_transformer.cpu.decoder import DecoderStep
 from vaswani_transformer.cpu.encoder import PreparedEncoder
 from vaswani_transformer.cpu.linear import LINEAR_FACTORIES, is_supported, raw_op
-from vaswani_transformer.generation import ENTRY_POINTS
 from vaswani_transformer.pretrained import PRIVATE_NAMES as MODEL_NAMES
 
 PACKAGE = ROOT / "vaswani_transformer"
@@ -101,27 +98,9 @@ def test_changed_and_missing_names_are_printed(capsys: pytest.CaptureFixture[str
     assert "-def _sample(seed, " in printed
 
 
-@pytest.mark.parametrize("name", ENTRY_POINTS)
-def test_missing_entry_point_is_an_error_that_names_the_versions_that_have_it(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = tiny_model()
-    model.use_paper_decoding()
-    monkeypatch.delattr(GenerationMixin, name)
-    with pytest.raises(RuntimeError, match=rf"GenerationMixin\.{name} of this .*; install Transformers 5\.17 to 5\.24"):
-        model.generate(**source_batch([3, 2]))
-
-
-@pytest.mark.parametrize("name", ENTRY_POINTS)
-def test_entry_point_with_other_arguments_is_an_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GenerationMixin, name, lambda self, input_ids, **kwargs: input_ids)
-    with pytest.raises(RuntimeError, match=rf"{name} of this Transformers does not take .*generation_config"):
-        tiny_model().generate(torch.tensor([[5, 2]]))
-
-
 @pytest.mark.parametrize(("owner", "name"), [(owner, name) for owner, names in MODEL_NAMES.items() for name in names])
 def test_missing_private_name_is_an_error_that_names_the_versions_that_have_it(
-    owner: type[PreTrainedConfig | PreTrainedModel], name: str, monkeypatch: pytest.MonkeyPatch
+    owner: type, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_config()
     for each in owner.__mro__:

@@ -1,13 +1,11 @@
 """The paper's decoding inside `generate()` (6.1): the settings of a call, and the entry points of `search.py`.
 
 B sources, k beams or n samples of a source, T tokens of a target so far, V vocabulary. `generate()` prepares a call as
-for every model of Transformers and then calls `_beam_search` or `_sample`, which are overridden here. Length limits
-that depend on the source are ordinary arguments by then, and hold in every way of decoding.
+for every model of Transformers and then calls `_beam_search` or `_sample`, which are overridden here.
 """
 
 import copy
 import functools
-import inspect
 import math
 from collections.abc import Callable
 from numbers import Integral, Real
@@ -27,23 +25,19 @@ from transformers.generation import (
     StoppingCriteriaList,
 )
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.utils import logging
 
-from .config import NAR_SETTINGS, VaswaniTransformerConfig, as_token_ids
-from .pretrained import CACHE, KNOWN_VERSIONS, given_cache
+from .config import NAR_SETTINGS, SEARCH_SETTINGS, VaswaniTransformerConfig, as_token_ids
+from .pretrained import CACHE, given_cache
 from .search import LENGTH_PENALTY_TYPES, Decoder, SearchSettings, beam_search, greedy_search
 from .stacks import empty_cache
-
-logger = logging.get_logger(__name__)
 
 DEFAULT_NEW_TOKENS = 20  # of Transformers, where nothing limits a target
 PAPER_LIMIT = {"max_source_relative_length": 50}  # 6.1
 LIMITS = ("max_new_tokens", "max_length")
-OWN_SETTINGS = {*NAR_SETTINGS, "max_source_relative_length"}
+BEAM_DEFAULTS = {"num_beams": 1, "length_penalty": 1.0}  # which None stands for
 WEIGHTS = ("length_penalty", "length_penalty_type", "early_stopping")  # of beams, without a meaning for one
 SOURCE_INPUTS = ("attention_mask", "position_ids")
 TARGET_INPUTS = ("decoder_attention_mask", "decoder_position_ids")
-ENTRY_POINTS = ("_beam_search", "_sample")
 
 
 @functools.cache
@@ -51,6 +45,21 @@ def default_settings() -> dict[str, Any]:
     """Return Transformers' settings with their defaults, and the one that `PaperBeamSearch` adds to a search."""
     defaults = vars(GenerationConfig()) | GenerationConfig._get_default_generation_params()
     return defaults | {"length_penalty_type": "power"}
+
+
+def is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and value >= least
+
+
+RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "length_penalty_type": (lambda value: value in LENGTH_PENALTY_TYPES, f"one of {', '.join(LENGTH_PENALTY_TYPES)}"),
+    "length_penalty": (
+        lambda value: isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value),
+        "a finite number such as 0.6",
+    ),
+    "num_beams": (lambda value: is_whole(value, 1), "a whole number of at least 1, or None"),
+    "max_source_relative_length": (lambda value: is_whole(value, 0), "a whole number of at least 0, or None"),
+}
 
 
 class SourceLimitCriteria(StoppingCriteria):
@@ -70,46 +79,38 @@ class SourceLimitCriteria(StoppingCriteria):
         return limits.to(input_ids.device) <= input_ids.shape[1] - self.prompt_length
 
 
-class CallSettings:
-    """The settings of one call of any model: its arguments, otherwise the model's saved values.
+class GivenCache(EncoderDecoderCache):
+    """A caller's cache: it gets a row for each beam, where the search's own has one for each source."""
 
-    Args:
-        generation_config: the call's, or None.
-        model: the model, with its generation config.
-        kwargs: the call's further arguments.
+    def __init__(self, cache: EncoderDecoderCache) -> None:
+        super().__init__(cache.self_attention_cache, cache.cross_attention_cache)
+        self.is_updated = cache.is_updated
+
+
+class CallSettings:
+    """The settings of one call of any model: its arguments, else its generation config's, else the model's.
 
     Attributes:
-        config: only the call's settings, for Transformers.
-        kwargs: what is left for the model, and settings that are given as None against a saved one.
-        given: the call's settings, None included.
+        arguments: the settings among the call's arguments.
+        inputs: the other arguments.
+        given: the settings of the call, None included.
         values: the settings that hold, None excluded.
     """
 
     def __init__(self, generation_config: GenerationConfig | None, model: Any, kwargs: dict[str, Any]) -> None:
-        saved, self.kwargs = model.generation_config, dict(kwargs)
-        self.saved, self.model_config = saved, model.config
+        self.model, self.saved = model, model.generation_config
+        self.generation_config = GenerationConfig() if generation_config is None else generation_config
         self.is_autoregressive = getattr(model, "is_autoregressive", True)
-        self.config = GenerationConfig() if generation_config is None else copy.copy(generation_config)
-        set_values = vars(self.config).items()
-        self.given = {name: value for name, value in set_values if value is not None or name in OWN_SETTINGS}
-        for name, value in kwargs.items():
-            if name in ("length_penalty_type", "max_source_relative_length"):
-                self.given[name] = self.kwargs.pop(name)
-            elif hasattr(self.config, name) and (name, value) != ("cache_implementation", "paged"):
-                self.given[name] = value
-                chosen = {"num_beams": 1, "length_penalty": 1.0}.get(name) if value is None else value
-                if chosen is not None or getattr(saved, name, None) is None:
-                    setattr(self.config, name, chosen)
-                    del self.kwargs[name]
-            elif name in OWN_SETTINGS:
-                self.given[name] = value
+        own = SEARCH_SETTINGS if self.is_autoregressive else (*SEARCH_SETTINGS, *NAR_SETTINGS)
+        configured = vars(self.generation_config)
+        self.arguments = {name: value for name, value in kwargs.items() if name in configured or name in own}
+        self.inputs = {name: value for name, value in kwargs.items() if name not in self.arguments}
+        for name, default in BEAM_DEFAULTS.items():
+            if self.arguments.get(name, default) is None:
+                self.arguments[name] = default
+        self.given = {name: value for name, value in configured.items() if value is not None or name in own}
+        self.given |= self.arguments
         self.values = self.merge()
-        if self.kwargs.get("max_length", 0) is None and self.get("max_new_tokens") is None:
-            # None against a saved one; Transformers would compare it with a number.
-            self.config.max_length = self.prompt_length() + DEFAULT_NEW_TOKENS
-            del self.kwargs["max_length"]
-        if self.get("num_beams", 1) == 1:  # they mean nothing then, and Transformers would warn of saved ones
-            self.config.length_penalty, self.config.early_stopping = 1.0, False
 
     def merge(self) -> dict[str, Any]:
         """Return the settings of the call over the model's own, without those that have no effect beside others.
@@ -122,7 +123,7 @@ class CallSettings:
         if any(self.given.get(name) is not None for name in LIMITS):
             saved.pop(relative, None)
         values = {name: value for name, value in (saved | self.given).items() if value is not None}
-        is_default = saved.get("max_length") == default_settings().get("max_length")
+        is_default = saved.get("max_length") == default_settings()["max_length"]
         if "max_length" not in self.given and (is_default or relative in values or "max_new_tokens" in values):
             values.pop("max_length", None)
         forced, ends = (as_token_ids(values.get(name)) for name in ("forced_eos_token_id", "eos_token_id"))
@@ -130,17 +131,14 @@ class CallSettings:
             values.pop("forced_eos_token_id", None)
         return values
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return a setting of the call, else of the model."""
+    def resolve(self, name: str, default: Any = None) -> Any:
+        """Return a setting of the call, else of its generation config, else of the model."""
         return self.values.get(name, default)
 
     def search(self) -> dict[str, Any]:
-        """Return the complete search, as commands record it.
-
-        It leaves out Transformers' defaults, except for beams and their length penalty, and what means nothing.
-        """
+        """Return the complete search, as commands record it: no defaults but those of beams and length penalty."""
         hidden = ("_", "output_", "return_", "transformers_version", "use_cache")
-        hidden += WEIGHTS if self.is_autoregressive and self.get("num_beams", 1) == 1 else ()
+        hidden += WEIGHTS if self.is_autoregressive and self.resolve("num_beams", 1) == 1 else ()
         return {
             name: value
             for name, value in sorted(self.values.items())
@@ -149,97 +147,96 @@ class CallSettings:
         }
 
     def check(self) -> None:
-        """Raise ValueError for a setting that has a value that it cannot have, or two that exclude each other."""
-        beams, alpha = self.get("num_beams", 1), self.get("length_penalty", 1.0)
-        penalty_type, relative = self.get("length_penalty_type", "power"), self.get("max_source_relative_length")
-        if penalty_type not in LENGTH_PENALTY_TYPES:
-            raise ValueError(f"length_penalty_type is {penalty_type!r}; choose one of {LENGTH_PENALTY_TYPES}.")
-        if isinstance(alpha, bool) or not isinstance(alpha, Real) or not math.isfinite(alpha):
-            raise ValueError(f"length_penalty: not a number; got {alpha!r}, expected a finite one such as 0.6.")
-        counts = (("num_beams", beams, 1), ("max_source_relative_length", 0 if relative is None else relative, 0))
-        prompt = self.kwargs.get("decoder_input_ids")
-        if prompt is not None and 0 in prompt.shape:
+        """Raise ValueError for a setting that is out of its range, or two that exclude each other."""
+        for name, (is_valid, expected) in RANGES.items():
+            if (value := self.resolve(name)) is not None and not is_valid(value):
+                raise ValueError(f"{name}: out of range; got {value!r}, expected {expected}.")
+        relative, forced = self.resolve("max_source_relative_length"), self.resolve("forced_eos_token_id")
+        if relative is not None and forced is not None:
             raise ValueError(
-                f"decoder_input_ids: a target begins with a token; got shape {tuple(prompt.shape)}, expected at least "
-                "one for each target. Leave them out to begin with the start token."
-            )
-        for name, count, least in counts:
-            if isinstance(count, bool) or not isinstance(count, Integral) or count < least:
-                expected = f"expected a whole number of at least {least}, or None"
-                raise ValueError(f"{name}: not a number of beams or tokens; got {count!r}, {expected}.")
-        if relative is not None and (forced := self.get("forced_eos_token_id")) is not None:
-            raise ValueError(
-                f"forced_eos_token_id: forces the end at one length for all targets, and max_source_relative_length "
-                f"gives each source its own; got {forced!r} and {relative}. Set one of them to None."
+                "forced_eos_token_id: forces one length on all targets, and max_source_relative_length gives each "
+                f"source its own; got {forced!r} and {relative}. Set one of them to None."
             )
 
+    @functools.cached_property
     def prompt_length(self) -> int:
-        """Return the number of tokens that each target begins with, the start token included."""
-        prompt = self.kwargs.get("decoder_input_ids")
+        """The number of tokens that each target begins with, the start token included."""
+        prompt = self.inputs.get("decoder_input_ids")
         if prompt is None:
             return 1
-        start = torch.as_tensor(self.get("decoder_start_token_id", self.get("bos_token_id", -1)), device=prompt.device)
-        return prompt.shape[1] + int((prompt[:, 0] != start).all())
+        start = self.resolve("decoder_start_token_id", self.resolve("bos_token_id", -1))
+        return prompt.shape[1] + int((prompt[:, 0] != torch.as_tensor(start, device=prompt.device)).all())
 
-    def source_limits(self, inputs: Tensor | None) -> Tensor | None:
+    @property
+    def table(self) -> int | None:
+        """The number of learned positions of a model of this package; None where positions have no end."""
+        is_learned = getattr(self.model.config, "position_embedding", None) == "learned"
+        return self.model.config.max_position_embeddings if is_learned else None
+
+    def common_limit(self) -> int | None:
+        """Return how many new tokens every target may have; None where only sources limit them, or nothing does."""
+        limit = self.resolve("max_new_tokens")
+        if limit is None and (max_length := self.resolve("max_length")) is not None:
+            limit = max_length - self.prompt_length
+        return limit
+
+    def source_limits(self, inputs: Tensor | None = None) -> Tensor | None:
         """Return how many new tokens each target may have (B,); None where its source does not limit it."""
-        relative, mask = self.get("max_source_relative_length"), self.kwargs.get("attention_mask")
+        relative, mask = self.resolve("max_source_relative_length"), self.inputs.get("attention_mask")
         if relative is None:
             return None
         if mask is None:
-            encoded = self.kwargs.get("encoder_outputs")
-            given = (inputs, self.kwargs.get("input_ids"), self.kwargs.get("inputs_embeds"), encoded and encoded[0])
+            encoded = self.inputs.get("encoder_outputs")
+            given = (inputs, self.inputs.get("input_ids"), self.inputs.get("inputs_embeds"), encoded and encoded[0])
             source = next((tensor for tensor in given if tensor is not None), None)
             if source is None:
                 return None
             mask = torch.ones(source.shape[:2], device=source.device)
         limits = mask.ne(0).sum(-1) + relative
-        return limits if self.table is None else limits.clamp(max=self.table + 1 - self.prompt_length())
-
-    @property
-    def table(self) -> int | None:
-        """The number of learned positions of a model of this package; None where positions have no end."""
-        is_learned = getattr(self.model_config, "position_embedding", None) == "learned"
-        return self.model_config.max_position_embeddings if is_learned else None
+        return limits if self.table is None else limits.clamp(max=self.table + 1 - self.prompt_length)
 
     def target_limits(self) -> Tensor:
         """Return how many new tokens each target may have (B,); `attention_mask` must be one of the arguments."""
-        relative, limit = self.source_limits(None), self.get("max_new_tokens")
-        if limit is None and (max_length := self.get("max_length")) is not None:
-            limit = max_length - self.prompt_length()
-        if relative is not None:
-            return relative if limit is None else relative.clamp(max=limit)
-        mask = self.kwargs["attention_mask"]
-        return torch.full((len(mask),), DEFAULT_NEW_TOKENS if limit is None else limit, device=mask.device)
+        limits, common = self.source_limits(), self.common_limit()
+        if limits is not None:
+            return limits if common is None else limits.clamp(max=common)
+        mask = self.inputs["attention_mask"]
+        return torch.full((len(mask),), DEFAULT_NEW_TOKENS if common is None else common, device=mask.device)
 
-    def apply_limit(self, longest: int) -> None:
-        """Limit every target of the call to `longest` new tokens, or fewer where the call gives fewer."""
-        if (max_new_tokens := self.get("max_new_tokens")) is not None:
-            self.config.max_new_tokens = min(max_new_tokens, longest)
-            return
-        in_all = self.prompt_length() + longest
-        is_saved = not self.given.keys() & {"max_length", "max_source_relative_length"}
-        if (max_length := self.get("max_length")) is not None:
-            in_all = min(in_all, max_length)
-        elif is_saved and self.saved.max_length not in (None, in_all):
-            logger.warning_once(
-                f"generate(): the model's own generation config has max_length={self.saved.max_length}, which is "
-                f"ignored: its max_source_relative_length={self.get('max_source_relative_length')} limits each target. "
-                "Give max_length or max_new_tokens in the call to limit it otherwise."
-            )
-        self.config.max_length = in_all
+    def for_transformers(self, limits: Tensor | None) -> tuple[GenerationConfig, dict[str, None]]:
+        """Return a generation config of the call, and the saved settings that it switches off.
 
-    def check_positions(self) -> None:
-        """Raise ValueError where a target may go beyond learned positions."""
-        table, max_length = self.table, self.config.max_length or self.get("max_length")
-        max_new_tokens = self.config.max_new_tokens or self.get("max_new_tokens")
-        if max_new_tokens is not None:
-            max_length = self.prompt_length() + max_new_tokens
-        if table is not None and max_length is not None and max_length - 1 > table:
+        Args:
+            limits: (B,) the number of new tokens of each target, where its source limits it.
+
+        Raises:
+            ValueError: a target may go beyond learned positions.
+        """
+        config = copy.copy(self.generation_config)
+        vars(config).update(self.arguments, length_penalty_type=self.resolve("length_penalty_type", "power"))
+        if self.resolve("num_beams", 1) == 1:  # they mean nothing then, and Transformers would warn of saved ones
+            config.length_penalty, config.early_stopping = 1.0, False
+        saved = {name for name, value in vars(self.saved).items() if value is not None}
+        off = {name for name in self.arguments.keys() & saved if self.given[name] is None}
+        switched_off = dict.fromkeys(off - {"max_length", *SEARCH_SETTINGS})
+        longest = self.common_limit()
+        if limits is not None and len(limits):
+            longest = min(int(limits.max()), math.inf if longest is None else longest)
+        elif longest is None and "max_length" in off:
+            longest = DEFAULT_NEW_TOKENS
+        if longest is None:
+            return config, switched_off  # Transformers' default
+        if self.resolve("max_new_tokens") is not None:
+            config.max_new_tokens = longest
+        else:
+            config.max_length = self.prompt_length + longest
+        if self.table is not None and (max_length := self.prompt_length + longest) - 1 > self.table:
             raise ValueError(
-                f"max_length ({max_length}, with the start token) goes beyond the table of {table} learned "
-                f"positions; ask for a max_length of at most {table + 1} or max_new_tokens of at most {table}."
+                f"max_length ({max_length}, with the start token) goes beyond the table of {self.table} learned "
+                f"positions; ask for a max_length of at most {self.table + 1} or max_new_tokens of at most "
+                f"{self.table}."
             )
+        return config, switched_off
 
 
 def default_limit(model: Any, **settings: Any) -> dict[str, Any]:
@@ -260,10 +257,15 @@ def free_end(processors: Any, criteria: StoppingCriteriaList) -> Any:
     return type(processors)(one for one in processors if not isinstance(one, ForcedEOSTokenLogitsProcessor))
 
 
-def split_criteria(
-    criteria: StoppingCriteriaList, prompt: Tensor, limits: Tensor
-) -> tuple[Tensor, Tensor, StoppingCriteriaList]:
-    """Return the limits (B,) and end tokens (E,) that criteria contain, and the criteria that every step must call."""
+def search_settings(
+    prompt: Tensor, processors: Any, criteria: StoppingCriteriaList, config: GenerationConfig, compacts: bool = True
+) -> tuple[SearchSettings, list[Tensor]]:
+    """Return the settings of a search over `prompt` (k B, T), and a list for each step's scores (k B, V).
+
+    Limits and end tokens are numbers that the search compares; it calls only the other criteria at every step.
+    """
+    rows = max(config.num_beams, config.num_return_sequences)
+    limits = torch.full((len(prompt) // rows,), config.max_length - prompt.shape[1], device=prompt.device)
     ends, others = [prompt.new_empty(0)], StoppingCriteriaList()
     for criterion in criteria:
         if type(criterion) is EosTokenCriteria:
@@ -274,17 +276,7 @@ def split_criteria(
             limits = limits.clamp(max=criterion.max_length - prompt.shape[1])
         else:
             others.append(criterion)
-    return limits, torch.cat(ends), others
-
-
-def search_settings(
-    prompt: Tensor, processors: Any, criteria: StoppingCriteriaList, config: GenerationConfig, compacts: bool = True
-) -> tuple[SearchSettings, list[Tensor]]:
-    """Return the settings of a search over `prompt` (k B, T), and a list for each step's scores (k B, V)."""
-    rows = max(config.num_beams, config.num_return_sequences)
-    limits = torch.full((len(prompt) // rows,), config.max_length - prompt.shape[1], device=prompt.device)
-    limits, end_tokens, others = split_criteria(criteria, prompt, limits)
-    num_ends = len(as_token_ids(config.eos_token_id))
+    end_tokens = torch.cat(ends)
     pad = config.pad_token_id if config.pad_token_id is not None else next(iter(end_tokens.tolist()), -1)
     scores: list[Tensor] = []
     keeps_scores = bool(config.return_dict_in_generate and config.output_scores)
@@ -308,7 +300,7 @@ def search_settings(
         pad_token=int(pad),
         num_beams=config.num_beams,
         num_returned=config.num_return_sequences,
-        candidates=max(2, 1 + num_ends) * config.num_beams,
+        candidates=max(2, 1 + len(as_token_ids(config.eos_token_id))) * config.num_beams,
         alpha=config.length_penalty,
         length_penalty_type=getattr(config, "length_penalty_type", "power"),
         early_stopping=config.early_stopping,
@@ -319,23 +311,6 @@ def search_settings(
         compacts=compacts,
     )
     return settings, scores
-
-
-@functools.lru_cache(maxsize=8)
-def arguments_of(method: Any) -> frozenset[str]:
-    """Return the names of a function's arguments; none where there is no function."""
-    return frozenset() if method is None else frozenset(inspect.signature(method).parameters)
-
-
-def check_entry_points(search: type) -> None:
-    """Raise RuntimeError unless Transformers has the methods that `search` overrides, with the same arguments."""
-    for name in ENTRY_POINTS:
-        overridden, theirs = getattr(search, name), getattr(GenerationMixin, name, None)
-        if missing := sorted(arguments_of(overridden) - arguments_of(theirs) - {"model_kwargs"}):
-            raise RuntimeError(
-                f"generate(): GenerationMixin.{name} of this Transformers does not take {', '.join(missing)}, so that "
-                f"the search cannot enter it; install Transformers {KNOWN_VERSIONS}."
-            )
 
 
 class ModelDecoder:
@@ -353,7 +328,7 @@ class ModelDecoder:
         self, model: Any, inputs: dict[str, Any], beams_per_source: int, records: bool = False, synced: bool = False
     ) -> None:
         if inputs.get("use_cache") and inputs.get(CACHE) is None:
-            inputs = inputs | {CACHE: empty_cache(model.config, inputs.get("decoder_attention_mask"))}
+            inputs = inputs | {CACHE: empty_cache(model.config)}
         self.model, self.inputs, self.beams_per_source, self.synced = model, inputs, beams_per_source, synced
         self.records: list[Any] | None = [] if records else None
         self.last_inputs: dict[str, Any] = {}  # empty before the first step
@@ -432,14 +407,11 @@ class ModelDecoder:
         while self.synced and self.any_peer(False):
             self.model(**self.last_inputs, return_dict=True)
 
-    def recorded(self, name: str) -> tuple[Any, ...]:
-        return tuple(getattr(outputs, name) for outputs in self.records or [])
 
-
-def has_new_cache(inputs: dict[str, Any], config: GenerationConfig) -> bool:
-    """Return whether the cache is the empty one that `generate()` makes by default; the search has its own."""
+def shares_sources(inputs: dict[str, Any]) -> bool:
+    """Return whether the search may use its own cache: `inputs` have none, or the default one of `generate()`."""
     cache = inputs.get(CACHE)
-    if config.caller_has_cache or not isinstance(cache, EncoderDecoderCache):
+    if type(cache) is not EncoderDecoderCache:
         return cache is None
     parts = (cache.self_attention_cache, cache.cross_attention_cache)
     return all(type(part) is DynamicCache and not part.offloading for part in parts)
@@ -460,14 +432,18 @@ def share_sources(inputs: dict[str, Any], rows: int) -> dict[str, Any]:
 def step_outputs(decoder: ModelDecoder, encoder_outputs: Any, config: GenerationConfig) -> dict[str, Any]:
     """Return the outputs of a search by step that `return_dict_in_generate` and its companions ask for."""
     outputs: dict[str, Any] = {CACHE: decoder.cache}
+
+    def each_step(name: str) -> tuple[Any, ...]:
+        return tuple(getattr(step, name) for step in decoder.records or [])
+
     if config.output_logits:
-        outputs["logits"] = tuple(logits[:, -1].float() for logits in decoder.recorded("logits"))
+        outputs["logits"] = tuple(logits[:, -1].float() for logits in each_step("logits"))
     if config.output_attentions:
         outputs["encoder_attentions"] = encoder_outputs.get("attentions")
-        outputs |= {name: decoder.recorded(name) for name in ("decoder_attentions", "cross_attentions")}
+        outputs |= {name: each_step(name) for name in ("decoder_attentions", "cross_attentions")}
     if config.output_hidden_states:
         outputs["encoder_hidden_states"] = encoder_outputs.get("hidden_states")
-        outputs["decoder_hidden_states"] = decoder.recorded("decoder_hidden_states")
+        outputs["decoder_hidden_states"] = each_step("decoder_hidden_states")
     return outputs
 
 
@@ -492,7 +468,7 @@ class PaperBeamSearch(GenerationMixin):
     def use_paper_decoding(self) -> None:
         """Decode as the paper does from now on: beam 4, lp(Y) with alpha 0.6, at most source length + 50 (6.1)."""
         self.generation_config = self.config.make_generation_config(
-            num_beams=4, length_penalty=0.6, length_penalty_type="gnmt", max_source_relative_length=50
+            num_beams=4, length_penalty=0.6, length_penalty_type="gnmt", **PAPER_LIMIT
         )
 
     @functools.wraps(GenerationMixin.generate)
@@ -508,34 +484,30 @@ class PaperBeamSearch(GenerationMixin):
         """Generate as every model of Transformers does, with the two settings of this class in addition.
 
         Raises:
-            ValueError: a setting has a value that it cannot have, or a target may go beyond learned positions.
-            RuntimeError: this version of Transformers has no place for the search.
+            ValueError: a setting is out of its range, or a target may go beyond learned positions.
         """
-        check_entry_points(PaperBeamSearch)
         self.config.check_generation_settings(generation_config)
         call = CallSettings(generation_config, self, kwargs)
         call.check()
         limits = call.source_limits(inputs)
+        config, switched_off = call.for_transformers(limits)
         if limits is not None and len(limits):
-            call.apply_limit(int(limits.max()))
-            criterion = SourceLimitCriteria(limits, call.prompt_length())
+            criterion = SourceLimitCriteria(limits, call.prompt_length)
             stopping_criteria = StoppingCriteriaList([*(stopping_criteria or []), criterion])
-        call.check_positions()
-        if (cache := given_cache(call.kwargs.pop("past_key_values", None), call.kwargs)) is not None:
-            call.kwargs[CACHE] = cache
-            prompt, name = call.kwargs.get("decoder_input_ids"), "decoder_attention_mask"
-            if prompt is not None and call.kwargs.get(name) is None and 0 < cache.get_seq_length() < prompt.shape[1]:
-                call.kwargs[name] = torch.ones_like(prompt)  # by which Transformers sees that the cache holds a prefix
-        vars(call.config).update(
-            length_penalty_type=call.get("length_penalty_type", "power"),
-            caller_has_cache=cache is not None,
-        )
         if self.training and self.model.decoder.gradient_checkpointing:  # Transformers' layers take no cache then
-            call.config.use_cache = False
-        if (encoded := kwargs.get("encoder_outputs")) is not None:  # a copy, whose rows Transformers may repeat
+            config.use_cache = False
+        model_inputs = call.inputs
+        cache = given_cache(model_inputs.pop("past_key_values", None), model_inputs)
+        if cache is not None:
+            model_inputs[CACHE] = GivenCache(cache) if isinstance(cache, EncoderDecoderCache) else cache
+            prompt, name = model_inputs.get("decoder_input_ids"), "decoder_attention_mask"
+            if prompt is not None and model_inputs.get(name) is None and 0 < cache.get_seq_length() < prompt.shape[1]:
+                model_inputs[name] = torch.ones_like(prompt)  # by which Transformers sees that the cache holds a prefix
+        if (encoded := model_inputs.get("encoder_outputs")) is not None:  # a copy: Transformers may repeat its rows
             values = dict(encoded) if isinstance(encoded, dict) else {"last_hidden_state": encoded[0]}
-            call.kwargs["encoder_outputs"] = BaseModelOutput(**values)
-        return super().generate(inputs, call.config, logits_processor, stopping_criteria, *args, **call.kwargs)
+            model_inputs["encoder_outputs"] = BaseModelOutput(**values)
+        others = model_inputs | switched_off
+        return super().generate(inputs, config, logits_processor, stopping_criteria, *args, **others)
 
     def make_decoder(self, inputs: dict[str, Any], beams_per_source: int, **options: bool) -> Decoder:
         """Return what takes the steps of a search; `ModelDecoder` explains the arguments."""
@@ -552,26 +524,24 @@ class PaperBeamSearch(GenerationMixin):
     ) -> Any:
         """Beam search for `generate()`, over the k rows of each source (k B, T)."""
         config, k = generation_config, generation_config.num_beams
-        logits_processor = free_end(logits_processor, stopping_criteria)
+        given = input_ids, free_end(logits_processor, stopping_criteria), stopping_criteria, config
         if config.prefill_chunk_size is not None or config.low_memory:
             if config.length_penalty_type == "gnmt":
                 raise ValueError(
                     'generate(): length_penalty_type="gnmt" goes with neither prefill_chunk_size nor low_memory; leave '
                     'these out, or set length_penalty_type="power".'
                 )
-            given = (input_ids, logits_processor, stopping_criteria, config)
             return super()._beam_search(*given, synced_gpus=synced_gpus, **model_kwargs)
-        shares_source, records = has_new_cache(model_kwargs, config), bool(config.return_dict_in_generate)
-        inputs = share_sources(model_kwargs, k) if shares_source else model_kwargs
+        is_shared, records = shares_sources(model_kwargs), bool(config.return_dict_in_generate)
+        inputs = share_sources(model_kwargs, k) if is_shared else model_kwargs
         decoder = self.make_decoder(inputs, k, records=records, synced=synced_gpus)
-        compacts = shares_source and not records and not synced_gpus
-        settings, scores = search_settings(input_ids, logits_processor, stopping_criteria, config, compacts)
+        settings, scores = search_settings(*given, is_shared and not records and not synced_gpus)
         hypotheses = beam_search(decoder, input_ids, settings)
         if isinstance(decoder, ModelDecoder):
             decoder.finish()
         if not records:
             return hypotheses.tokens
-        if shares_source and decoder.cache is not None:  # who gets the cache expects a row for each beam in it
+        if is_shared and decoder.cache is not None:  # who gets the cache expects a row for each beam in it
             decoder.cache.cross_attention_cache.batch_repeat_interleave(k)
         return GenerateBeamEncoderDecoderOutput(
             sequences=hypotheses.tokens,
@@ -593,14 +563,12 @@ class PaperBeamSearch(GenerationMixin):
     ) -> Any:
         """Greedy search or sampling for `generate()`; what shows more than tokens goes to Transformers' own loop."""
         config, rows = generation_config, generation_config.num_return_sequences
-        logits_processor = free_end(logits_processor, stopping_criteria)
+        given = input_ids, free_end(logits_processor, stopping_criteria), stopping_criteria, config
         is_special = config.is_assistant or config.prefill_chunk_size is not None
-        shares_source = has_new_cache(model_kwargs, config) and not is_special
-        if not shares_source or config.return_dict_in_generate or streamer is not None or synced_gpus:
-            if shares_source and model_kwargs.get(CACHE) is not None:
-                cache = empty_cache(self.config, model_kwargs.get("decoder_attention_mask"))
-                model_kwargs = model_kwargs | {CACHE: cache}
-            given = (input_ids, logits_processor, stopping_criteria, config)
-            return super()._sample(*given, synced_gpus=synced_gpus, streamer=streamer, **model_kwargs)
-        settings, _ = search_settings(input_ids, logits_processor, stopping_criteria, config)
-        return greedy_search(self.make_decoder(share_sources(model_kwargs, rows), rows), input_ids, settings)
+        is_shared = shares_sources(model_kwargs) and not is_special
+        if is_shared and not (config.return_dict_in_generate or streamer is not None or synced_gpus):
+            decoder = self.make_decoder(share_sources(model_kwargs, rows), rows)
+            return greedy_search(decoder, input_ids, search_settings(*given)[0])
+        if is_shared and model_kwargs.get(CACHE) is not None:
+            model_kwargs[CACHE] = empty_cache(self.config)
+        return super()._sample(*given, synced_gpus=synced_gpus, streamer=streamer, **model_kwargs)

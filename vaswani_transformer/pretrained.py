@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers import initialization as init
 from transformers.cache_utils import Cache
-from transformers.generation import GenerationConfig
+from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.modeling_utils import PreTrainedModel
 
@@ -22,6 +22,7 @@ CACHE = "cache" if "cache" in Seq2SeqLMOutput.__annotations__ else "past_key_val
 """Transformers' name of the cache in calls and outputs: since 5.24 `cache`."""
 PRIVATE_NAMES: dict[type, tuple[str, ...]] = {
     GenerationConfig: ("_get_default_generation_params",),
+    GenerationMixin: ("_beam_search", "_sample"),
     PreTrainedConfig: ("_attn_implementation", "_auto_class", "_get_generation_parameters"),
     PreTrainedModel: (
         "_apply",
@@ -51,7 +52,7 @@ def check_private_names() -> None:
     owned = [(owner, name) for owner, names in PRIVATE_NAMES.items() for name in names]
     if missing := [f"{owner.__name__}.{name}" for owner, name in owned if not hasattr(owner, name)]:
         raise RuntimeError(
-            f"This Transformers has no {', '.join(missing)}, by which models are initialized, split and recorded; "
+            f"This Transformers has no {', '.join(missing)}, which the models need; "
             f"install Transformers {KNOWN_VERSIONS}."
         )
 

@@ -25,7 +25,7 @@ from .pretrained import (
     given_cache,
     tensor_parallel_plan,
 )
-from .restricted import Window
+from .restricted import window_mask
 
 
 class VaswaniTransformerEncoder(VaswaniTransformerPreTrainedModel):
@@ -78,20 +78,17 @@ class VaswaniTransformerEncoder(VaswaniTransformerPreTrainedModel):
         if self.config.attention_window is None:
             mask = padding_mask(self.config, inputs_embeds, attention_mask)
         else:
-            mask = Window(self.config, inputs_embeds).mask(attention_mask)
+            mask = window_mask(self.config, inputs_embeds, attention_mask)
         hidden_states = self.input_embedding(inputs_embeds, position_ids, max_position)
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask, **kwargs)  # (B, S, d_model)
         return BaseModelOutput(last_hidden_state=hidden_states)
 
 
-def empty_cache(config: VaswaniTransformerConfig, attention_mask: Tensor | None = None) -> EncoderDecoderCache:
-    """Return an empty cache of a decoder, which keeps the r newest keys of a layer's self-attention.
-
-    It keeps all keys if there is an `attention_mask` of targets: some of the r newest may be padding.
-    """
+def empty_cache(config: VaswaniTransformerConfig) -> EncoderDecoderCache:
+    """Return an empty cache of a decoder; with an `attention_window` it keeps the r newest keys of self-attention."""
     target_config = config
-    if config.attention_window is not None and attention_mask is None:
+    if config.attention_window is not None:
         target_config = config.get_text_config(decoder=True)  # a copy
         target_config.sliding_window = config.attention_window + 1  # Transformers counts the token itself
     return EncoderDecoderCache(DynamicCache(config=target_config), DynamicCache(config=config))
@@ -167,7 +164,7 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
         inputs_embeds = embed_text(self.embed_tokens, input_ids, inputs_embeds, prefix="decoder_")  # (k B, T, d_model)
         past_key_values = given_cache(past_key_values, kwargs)
         if use_cache and past_key_values is None:
-            past_key_values = empty_cache(self.config, attention_mask)
+            past_key_values = empty_cache(self.config)
         position_ids, max_position = self.target_positions(inputs_embeds, attention_mask, position_ids, past_key_values)
         mask = self.self_attention_mask(inputs_embeds, attention_mask, past_key_values)
         source_mask = self.source_mask(inputs_embeds, encoder_hidden_states, encoder_attention_mask)
@@ -194,7 +191,7 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
         """Return the causal mask of self-attention, in the form that the attention implementation takes."""
         target_cache = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
         if self.config.attention_window is not None:
-            return Window(self.config, inputs_embeds, target_cache, is_causal=True).mask(attention_mask)
+            return window_mask(self.config, inputs_embeds, attention_mask, target_cache, is_causal=True)
         return create_causal_mask(self.config, inputs_embeds, attention_mask, target_cache)
 
     def target_positions(

@@ -101,7 +101,7 @@ class TransformersEngine:
 
     def resolve_setting(self, name: str, default: Any = None) -> Any:
         """Return a setting as `generate()` resolves it: the call's, or else the model's."""
-        return self.call_settings().get(name, default)
+        return self.call_settings().resolve(name, default)
 
     @torch.no_grad()
     def __call__(
