@@ -32,9 +32,9 @@ from training.toy_task import make_splits
 from training.train import run
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
-# Each page of the paper in code runs as one program, in test_paper_page.py, and a tutorial in test_tutorials.py; other
-# pages' blocks run by themselves.
-TUTORIALS = [ROOT / "docs" / "seq2seq-trainer.md"]
+# Each page of the paper in code runs as one program, in test_paper_page.py, and tutorials run with models of their own;
+# other pages' blocks run by themselves.
+TUTORIALS = [ROOT / "docs" / f"{name}.md" for name in ("seq2seq-trainer", "pretrained")]
 RUN_PAGES = [page for page in PAGES if page not in [*PAGES_OF_THE_PAPER, *TUTORIALS]]
 JSON = {"Content-Type": "application/json"}
 

@@ -47,6 +47,7 @@ FREE = {
 }
 SHAPE = ("d_ff", "num_heads", "head_dim", "value_head_dim", "activation_function", "position_embedding", "d_model")
 SHAPE += ("attention_bias", "scale_embedding", "attention_window", "layer_norm_eps")
+WHOLE = ("encoder_layers", "decoder_layers", "tie_word_embeddings", "decoder_start_token_id")  # of all weights
 
 
 def run(recipe: Recipe) -> dict[str, Any]:
@@ -177,7 +178,7 @@ def start_with(model: Any, trained: Any, field: str) -> None:
     embedding.
     """
     is_encoder = field == "encoder_from"
-    shape = SHAPE if is_encoder else (*SHAPE, "encoder_layers", "decoder_layers")
+    shape = SHAPE if is_encoder else (*SHAPE, *WHOLE)
     if differing := [each for each in shape if getattr(trained.config, each) != getattr(model.config, each)]:
         got = "; ".join(f"{each} {getattr(trained.config, each)}" for each in differing)
         raise UserError(f"training.{field}: {trained.name_or_path} has {got}; set model.{', model.'.join(differing)}.")
