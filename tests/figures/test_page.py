@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -78,10 +77,6 @@ def test_page_has_the_words_and_the_weights_to_three_digits(stack: str) -> None:
     assert stored["keys"] == maps.keys(stack)
     weights = np.array(stored["weights"]).reshape(stored["layers"], stored["heads"], len(stored["queries"]), -1) / 1000
     np.testing.assert_allclose(weights, maps.weights(stack), atol=0.0005 + 1e-7)
-
-
-def test_head_colors_are_those_of_the_figures() -> None:
-    assert payload_of(Page(render_page(random_attention_maps(heads=16))))["colors"] == head_colors(16)
 
 
 def test_text_cannot_become_markup() -> None:
@@ -173,33 +168,6 @@ def test_browser_shows_the_last_layer_of_cross_attention(tmp_path: Path) -> None
     assert strokes(page) == set(head_colors(8))
     assert hidden_views(page) == ["heat-view", "overview"]
     assert page.one("div", id="layers")["text"] == "12"
-
-
-@in_a_browser
-@pytest.mark.parametrize(("is_autoregressive", "title"), [(True, "target word"), (False, "target position")])
-def test_browser_says_what_a_decoder_attends_to(is_autoregressive: bool, title: str, tmp_path: Path) -> None:
-    maps = replace(random_attention_maps(), is_autoregressive=is_autoregressive)
-    page = opened(render_page(maps), tmp_path, "#decoder-1")
-    assert page.one("h2", id="key-title")["text"] == f"attends to {title}"
-
-
-@in_a_browser
-def test_unknown_address_shows_the_plain_page(tmp_path: Path) -> None:
-    acts = """
-      const seen = () => JSON.stringify([...$("path"), ...$(".word")].map((part) => part.outerHTML));
-      const plain = seen();
-      const same = ["#", "#none-1", "#cross-99", "#constructor-1&heads=0.9.x", "#%E0%A4&query=99"].map((address) => {
-        location.hash = "#encoder-1&heads=2&query=1";
-        dispatchEvent(new Event("hashchange"));
-        const other = seen();
-        location.hash = address;
-        dispatchEvent(new Event("hashchange"));
-        return other !== plain && seen() === plain;
-      });
-      document.title = JSON.stringify(same);
-    """
-    page = opened(render_page(random_attention_maps()), tmp_path, "", acts)
-    assert json.loads(page.one("title")["text"]) == [True] * 5
 
 
 @in_a_browser

@@ -68,14 +68,6 @@ def test_display_tokens_of_word_pieces_have_the_same_form() -> None:
     assert not any("#" in word for word in shown)
 
 
-def test_word_pieces_spell_the_whole_text() -> None:
-    text = "the dog's don't l'eau (a) dogs' \u2581 \u2581a"
-    tokenizer = VaswaniTransformerTokenizer.train_from_iterator([text] * 3, vocab_size=120, algorithm="wordpiece")
-    ids = tokenizer(text, add_special_tokens=False).input_ids
-    assert "".join(token_texts(tokenizer, ids)) == tokenizer.decode(ids)
-    assert words(tokenizer, "don't") == ["don", "'", "t"]
-
-
 def test_bytes_that_are_no_character_are_marked() -> None:
     _, tokenizer = model_of_pairs()
     first, *_ = tokenizer("🙂", add_special_tokens=False).input_ids

@@ -1,6 +1,5 @@
 """The attention weights of a sentence are the model's own, and the model does not change."""
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -61,16 +60,6 @@ def test_target_defaults_to_the_model_s_translation(source: str) -> None:
     assert maps.output_tokens[-1] == "</s>"
     assert len(maps.input_tokens) == len(maps.output_tokens)
     assert_same(maps, attention_maps(model, tokenizer, source, PAIRS[source]))
-
-
-def test_truncated_translation_has_no_end() -> None:
-    model, tokenizer = model_of_pairs()
-    model = copy.deepcopy(model)
-    model.use_paper_decoding()
-    model.generation_config.max_new_tokens = 2
-    maps = attention_maps(model, tokenizer, "the cat is black")
-    assert len(maps.output_tokens) == 2
-    assert "</s>" not in maps.output_tokens
 
 
 def test_empty_texts_have_an_end() -> None:
@@ -153,9 +142,3 @@ def test_model_of_all_words_at_once_is_unchanged_afterwards_and_takes_no_target(
     assert not any(stack._forward_hooks or stack._forward_pre_hooks for stack in stacks)
     with pytest.raises(ValueError, match=f"target: {type(model).__name__} predicts all words at once and reads no"):
         attention_maps(model, tokenizer, "hello", "hola")
-
-
-def test_latents_of_a_flowseq_are_drawn_once() -> None:
-    model, tokenizer = family_of_pairs("flowseq", dropout=0.5)
-    maps = attention_maps(model, tokenizer, "hello", latent_temperature=0.5, num_latent_samples=4, length_beam_size=2)
-    assert maps.decoder.shape[2:] == (len(maps.output_tokens), len(maps.input_tokens))

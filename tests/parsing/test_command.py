@@ -89,17 +89,6 @@ def test_output_file_is_resumed_and_a_finished_one_stays(run: Run, tmp_path: Pat
     assert output[2] == 2
 
 
-def test_resumed_command_counts_the_sentences_that_it_parsed(run: Run, tmp_path: Path) -> None:
-    source, target = tmp_path / "sentences.txt", tmp_path / "trees.ptb"
-    source.write_text(lines(["dog " * 30, "dog " * 30, "dog"]), encoding="utf-8")
-    arguments = ("--tokenized", "--beams=1", "--max_length=5", "--input", source, "--output", target)
-    assert "2 of the 3 sentences had malformed output" in run(*arguments)[1]
-    record = tmp_path / "trees.ptb.record"
-    record.write_text(record.read_text(encoding="utf-8").replace('"output"', '"before"'), encoding="utf-8")
-    target.write_text(lines(target.read_text(encoding="utf-8").splitlines()[:1]), encoding="utf-8")
-    assert "1 of the 2 sentences had malformed output" in run(*arguments)[1]
-
-
 def test_drawings_of_a_finished_file_are_an_error_of_one_line(run: Run, tmp_path: Path) -> None:
     """Without the error the drawings would be missing silently."""
     source, target = tmp_path / "sentences.txt", tmp_path / "trees.ptb"

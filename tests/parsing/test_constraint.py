@@ -21,7 +21,6 @@ from vaswani_transformer import (
 )
 from vaswani_transformer.parsing import delinearize, parse
 from vaswani_transformer.parsing.constraint import TreeTokens, WellFormedTrees, tree_constraint
-from vaswani_transformer.parsing.linear import place_count
 
 LABELS = ["(A", "(B", ")A", ")B", "()t", "()u", "(C", ")D"]  # C is never closed, and D never opened
 TOKENIZER = VaswaniTransformerTokenizer.train_from_iterator(["a b c"], vocab_size=262)
@@ -94,18 +93,6 @@ def test_any_walk_over_permitted_tokens_is_a_tree_within_its_limit(
         processor.keep(kept)
         targets = targets.view(-1, rows, targets.shape[1])[kept].flatten(0, 1)
         active = [active[source] for source in kept]
-
-
-@pytest.mark.parametrize("beams", [1, 3])
-def test_processor_serves_several_searches(beams: int) -> None:
-    """A search drops finished sentences from a copy of the processor."""
-    model, words = own(), [1, 9]
-    trees = WellFormedTrees(TOKENS, words, torch.tensor([12, 12]))
-    batch = TOKENIZER([" ".join("a" * count) for count in words], padding=True, return_tensors="pt")
-    for _ in range(2):
-        outputs = model.generate(**batch, num_beams=beams, max_new_tokens=12, logits_processor=[trees])
-        texts = TOKENIZER.batch_decode(outputs, skip_special_tokens=True)
-        assert [place_count(text) for text in texts] == words
 
 
 def test_sentence_beyond_its_limit_gets_the_places_that_fit() -> None:

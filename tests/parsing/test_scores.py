@@ -4,7 +4,7 @@ from hypothesis import given
 
 from tests.helpers import user_error
 from tests.trees import GOLD, PREDICTED, TREES, read
-from vaswani_transformer.parsing import Leaf, Tree, evaluation_tree, score_trees
+from vaswani_transformer.parsing import Leaf, Tree, score_trees
 from vaswani_transformer.parsing.scores import BracketScores
 
 SCORES = ("recall", "precision", "f1", "exact_match", "tagging_accuracy")
@@ -51,13 +51,6 @@ def test_brackets_match_at_most_once_and_as_often_the_other_way(one: Tree, other
     assert scores.matched <= min(scores.gold, scores.predicted)
     if not scores.errors + scores.skipped:
         assert (scores.precision, scores.recall) == (swapped.recall, swapped.precision)
-
-
-def test_functional_tags_do_not_count() -> None:
-    gold = read("(TOP (S (NP-SBJ (NN dog)) (VP (VBZ barks))))")
-    cleaned = evaluation_tree(gold[0])
-    assert cleaned is not None
-    assert score_trees(gold, [cleaned]).f1 == 100
 
 
 def test_trees_of_other_words_or_another_number_are_an_error() -> None:

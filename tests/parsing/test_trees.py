@@ -63,12 +63,6 @@ def test_tree_of_only_empty_elements_evaluates_to_none() -> None:
     assert evaluation_tree(tree) is None
 
 
-@given(TREES)
-def test_cleaning_twice_is_cleaning_once(tree: Tree) -> None:
-    cleaned = evaluation_tree(tree)
-    assert cleaned is None or evaluation_tree(cleaned) == cleaned
-
-
 def test_deep_tree_needs_no_recursion() -> None:
     text = "(TOP " + "(S " * 5000 + "(NN a)" + ")" * 5001
     ((_, tree),) = read(text)
