@@ -13,26 +13,26 @@ import evaluate
 from sacrebleu.metrics import BLEU, CHRF
 
 
-def texts_info(description: str, citation: str) -> evaluate.MetricInfo:
-    """Return the description that `evaluate` needs of a metric with one reference a hypothesis."""
-    return evaluate.MetricInfo(
-        description=description,
-        citation=citation,
-        inputs_description="predictions: translations; references: one reference for each.",
-        features=datasets.Features({"predictions": datasets.Value("string"), "references": datasets.Value("string")}),
-    )
+class TextMetric(evaluate.Metric):
+    """A metric of texts with one reference each."""
+
+    def _info(self) -> evaluate.MetricInfo:
+        text = datasets.Value("string")
+        return evaluate.MetricInfo(
+            description=str(self.__doc__),
+            citation="Post 2018, A Call for Clarity in Reporting BLEU Scores, WMT.",
+            inputs_description="predictions: translations; references: one reference for each.",
+            features=datasets.Features({"predictions": text, "references": text}),
+        )
 
 
-class SacreBleu(evaluate.Metric):
-    """Corpus BLEU of detokenized translations, with the signature that comparisons need.
+class SacreBleu(TextMetric):
+    """Corpus BLEU of detokenized translations by sacreBLEU, with the signature that comparisons need.
 
     `compute(predictions=[...], references=[...], tokenize="13a")` returns `bleu`, `signature`, `brevity_penalty`. With
     `tokenize="none"` the texts' own tokens count; such a score compares only with tokenized BLEU. `order=1` is BLEU-1,
     of single tokens, and `order=2` BLEU-2; the signature names an order below 4.
     """
-
-    def _info(self) -> evaluate.MetricInfo:
-        return texts_info("Corpus BLEU by sacreBLEU.", "Post 2018, A Call for Clarity in Reporting BLEU Scores, WMT.")
 
     def _compute(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> dict[str, float | str]:
         order = kwargs.get("order", 4)
@@ -45,15 +45,12 @@ class SacreBleu(evaluate.Metric):
         }
 
 
-class ChrF(evaluate.Metric):
-    """Corpus chrF, the F-score of character n-grams, with its signature.
+class ChrF(TextMetric):
+    """Corpus chrF, the F-score of character n-grams (Popovic 2015), by sacreBLEU with its signature.
 
     `compute(predictions=[...], references=[...])` returns `chrf` and `signature`. It ignores white space, so that
     tokenized texts compare with others as far as their tokens do.
     """
-
-    def _info(self) -> evaluate.MetricInfo:
-        return texts_info("Corpus chrF by sacreBLEU.", "Popovic 2015, chrF: character n-gram F-score, WMT.")
 
     def _compute(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> dict[str, float | str]:
         metric = CHRF()

@@ -450,31 +450,6 @@ def make_sentence(phrase: Phrase, is_question: bool = False) -> Phrase:
     return Phrase(en, es, phrase.collocations)
 
 
-def statement(sampler: Sampler, tense: str) -> Phrase:
-    """Draw one clause, affirmative or negative."""
-    clauses = (transitive, transitive, transitive, intransitive, description, description, location)
-    clause = sampler.choice(clauses)(sampler, tense)
-    return make_sentence(declarative(clause, negative=sampler.chance(0.3)))
-
-
-def yes_no_question(sampler: Sampler, tense: str) -> Phrase:
-    """Draw "is there a cat in the garden?", "¿hay un gato en el jardín?"."""
-    clauses = (transitive, transitive, intransitive, description, description, location, existence)
-    clause = sampler.choice(clauses)(sampler, tense)
-    return make_sentence(interrogative(clause), is_question=True)
-
-
-def existence_statement(sampler: Sampler, tense: str) -> Phrase:
-    """Draw "there is a cat in the garden.", "hay un gato en el jardín."."""
-    return make_sentence(declarative(existence(sampler, tense)))
-
-
-def who_question(sampler: Sampler, tense: str) -> Phrase:
-    """Draw "who bought the car?", "¿quién compró el coche?"."""
-    clause = sampler.choice((transitive, intransitive, description))(sampler, tense, WHO)
-    return make_sentence(declarative(clause), is_question=True)
-
-
 def object_question(sampler: Sampler, tense: str) -> Phrase:
     """Draw "what does she eat?", "¿qué come ella?"; or "who did they help?", "¿a quién ayudaron ellos?"."""
     verb = sampler.choice(TRANSITIVE)
@@ -520,15 +495,29 @@ def two_clauses(sampler: Sampler, tense: str) -> Phrase:
     return make_sentence(join_phrases(first, conjunction, second))
 
 
-PATTERNS = (
-    *([statement] * 8),
-    *([yes_no_question] * 4),
-    *([two_actions] * 2),
-    *([two_clauses] * 2),
-    *(existence_statement, who_question, object_question, where_question),
-)
+PATTERNS = ["statement"] * 8 + ["yes or no"] * 4 + ["two actions"] * 2 + ["two clauses"] * 2
+PATTERNS += ["existence", "who", "what", "where"]
 TENSES = ("present", "present", "past", "future")
+STATED = (transitive, transitive, transitive, intransitive, description, description, location)
+ASKED = (transitive, transitive, intransitive, description, description, location, existence)
 CONTENT = {form for noun in NOUNS for form in noun.english} | {adjective.english for adjective in ADJECTIVES}
+
+
+def sample_sentence(sampler: Sampler) -> Phrase:
+    """Draw a sentence of any pattern."""
+    pattern, tense = sampler.choice(PATTERNS), sampler.choice(TENSES)
+    if pattern == "statement":
+        clause = sampler.choice(STATED)(sampler, tense)
+        return make_sentence(declarative(clause, negative=sampler.chance(0.3)))
+    if pattern == "yes or no":  # "is there a cat in the garden?", "¿hay un gato en el jardín?"
+        return make_sentence(interrogative(sampler.choice(ASKED)(sampler, tense)), is_question=True)
+    if pattern == "existence":  # "there is a cat in the garden.", "hay un gato en el jardín."
+        return make_sentence(declarative(existence(sampler, tense)))
+    if pattern == "who":  # "who bought the car?", "¿quién compró el coche?"
+        clause = sampler.choice((transitive, intransitive, description))(sampler, tense, WHO)
+        return make_sentence(declarative(clause), is_question=True)
+    make = {"what": object_question, "where": where_question, "two actions": two_actions, "two clauses": two_clauses}
+    return make[pattern](sampler, tense)
 
 
 def generate_sentences(seed: int) -> Iterator[Phrase]:
@@ -538,7 +527,7 @@ def generate_sentences(seed: int) -> Iterator[Phrase]:
     """
     sampler = Sampler(seed)
     while True:
-        sentence = sampler.choice(PATTERNS)(sampler, sampler.choice(TENSES))
+        sentence = sample_sentence(sampler)
         words = sentence.en.rstrip(".?").replace("'s", "").split()
         content = [word for word in words if word in CONTENT]
         if len(words) <= MAX_ENGLISH_WORDS and len(set(content)) == len(content):

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import lzma
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,19 @@ from hypothesis import strategies as st
 
 from tests.helpers import user_error
 from training import data as data_module
-from training.data import fingerprint, hold_out, load_data, load_pairs, make_tokenizer, sample_texts, to_pairs, tokenize
+from training.data import (
+    count_unknown,
+    fingerprint,
+    hold_out,
+    load_data,
+    load_pairs,
+    make_tokenizer,
+    report_unknown,
+    sample_texts,
+    to_pairs,
+    tokenize,
+)
+from training.machine import init_processes
 from training.recipe import Recipe, recipe_of
 from vaswani_transformer import VaswaniTransformerTokenizer
 
@@ -279,3 +292,16 @@ def test_mask_is_added_after_all_other_tokens_for_a_cmlm(folder: Path) -> None:
     fields = {"data": {"kind": "json", "path": str(folder)} | dict.fromkeys(SPLITS, "all.jsonl")}
     masked = load_data(recipe_of(fields | {"tokenizer": {"vocab_size": 280}, "model": {"kind": "cmlm"}})).tokenizer
     assert masked.get_vocab() == plain.get_vocab() | {"<mask>": len(plain)}
+
+
+def test_words_that_the_vocabulary_cannot_spell_are_named_in_one_warning(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = recipe_for(folder, file="all.jsonl")
+    pairs = load_pairs(recipe)
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["one tree two three ein baum"], 60, "wordpiece")
+    counts = {str(split): count_unknown(rows, tokenizer) for split, rows in tokenize(recipe, pairs, tokenizer).items()}
+    init_processes()
+    report_unknown(counts, pairs, tokenizer)
+    (warning,) = caplog.messages
+    assert re.search(r"the targets of train; got \d+\.\d% unknown tokens, .* such words are .*'zwei'", warning)

@@ -5,7 +5,6 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from datasets import DatasetDict, Features, Translation
@@ -17,10 +16,8 @@ from training.toy_task import (
     DETERMINERS,
     MAX_ENGLISH_WORDS,
     NOUNS,
-    PATTERNS,
     PREPOSITIONS,
     PRONOUNS,
-    TENSES,
     VERBS,
     Adjective,
     Determiner,
@@ -34,6 +31,7 @@ from training.toy_task import (
     generate_sentences,
     make_splits,
     reserved_split,
+    sample_sentence,
 )
 
 LEXICON = (*NOUNS, *ADJECTIVES, *VERBS, *DETERMINERS, *PREPOSITIONS, *PRONOUNS)
@@ -224,8 +222,7 @@ def translate(english: str, tries: int = 200_000) -> str:
     """Return the grammar's Spanish for an English sentence, by drawing until that sentence appears."""
     sampler = SteeredSampler(english)
     for _ in range(tries):
-        pattern: Any = sampler.choice(PATTERNS)
-        sentence = pattern(sampler, sampler.choice(TENSES))
+        sentence = sample_sentence(sampler)
         if sentence.en == english:
             return sentence.es
     raise AssertionError(f"the grammar does not make {english!r}")
