@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSeq2SeqLM
 
 from tests.helpers import load_tokenizer, run_main
@@ -257,29 +256,3 @@ def test_steps_are_the_same_on_two_processes_in_two_micro_batches_each(
     for one, two in zip(first["curve"], second["curve"], strict=True):
         names = {name for name in one if "loss" in name or name in ("energy", "eval_energy")}
         assert {name: one[name] for name in names} == pytest.approx({name: two[name] for name in names}, rel=1e-3)
-
-
-@pytest.mark.slow
-def test_gradient_of_a_cmlms_step_is_that_of_the_mean_over_its_masked_tokens(
-    arguments: list[str], tmp_path: Path
-) -> None:
-    """The step has three micro-batches; the oracle, without the Trainer, is the model's loss over all their pairs."""
-    step = ["--model.kind=cmlm", "--training.steps=1", "--model.dropout=0.0", "--training.device_tokens=20"]
-    train_with_gradient([*arguments, *step, f"--output_dir={tmp_path / 'run'}"])
-    trainer = runs.trainer_in(arguments, tmp_path / "again", *step)
-    batches, tokens = trainer.get_batch_samples(iter(trainer.get_train_dataloader()), 3, trainer.args.device)
-    masked = sum(int(batch["labels"].ne(-100).sum()) for batch in batches)
-    assert 0 < masked == tokens < trainer.target_tokens + 1
-    tokenizer: Any = trainer.processing_class
-    pad = tokenizer.pad_token_id
-    padding = {"labels": -100, "input_ids": pad, "decoder_input_ids": pad}
-    whole = {
-        name: torch.cat([batch[name] for batch in batches])
-        if batches[0][name].dim() == 1
-        else pad_sequence([row for batch in batches for row in batch[name]], True, padding.get(name, 0))
-        for name in batches[0]
-    }
-    model: Any = trainer.model
-    model.train()(**whole).loss.backward()
-    gradient = load_file(tmp_path / "run" / "gradient.safetensors")
-    runs.assert_same_tensors(gradient, {name: weight.grad for name, weight in model.named_parameters()})
