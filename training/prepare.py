@@ -22,6 +22,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
+import yaml
 from datasets import DownloadConfig, DownloadManager
 
 from vaswani_transformer.parsing.trees import ROOT, Tree, read_trees
@@ -48,16 +49,11 @@ Lines = dict[str, list[str]]
 
 @dataclass(frozen=True)
 class Source:
-    """A public data set.
+    """A public data set, as `sums/sources.yaml` describes it.
 
-    page: where readers find it.
-    license: as its page states it.
-    base: the address that the names of its files follow.
-    rule: how it is cut.
     cut: makes the prepared files.
     sums: a file in the format of `sha256sum`, which names the set's files; None for one file whose content changes.
     file: the name of that one file.
-    hub: the data set's name on the Hugging Face Hub.
     """
 
     page: str
@@ -65,7 +61,7 @@ class Source:
     base: str
     rule: str
     cut: Callable[[Files], Lines]
-    sums: Path | None = None
+    sums: Path | None
     file: str = ""
     hub: str | None = None
 
@@ -200,52 +196,16 @@ def cut_self_dialogue(files: Files) -> Lines:
     return lines
 
 
-MULTI30K = {
-    "page": "https://github.com/multi30k/dataset",
-    "license": "its page names none; the images are for non-commercial research",
-    "base": "https://raw.githubusercontent.com/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/",
-    "rule": "the published train, val and test_2016_flickr of task 1 in English, German and French",
-    "hub": "bentrevett/multi30k",
+CUTS: dict[str, Callable[[Files], Lines]] = {
+    "multi30k": partial(cut_multi30k, names="data/task1/raw/{split}.{language}.gz"),
+    "multi30k-tokenized": partial(cut_multi30k, names="data/task1/tok/{split}.lc.norm.tok.{language}"),
+    "tatoeba-en-de": cut_tatoeba,
+    "gum": cut_gum,
+    "self-dialogue": cut_self_dialogue,
 }
 SOURCES = {
-    "multi30k": Source(
-        **MULTI30K,
-        cut=partial(cut_multi30k, names="data/task1/raw/{split}.{language}.gz"),
-        sums=SUMS / "multi30k.sha256",
-    ),
-    "multi30k-tokenized": Source(
-        **MULTI30K,
-        cut=partial(cut_multi30k, names="data/task1/tok/{split}.lc.norm.tok.{language}"),
-        sums=SUMS / "multi30k-tokenized.sha256",
-    ),
-    "tatoeba-en-de": Source(
-        page="https://www.manythings.org/anki (sentences of https://tatoeba.org)",
-        license="CC-BY 2.0 FR",
-        base="https://www.manythings.org/anki/",
-        rule="of the pairs whose two sentences each occur in no other pair, in the order of the SHA-256 of the English "
-        f"one, the first {HELD_OUT:,} are test and the next {HELD_OUT:,} validation; all other pairs are train",
-        cut=cut_tatoeba,
-        file="deu-eng.zip",
-    ),
-    "gum": Source(
-        page="https://github.com/amir-zeldes/gum (V11.1.0)",
-        license="annotations CC-BY 4.0; texts by genre, some of them non-commercial: see LICENSE.txt",
-        base="https://raw.githubusercontent.com/amir-zeldes/gum/72ce5ac14978a324c2fd18d49484e65292cbe316/",
-        rule="the documents of the official splits in the order of splits.md, without reddit (its words are missing); "
-        f"constituents.ptb has every {STRIDE}th constituent of the training trees, of those with two words or more",
-        cut=cut_gum,
-        sums=SUMS / "gum.sha256",
-    ),
-    "self-dialogue": Source(
-        page="https://github.com/jfainberg/self_dialogue_corpus",
-        license="BSD 3-Clause: see LICENSE",
-        base="https://raw.githubusercontent.com/jfainberg/self_dialogue_corpus/113a1b0ff10308f1227c13a4aaded9bc85577816/",
-        rule="without blocked workers and rejected work; workers in the order of the SHA-256 of their ids go to test "
-        "while they fit, then to validation, else to train; a pair is kept once: in train, else in validation, else in "
-        "test",
-        cut=cut_self_dialogue,
-        sums=SUMS / "self-dialogue.sha256",
-    ),
+    name: Source(**fields, cut=CUTS[name], sums=None if "file" in fields else SUMS / f"{name}.sha256")
+    for name, fields in yaml.safe_load((SUMS / "sources.yaml").read_text(encoding="utf-8")).items()
 }
 
 
