@@ -151,13 +151,6 @@ def test_lengths_are_those_of_the_text_in_training_and_not_of_the_ids_that_the_t
     assert json.loads(distill("--batch_tokens=1", "--data.max_length=30")[0])["dropped"] == {reason: 12}
 
 
-def test_sources_have_the_recipes_limit_where_positions_have_no_end(saved: Path, recipe: Path, folder: Path) -> None:
-    options, _ = command.parse_arguments([str(saved), str(recipe), f"--output_dir={folder}"])
-    for limit in (8, 2000):
-        given = load_recipe(recipe, [f"--data.max_length={limit}"])
-        assert command.load_teacher(options, given)[0].max_source_tokens == limit
-
-
 def test_search_is_the_models_unless_it_is_given(distill: Run, tmp_path: Path) -> None:
     """A saved end that is forced, as Marian's, is recorded too."""
     model, tokenizer = paper_model_of_pairs()

@@ -3,7 +3,6 @@
 B batch, T target, V vocabulary.
 """
 
-import typing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from tests.nar_models import END, targets
 from tests.training.runs import LANGUAGE, FinishedRun, assert_resumes, entries, train_in, trainer_in
 from training import energy as energy_module
 from training.energy import OPERATORS, Energy, EnergyTrainer
-from training.recipe import Operator
 
 PAD = 1
 ONE_HOT = ("straight_through_softmax", "straight_through_logits", "straight_through_gumbel")
@@ -41,10 +39,6 @@ def argmax_labels(logits: Tensor, is_real: Tensor) -> Tensor:
     for row, length in enumerate(is_real.sum(1).tolist()):
         labels[row, length - 1] = END
     return labels
-
-
-def test_recipe_names_the_five_operators() -> None:
-    assert set(typing.get_args(Operator)) == set(OPERATORS)
 
 
 @pytest.mark.parametrize("operator", ONE_HOT)
@@ -136,23 +130,6 @@ def test_straight_through_operator_has_the_value_of_words_and_the_gradient_of_it
             for operator in (value, expected)
         ]
         torch.testing.assert_close(*gradients)
-
-
-def test_half_precision_is_close() -> None:
-    """bfloat16 has 8 bits, and a token's energy here is about 5."""
-    teacher, (logits, is_real, tokens, mask) = tiny_model(), student_batch(torch.float32)
-    expected = Energy(teacher)(logits, is_real, tokens, mask)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        energies = Energy(teacher)(logits, is_real, tokens, mask)
-    assert energies.dtype == torch.float32
-    torch.testing.assert_close(energies, expected, rtol=0.02, atol=0.02)
-
-
-def test_batch_is_the_sum_of_its_halves() -> None:
-    energy, (logits, is_real, tokens, mask) = Energy(tiny_model().double()), student_batch()
-    complete = energy(logits, is_real, tokens, mask)
-    halves = [energy(logits[rows], is_real[rows], tokens[rows], mask[rows]) for rows in (slice(0, 1), slice(1, 3))]
-    torch.testing.assert_close(torch.cat(halves), complete)
 
 
 # Runs

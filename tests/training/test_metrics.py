@@ -21,7 +21,6 @@ from training.metrics import (
     text_statistics,
     tokenized_bleu,
 )
-from training.tasks import TranslationTask
 
 WORDS = ["a", "b", "c", "d"]
 TEXTS = st.lists(st.lists(st.sampled_from(WORDS), max_size=6).map(" ".join), min_size=1, max_size=8)
@@ -39,11 +38,6 @@ def test_bleu_penalizes_a_translation_that_is_too_short() -> None:
     assert score["brevity_penalty"] == pytest.approx(math.exp(-1 / 4))
 
 
-def test_signature_names_the_tokenizer() -> None:
-    assert "tok:13a" in bleu(["a b c d"], ["a b c d"])["signature"]
-    assert "tok:none" in bleu(["a b c d"], ["a b c d"], tokenize="none")["signature"]
-
-
 def test_chrf_equals_its_definition() -> None:
     """Popovic 2015 by hand, up to trigrams of characters in "abc" against "abd", which share no trigram.
 
@@ -52,10 +46,6 @@ def test_chrf_equals_its_definition() -> None:
     score = chrf(["abc"], ["abd"])
     assert score["chrf"] == pytest.approx(100 * (2 / 3 + 1 / 2 + 0) / 3)
     assert "nc:6" in score["signature"]
-
-
-def test_chrf_ignores_white_space() -> None:
-    assert chrf(["a b , c"], ["a b, c"])["chrf"] == pytest.approx(100)
 
 
 @pytest.mark.parametrize(
@@ -131,12 +121,6 @@ def test_statistics_are_shares(texts: list[str]) -> None:
     assert statistics["repeats"] == statistics["reference_repeats"]
     assert statistics["length_ratio"] == float(any(text.strip() for text in texts))
     assert text_statistics(texts[::-1], texts)["distinct_2"] == statistics["distinct_2"]
-
-
-def test_test_set_has_every_metric_and_statistic() -> None:
-    scores = TranslationTask("en", "de", "13a").test(["a b c d"], ["a b c e"])
-    names = {"bleu", "chrf", "bleu_1", "bleu_2"}
-    assert set(scores) == names | {"signature", *(f"{name}_signature" for name in names - {"bleu"}), *STATISTICS}
 
 
 def kneser_ney(texts: list[str], first: str, second: str, word: str) -> Fraction:

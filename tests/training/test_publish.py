@@ -15,9 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.builders import tiny_marian
 from tests.helpers import (
-    BROKEN,
     ROOT,
-    break_model,
     error_line,
     model_of_pairs,
     no_space,
@@ -90,12 +88,6 @@ def test_run_without_its_search_or_its_model_is_not_published(
 ) -> None:
     spoil(run)
     assert re.search(message, refused(run))
-
-
-def test_broken_weights_are_not_published(saved: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
-    folder = break_model(saved, tmp_path / "broken", "nan")
-    (folder / "results.json").write_text(json.dumps(results_of()))
-    assert refused(folder).startswith(f"{folder}: {BROKEN['nan']}")
 
 
 def test_failed_dry_run_leaves_no_file_and_the_same_command_succeeds(

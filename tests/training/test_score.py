@@ -25,7 +25,6 @@ from tests.helpers import (
     paper_model_of_pairs,
     run_main,
     save,
-    tiny_model,
     write_pairs,
 )
 from tests.nar_models import FAMILY, NarModel, family_of_pairs
@@ -270,14 +269,6 @@ def test_missing_model_or_recipe_ends_the_command_with_one_line(run: Run) -> Non
         assert "there is no such" in error_line(result)
 
 
-def test_tokenizer_of_another_model_is_an_error(run: Run, tmp_path: Path) -> None:
-    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a"], vocab_size=259)
-    save(tmp_path / "misfit", tiny_model(), tokenizer)
-    assert "its tokenizer has 259 entries and the model 99; give a model with its own" in error_line(
-        run(model=tmp_path / "misfit")
-    )
-
-
 def test_prepared_model_has_the_scores_of_the_plain_one(score: Score, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU float32 models are always prepared; the model of pairs knows its pairs in 8 bits too."""
     by_copy = {dtype: score("--device=cpu", f"--dtype={dtype}")[0] for dtype in ("auto", "bfloat16", "int8", "float16")}
@@ -305,10 +296,3 @@ def test_scores_that_cannot_be_written_are_still_printed(
     assert errors.endswith("scores.json: cannot be written: No space left on device; the scores are printed above.\n")
     assert status == 2
     assert "perplexity" in output
-
-
-def test_text_beyond_the_learned_positions_ends_the_command_with_one_line(run: Run, tmp_path: Path) -> None:
-    _, tokenizer = model_of_pairs()
-    model = tiny_model(vocab_size=len(tokenizer), position_embedding="learned", max_position_embeddings=8)
-    save(tmp_path, model, tokenizer)
-    assert "learned positions" in error_line(run(model=tmp_path))
