@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 import yaml
-from datasets import Dataset
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import set_seed
@@ -29,7 +28,6 @@ from training.train import begin_run, make_model, make_trainer, open_run, run
 from training.trainer import PaperTrainer
 
 Process = ForkedCommand | subprocess.Popen[str]
-UNREAD: Any = None  # training arguments that a callback does not read
 SPLITS = ("train", "validation", "test")
 LANGUAGE = [
     f"{number} {noun}" for number in ("one", "two", "three", "four") for noun in ("tree", "dog", "house", "sea")
@@ -66,12 +64,6 @@ def make_arguments(folder: Path, **texts: Sequence[str]) -> list[str]:
     files = {split: f"{split}.jsonl" for split in SPLITS}
     recipe.write_text(yaml.safe_dump({"name": "own", "data": {"kind": "json", "path": str(data)} | files} | TINY))
     return [str(recipe)]
-
-
-def dataset_of(pairs: Sequence[tuple[str, str]]) -> Dataset:
-    """Return pairs as a split of the data."""
-    sources, targets = zip(*pairs, strict=True)
-    return Dataset.from_dict({"source": sources, "target": targets})
 
 
 def last_of_each(*arguments: str) -> list[str]:
