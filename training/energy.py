@@ -79,7 +79,8 @@ class Energy:
     @torch.no_grad()
     def of_argmax(self, logits: Tensor, is_real: Tensor, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Return the teacher's negative log-likelihood (B,) of the most likely words and their end."""
-        return self(logits, is_real, input_ids, attention_mask, ("straight_through_softmax",) * 2)  # of one-hot words
+        one_hot = "straight_through_softmax"  # whose value is 1 at the most likely word
+        return self(logits, is_real, input_ids, attention_mask, (one_hot, one_hot))
 
     def teacher_log_probs(
         self, read: Tensor, is_real: Tensor, input_ids: Tensor, attention_mask: Tensor | None
