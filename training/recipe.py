@@ -531,9 +531,8 @@ def checked(parser: RecipeParser, values: Any) -> Recipe:
         raise UserError("training.start_from: the model has an encoder; leave training.encoder_from out.")
     if names := sorted(TOKENIZER_SETS & recipe.model.keys()):
         raise UserError(f"model.{names[0]}: the tokenizer sets it; see tokenizer.vocab_size and tokenizer.path.")
-    entries = (
-        recipe.tokenizer.vocab_size if recipe.tokenizer.path is None else 2**31
-    )  # the loaded vocabulary has its own
+    # a loaded vocabulary has its own size
+    entries = recipe.tokenizer.vocab_size if recipe.tokenizer.path is None else 2**31
     recipe.model_config(vocab_size=entries)
     if training.precision == "auto":  # in full, so that a run keeps it on another machine
         precision = "fp32" if trains_slowly_in_bf16() else "bf16"
