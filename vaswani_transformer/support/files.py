@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import shutil
-import tempfile
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -18,6 +17,8 @@ from .errors import OutputError, UserError, one_line
 
 logger = logging.get_logger(__name__)
 
+PARTIAL = ".part"
+"""The suffix of a file or folder that is not finished yet."""
 MODEL_MARKER = "config.json"
 """The file that every model folder has; `atomic_folder` replaces no other folder."""
 MODEL_FILES = (
@@ -55,18 +56,23 @@ def write_errors(name: str | os.PathLike[str], fix: str, *more_errors: type[Exce
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a text file in UTF-8 completely or not at all."""
-    with staged_files(path.parent) as staging:
-        (staging / path.name).write_text(text, encoding="utf-8")
+    partial = path.with_name(f"{path.name}{PARTIAL}")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
 
 
 @contextlib.contextmanager
 def staged_files(folder: Path) -> Generator[Path]:
     """Yield a staging folder whose files move into `folder` at the end; an error before that changes nothing there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".staging-") as staging:
-        yield Path(staging)
-        for path in Path(staging).iterdir():
+    staging = folder / f"files{PARTIAL}"
+    shutil.rmtree(staging, ignore_errors=True)  # of a killed command
+    staging.mkdir(parents=True)
+    try:
+        yield staging
+        for path in staging.iterdir():
             path.replace(folder / path.name)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def check_new_folder(path: Path, force: bool = False) -> None:
