@@ -178,7 +178,7 @@ def test_search_of_the_parsing_experiments_is_saved(page_outputs: PageOutputs) -
 
 @pytest.mark.slow
 def test_figures_are_drawn(page_outputs: PageOutputs) -> None:
-    _, folder = page_outputs(page_with("draw_attention")[0])
+    _, folder = page_outputs(page_with("draw_attention(maps")[0])
     pictures = {path.name for path in folder.iterdir() if path.is_file() and path.stat().st_size > 1000}
     assert pictures == {"encoder.png", "first-word.pdf", "cross.png"}
 
