@@ -12,7 +12,6 @@ from tests.helpers import load_tokenizer, run_python
 EVERY_FAMILY = {
     "attention.py",
     "config.py",
-    "dropout.py",
     "embeddings.py",
     "generation.py",
     "layers.py",

@@ -15,7 +15,7 @@ from tests.helpers import FLOAT32, assert_equal_at_tokens, masked_batch, random_
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.attention import without_cudnn
 from vaswani_transformer.batching.schedule import paper_adam, paper_schedule
-from vaswani_transformer.dropout import Dropout
+from vaswani_transformer.embeddings import Dropout
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")]
 

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import random_tokens, tiny_config, tiny_model
 from vaswani_transformer.embeddings import (
+    Dropout,
     InputEmbedding,
-    LearnedPositions,
     ScaledEmbedding,
     SinusoidalPositions,
     count_positions,
@@ -43,16 +43,6 @@ def test_later_position_is_a_linear_function_of_an_earlier_one(position: int, of
         np.testing.assert_allclose(rotation @ earlier[i], later[i], atol=3e-4)
 
 
-@given(st.integers(1, 3000), st.integers(1, 4))
-def test_sinusoids_have_any_length(length: int, batch: int) -> None:
-    positions = torch.arange(length).expand(batch, -1)
-    encoded = SinusoidalPositions(tiny_config())(positions, length)
-    assert encoded.shape == (batch, length, 32)
-    assert torch.equal(encoded[-1], sinusoids(torch.arange(length), 32))
-    gathered = torch.randint(length, (batch, 4))
-    torch.testing.assert_close(SinusoidalPositions(tiny_config())(gathered, length), sinusoids(gathered, 32))
-
-
 @given(st.lists(st.lists(st.sampled_from([0, 1]), min_size=6, max_size=6), min_size=1, max_size=4))
 def test_positions_count_only_tokens(rows: list[list[int]]) -> None:
     counted = count_positions(torch.tensor(rows)).tolist()
@@ -60,12 +50,6 @@ def test_positions_count_only_tokens(rows: list[list[int]]) -> None:
         assert [position for position, token in zip(positions, row, strict=True) if token] == list(range(sum(row)))
         assert min(positions) >= 0
         assert max(positions) < max(sum(row), 1)
-
-
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32, torch.bfloat16])
-def test_positions_are_counted_in_integers_for_any_mask_dtype(dtype: torch.dtype) -> None:
-    # bfloat16 cannot count beyond 256.
-    assert torch.equal(count_positions(torch.ones(1, 999).to(dtype)), torch.arange(999)[None])
 
 
 @pytest.mark.parametrize("position_type", ["sinusoidal", "learned"])
@@ -127,14 +111,6 @@ def test_dropout_applies_to_the_sum_of_embedding_and_position() -> None:
     assert 0.45 < kept.float().mean() < 0.55  # five standard deviations of 6,400 fair coins are 0.03
 
 
-def test_learned_positions_are_rows_of_a_table() -> None:
-    config = tiny_config(position_embedding="learned", max_position_embeddings=9)
-    layer = LearnedPositions(config)
-    assert layer.table.weight.shape == (9, 32)
-    positions = torch.tensor([[0, 0, 1], [3, 8, 2]])
-    assert torch.equal(layer(positions), layer.table.weight[positions])
-
-
 def test_stacks_have_separate_tables_of_learned_positions() -> None:
     model: Any = tiny_model(position_embedding="learned").model
     encoder, decoder = model.encoder.input_embedding.positions.table, model.decoder.input_embedding.positions.table
@@ -156,15 +132,6 @@ def test_cached_step_beyond_the_learned_positions_is_an_error() -> None:
         decoder(random_tokens(1, 1), past_key_values=cache)
 
 
-def test_padding_does_not_count_as_learned_positions() -> None:
-    model = tiny_model(position_embedding="learned", max_position_embeddings=8)
-    source, target = random_tokens(1, 8), random_tokens(1, 4)
-    mask = torch.tensor([[0, 0] + [1] * 8])
-    padded = torch.cat([torch.ones(1, 2, dtype=torch.long), source], dim=1)
-    logits = model(input_ids=padded, attention_mask=mask, decoder_input_ids=target).logits
-    torch.testing.assert_close(logits, model(input_ids=source, decoder_input_ids=target).logits)
-
-
 def test_sinusoids_of_d_model_4_computed_by_hand() -> None:
     """d_model 4 has the frequencies 1 and 1/100 (3.5)."""
     expected = [
@@ -173,3 +140,54 @@ def test_sinusoids_of_d_model_4_computed_by_hand() -> None:
         [0.90929743, -0.41614684, 0.01999867, 0.99980001],
     ]
     torch.testing.assert_close(sinusoids(torch.arange(3), 4), torch.tensor(expected), rtol=0, atol=1e-6)
+
+
+probabilities = st.floats(0, 1, exclude_max=True, allow_nan=False)
+shapes = st.lists(st.integers(0, 7), max_size=3)
+
+
+@settings(deadline=None)
+@given(probabilities, shapes, st.sampled_from([torch.float32, torch.float64, torch.bfloat16]), st.booleans())
+def test_elements_and_gradients_are_dropped_or_scaled(
+    p: float, shape: list[int], dtype: torch.dtype, is_transposed: bool
+) -> None:
+    """The scale is 1 / (1 - p), p rounded to 1/65536 and below 1; bfloat16 rounds the factor to 8 bits."""
+    input = torch.ones(shape, dtype=dtype)
+    input = (input.T.contiguous().T if is_transposed and len(shape) == 2 else input).requires_grad_()
+    with torch.device("meta"):  # another default device changes nothing
+        output = Dropout(p).train()(input)
+    output.sum().backward()
+    share = min(round(p * 65536), 65535) / 65536
+    kept = output[output != 0]
+    torch.testing.assert_close(kept, torch.full_like(kept, 1 / (1 - share)))
+    assert input.grad is not None
+    assert torch.equal(input.grad, output)
+    assert output.shape == input.shape
+    assert output.dtype == dtype
+
+
+@pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])
+def test_dropped_share_is_the_probability(p: float) -> None:
+    """Of 2^20 elements within five standard deviations, so the mean of the output is that of the input."""
+    torch.manual_seed(0)
+    output = Dropout(p).train()(torch.ones(2**20))
+    deviation = (p * (1 - p) / 2**20) ** 0.5
+    assert abs(float((output == 0).double().mean()) - p) < 5 * deviation
+    assert abs(float(output.double().mean()) - 1) < 5 * deviation / (1 - p)
+
+
+def test_elements_of_one_draw_are_dropped_independently() -> None:
+    """At p = 1/2 all 16 patterns of four neighbors are equally frequent: chi-squared of 15 degrees, 99.99% below 45."""
+    torch.manual_seed(0)
+    kept = Dropout(0.5).train()(torch.ones(2**16, 4)).ne(0)
+    counts = (kept.long() @ torch.tensor([1, 2, 4, 8])).bincount(minlength=16)
+    assert float(((counts - 2**12) ** 2 / 2**12).sum()) < 45
+
+
+def test_seed_determines_what_is_dropped() -> None:
+    dropout, input, outputs = Dropout(0.5).train(), torch.ones(99), []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        outputs.append(dropout(input))
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])

@@ -1,24 +1,45 @@
-"""The paper's beam search inside generate(): its scores, its limits and its stop (6.1)."""
+"""The paper's beam search inside `generate()` (6.1): scores, limits and stop; its shortcuts change no result."""
 
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import (
+    DynamicCache,
+    EncoderDecoderCache,
+    EosTokenCriteria,
+    GenerationConfig,
+    MaxLengthCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 from transformers.generation import GenerationMixin
 
 from tests.builders import plain_search, small_model, source
-from tests.ending_models import ending_model, sources
-from tests.helpers import FLOAT32, WITH_SCORES, padded_batch
+from tests.ending_models import BATCH, END, WAYS, call_arguments, ending_model, sources
+from tests.helpers import FLOAT32, WITH_SCORES, Batch, padded_batch, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import generation as generation_module
 from vaswani_transformer import search as search_module
+from vaswani_transformer.generation import SourceLimitCriteria, search_settings
 from vaswani_transformer.pretrained import CACHE
-from vaswani_transformer.search import SearchSettings, SearchState, length_penalty, score_bound
+from vaswani_transformer.search import (
+    SearchSettings,
+    SearchState,
+    length_penalty,
+    next_log_probs,
+    score_bound,
+    top_continuations,
+)
 
-START, END = 0, 2
+START = 0
 
 
 def best_of_all(
@@ -241,17 +262,6 @@ def test_outputs_of_every_step_are_those_of_transformers_own_search(name: str) -
         torch.testing.assert_close(ours[key], theirs[key], check_dtype=False, **FLOAT32)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_early_stopping_ends_at_as_many_finished_targets_as_beams(seed: int) -> None:
-    """It may miss the best target, but never returns a better score than the full search."""
-    model = small_model(seed, vocab_size=8)
-    options: dict[str, Any] = {"max_source_relative_length": 6} | WITH_SCORES
-    early = model.generate(source(4, 5, 6), early_stopping=True, **options)
-    late = model.generate(source(4, 5, 6), early_stopping=False, **options)
-    assert len(early.scores) <= len(late.scores)
-    assert early.sequences_scores[0] <= late.sequences_scores[0] + 1e-5
-
-
 def test_limit_holds_for_every_way_of_calling_generate() -> None:
     model = small_model(0)
     input_ids, mask = torch.tensor([[3, 4, END, 1, 1]]), torch.tensor([[1, 1, 1, 0, 0]])
@@ -269,3 +279,364 @@ def test_prompt_without_the_start_token_gets_it_and_counts_it(starts: bool) -> N
         source(3), decoder_input_ids=prompt, max_source_relative_length=1, suppress_tokens=[1, END]
     )
     assert generated.shape == (1, 3 + 2 + 1)
+
+
+class CallEveryStep(StoppingCriteria):
+    """Calls a function at every step, and stops nothing."""
+
+    def __init__(self, do: Callable[[Tensor], Any]) -> None:
+        self.do = do
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+        self.do(input_ids)
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+
+class SumCriterion(StoppingCriteria):
+    """A caller's criterion that ends the targets whose sum of tokens is a multiple of a number."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+        return input_ids.sum(1) % 7 == 5
+
+
+CRITERIA = {
+    "the usual": lambda: [MaxLengthCriteria(5), EosTokenCriteria(END)],
+    "beyond a table of positions": lambda: [MaxLengthCriteria(5, max_position_embeddings=2), EosTokenCriteria(END)],
+    "of the sources": lambda: [EosTokenCriteria(END), SourceLimitCriteria(torch.tensor([3, 4]), 1)],
+    "no end": lambda: [MaxLengthCriteria(5)],
+    "two ends": lambda: [EosTokenCriteria([END, 3])],
+    "two that look for an end": lambda: [EosTokenCriteria(END), EosTokenCriteria(3)],
+    "a caller's": lambda: [EosTokenCriteria(END), SumCriterion()],
+    "an end without a dimension": lambda: [EosTokenCriteria(torch.tensor(END))],
+    "an end of two dimensions": lambda: [EosTokenCriteria(torch.tensor([[END]]))],
+    "none": list,
+}
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_search_ends_the_rows_that_its_criteria_end(name: str) -> None:
+    """Twenty beams of two sources end by the settings that the criteria give."""
+    criteria = StoppingCriteriaList(CRITERIA[name]())
+    config = GenerationConfig(num_beams=10, num_return_sequences=1, max_length=6, eos_token_id=END, pad_token_id=1)
+    generator, prompt = torch.Generator().manual_seed(0), torch.zeros(20, 1, dtype=torch.long)
+    settings, _ = search_settings(prompt, [], StoppingCriteriaList([*criteria, MaxLengthCriteria(6)]), config)
+    state = search_module.SearchState.start(prompt, settings)
+    for new_tokens in range(1, 6):
+        tokens = torch.randint(0, 5, (20, 1), generator=generator)
+        rows = torch.arange(20).view(2, 10)
+        ends = search_module.ended(state, rows, tokens.view(2, 10), new_tokens, settings)
+        sequences = torch.cat((state.beams[0], tokens), dim=1)
+        expected = StoppingCriteriaList([*criteria, MaxLengthCriteria(6)])(sequences, None)
+        assert torch.equal(ends.flatten(), expected)
+        state.beams = search_module.extend(state, rows.flatten(), tokens.flatten())
+
+
+def test_max_length_criterion_is_a_limit_that_no_step_asks_for() -> None:
+    """It would warn beyond `max_position_embeddings`; but sinusoids have no end, and that of a table is an error."""
+    prompt = torch.zeros(1, 1, dtype=torch.long)
+    config = GenerationConfig(num_beams=1, num_return_sequences=1, max_length=9, pad_token_id=1)
+    for table in (3, None):
+        criteria = StoppingCriteriaList([MaxLengthCriteria(6, max_position_embeddings=table)])
+        made, _ = search_settings(prompt, [], criteria, config)
+        assert made.ends is None
+        assert made.limits.tolist() == [5]
+
+
+def calling(do: Callable[[Tensor], Any]) -> StoppingCriteriaList:
+    return StoppingCriteriaList([CallEveryStep(do)])
+
+
+INNER_WAYS: dict[str, dict[str, Any]] = {**WAYS, "assisted": {"num_beams": 1, "prompt_lookup_num_tokens": 2}}
+
+
+@pytest.mark.parametrize("inner_way", INNER_WAYS)
+@pytest.mark.parametrize("way", ["greedy", "beam"])
+def test_nested_searches_are_independent(way: str, inner_way: str) -> None:
+    outer, inner = ending_model(1), ending_model(2, 97)
+    options = sources([4] if inner_way == "assisted" else [4, 2], 97) | INNER_WAYS[inner_way]
+    options |= {"max_source_relative_length": 8}
+
+    def search_within() -> Tensor:
+        torch.manual_seed(5)
+        return inner.generate(**options)
+
+    expected, expected_within, inner_results = outer.generate(**call_arguments(way)), search_within(), []
+    drawn = outer.generate(
+        **call_arguments(way), stopping_criteria=calling(lambda _: inner_results.append(search_within()))
+    )
+    assert torch.equal(drawn, expected)
+    assert len(inner_results) > 2
+    assert all(torch.equal(each, expected_within) for each in inner_results)
+
+
+def sorted_continuations(log_probs: Tensor, scores: Tensor, count: int) -> torch.return_types.topk:
+    """Return the same by a sort of the complete vocabulary."""
+    return (log_probs.view(*scores.shape, -1) + scores[:, :, None]).flatten(1).topk(count)
+
+
+@contextmanager
+def search_with(by_groups: bool = True, drops_finished: bool = True) -> Generator[None]:
+    """Within the block, searches use the shortcuts or not: choosing by groups, and dropping finished sources."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not by_groups:
+            patch.setattr(search_module, "top_continuations", sorted_continuations)
+        if not drops_finished:
+            settings_of = generation_module.search_settings
+            patch.setattr(generation_module, "search_settings", lambda *given: settings_of(*given[:4], False))
+        yield
+
+
+@contextmanager
+def record_row_counts(model: VaswaniTransformerForConditionalGeneration) -> Generator[list[int]]:
+    """Record the number of target rows of each call of the decoder, in order."""
+    rows = []
+
+    def count(module: nn.Module, arguments: Any, inputs: dict[str, Any]) -> None:
+        rows.append(inputs["input_ids"].shape[0])
+
+    hook = model.model.decoder.register_forward_pre_hook(count, with_kwargs=True)
+    yield rows
+    hook.remove()
+
+
+LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=4)
+SEEDS = st.integers(0, 10_000)
+SETTINGS: dict[str, st.SearchStrategy[Any]] = {
+    "num_beams": st.integers(2, 5),
+    "length_penalty": st.sampled_from([-1.0, 0.0, 0.6, 1.5]),
+    "length_penalty_type": st.sampled_from(["gnmt", "power"]),
+    "early_stopping": st.sampled_from([False, True, "never"]),
+    "max_source_relative_length": st.sampled_from([None, 0, 5]),
+}
+
+
+@st.composite
+def searches(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw the settings of a beam search with one end token, several or none."""
+    drawn = {name: draw(values) for name, values in SETTINGS.items()}
+    drawn |= {"max_new_tokens": draw(st.integers(1, 9)), "num_return_sequences": draw(st.integers(1, 2))}
+    ends = draw(st.sampled_from([END, END, [END, 7], [END, 7, 9, 11], None]))
+    return drawn | ({} if ends == END else {"eos_token_id": ends})
+
+
+def draw_prefixes(draw: Callable[[st.SearchStrategy[Any]], Any], rows: int) -> Batch:
+    """Draw a prefix of each target, some of its first tokens padding."""
+    length = draw(st.integers(1, 3))
+    mask = torch.ones(rows, length + 1, dtype=torch.long)
+    if draw(st.booleans()):
+        mask[0, 0] = 0
+    tokens = torch.randint(3, 22, (rows, length + 1))
+    return {"decoder_input_ids": tokens, "decoder_attention_mask": mask}
+
+
+@settings(max_examples=500)
+@given(
+    SEEDS, st.integers(1, 7), st.integers(1, 12), st.integers(2, 400), st.integers(1, 30), st.booleans(), st.booleans()
+)
+def test_top_continuations_are_those_of_the_sorted_vocabulary(
+    seed: int, num_sources: int, k: int, width: int, count: int, has_ties: bool, has_holes: bool
+) -> None:
+    torch.manual_seed(seed)
+    log_probs, scores, count = torch.randn(num_sources * k, width), torch.randn(num_sources, k), min(count, k * width)
+    log_probs, scores = (log_probs.round(), scores.round()) if has_ties else (log_probs, scores)
+    log_probs = log_probs.masked_fill(torch.rand(log_probs.shape) < 0.5, -torch.inf) if has_holes else log_probs
+    values, indices = top_continuations(log_probs, scores, count)
+    every = (log_probs.view(num_sources, k, -1) + scores[:, :, None]).flatten(1)
+    assert torch.equal(values, every.topk(count).values)
+    assert torch.equal(every.gather(1, indices), values)
+    assert all(len(set(row)) == count for row in indices.tolist())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_log_probabilities_are_in_float32_and_only_logits_given_away_are_overwritten(dtype: torch.dtype) -> None:
+    logits = (10 * torch.randn(8, 500)).to(dtype)
+    before, expected = logits.clone(), logits.float().log_softmax(1)
+    decoder: Any = SimpleNamespace(step=lambda _: logits)
+    assert torch.equal(next_log_probs(decoder, torch.zeros(8, 1)), expected)
+    assert torch.equal(logits, before)
+    if dtype == torch.float32:  # that of a prepared decoder
+        decoder.gives_logits_away = True
+        assert next_log_probs(decoder, torch.zeros(8, 1)) is logits
+        assert torch.equal(logits, expected)
+
+
+@pytest.mark.parametrize("kind", ["nan", "-inf", "peaked"])
+def test_search_by_groups_handles_nan_infinite_and_peaked_logits_as_a_sort_does(kind: str) -> None:
+    model = ending_model(0, 60)
+
+    def change(module: nn.Module, arguments: Any, logits: Tensor) -> Tensor:
+        if kind == "nan":
+            return torch.full_like(logits, torch.nan)
+        if kind == "-inf":
+            return logits.masked_fill(torch.arange(60) % 7 > 0, -torch.inf)
+        return logits * 1e4
+
+    model.lm_head.register_forward_hook(change)
+    options: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 4, **sources([3, 2])}
+    with search_with(by_groups=False, drops_finished=False):
+        expected = model.generate(**options)
+    with search_with():
+        generated = model.generate(**options)
+    assert kind == "nan" or torch.equal(generated, expected)
+    assert generated.shape == expected.shape
+
+
+@pytest.mark.slow
+@settings(max_examples=300)
+@given(st.data(), SEEDS, searches(), LENGTHS, st.sampled_from([22, 97, 500, 1003]), st.sampled_from([1.0, 3.0, 5.0]))
+def test_beam_search_by_groups_that_drops_finished_sources_finds_what_a_sorted_vocabulary_gives(
+    data: st.DataObject, seed: int, options: dict[str, Any], lengths: list[int], vocab_size: int, eagerness: float
+) -> None:
+    model = ending_model(seed, vocab_size, eagerness)
+    options = options | sources(lengths, vocab_size)
+    options |= draw_prefixes(data.draw, len(lengths)) if data.draw(st.booleans()) else {}
+    with search_with(by_groups=False, drops_finished=False), record_row_counts(model) as all_rows:
+        expected = model.generate(**options)
+    with search_with(by_groups=data.draw(st.booleans())), record_row_counts(model) as rows:
+        assert torch.equal(model.generate(**options), expected)
+    assert len(rows) <= len(all_rows)
+    assert rows == sorted(rows, reverse=True)
+
+
+@pytest.mark.slow
+@settings(max_examples=140)
+@given(st.data(), SEEDS, LENGTHS, st.integers(1, 3), st.booleans(), st.sampled_from([END, [END, 7, 8], None]))
+def test_dropping_finished_sources_changes_nothing_in_greedy_search_and_sampling(
+    data: st.DataObject, seed: int, lengths: list[int], returned: int, samples: bool, ends: int | list[int] | None
+) -> None:
+    """Sampling may have beams too."""
+    model, num_beams = ending_model(seed), data.draw(st.sampled_from([1, 1, returned, 3])) if samples else 1
+    options: dict[str, Any] = sources(lengths) | {"max_new_tokens": 10, "num_beams": num_beams, "eos_token_id": ends}
+    options |= {"max_source_relative_length": data.draw(SETTINGS["max_source_relative_length"])}
+    options |= {"do_sample": samples, "num_return_sequences": returned if samples else 1}
+    options |= draw_prefixes(data.draw, len(lengths)) if data.draw(st.booleans()) else {}
+    with search_with(drops_finished=False), record_row_counts(model) as all_rows:
+        torch.manual_seed(seed)
+        expected = model.generate(**options)
+    with search_with(), record_row_counts(model) as rows:
+        torch.manual_seed(seed)
+        assert torch.equal(model.generate(**options), expected)
+    assert num_beams > 1 or len(rows) == len(all_rows)
+    assert rows == sorted(rows, reverse=True)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_finished_sources_are_not_decoded(way: str) -> None:
+    falls = 0
+    for seed in range(4):
+        model = ending_model(seed)
+        with record_row_counts(model) as rows:
+            model.generate(**call_arguments(way))
+        k = max(WAYS[way]["num_beams"], WAYS[way].get("num_return_sequences", 1))
+        assert rows[0] == k * len(BATCH)
+        assert all(count % k == 0 and count > 0 for count in rows)
+        falls += rows[-1] < rows[0]
+    assert falls >= 3
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"use_cache": False},
+        {"cache_implementation": "static"},
+        {"return_dict_in_generate": True},
+        {"encoder_outputs": True},
+        {"past_key_values": True},
+    ],
+    ids=str,
+)
+def test_dropping_finished_sources_changes_nothing_with_other_arguments(way: str, more: dict[str, Any]) -> None:
+    for seed in range(3):
+        model = ending_model(seed)
+        with search_with(drops_finished=False):
+            expected = model.generate(**call_arguments(way))
+        given = dict(more)
+        if "encoder_outputs" in given:
+            batch = call_arguments(way)
+            given["encoder_outputs"] = model.get_encoder()(batch["input_ids"], attention_mask=batch["attention_mask"])
+        if "past_key_values" in given:
+            given["past_key_values"] = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        generated = model.generate(**call_arguments(way, **given))
+        assert torch.equal(generated.sequences if "return_dict_in_generate" in given else generated, expected)
+
+
+def test_dropping_finished_sources_keeps_which_row_each_token_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[search_module.Hypotheses] = []
+
+    def record(*given: Any) -> search_module.Hypotheses:
+        searched.append(search_module.beam_search(*given))
+        return searched[-1]
+
+    monkeypatch.setattr(generation_module, "beam_search", record)
+    for seed in range(4):
+        for drops_finished in (False, True):
+            with search_with(drops_finished=drops_finished):
+                ending_model(seed).generate(**call_arguments("many"))
+        assert torch.equal(searched[-2].beam_indices, searched[-1].beam_indices)
+
+
+def test_greedy_search_without_an_end_token_drops_no_row() -> None:
+    """Transformers' loop then continues after a row's limit, and writes no padding."""
+    model = ending_model(0)
+    options = call_arguments("greedy", eos_token_id=None)
+    with search_with(drops_finished=False):
+        expected = model.generate(**options)
+    with record_row_counts(model) as rows:
+        assert torch.equal(model.generate(**options), expected)
+    assert set(rows) == {len(BATCH)}
+
+
+def test_finished_sources_are_dropped_with_stacks_of_different_depths() -> None:
+    """Transformers makes a cache with the number of layers of the encoder."""
+    model = tiny_model(vocab_size=40, encoder_layers=3, decoder_layers=1, tie_word_embeddings=False)
+    norm: Any = model.model.decoder.layers[-1].feed_forward_add_norm.norm
+    end = model.lm_head.weight[END]
+    norm.bias.data += 2 * end / end.square().sum()
+    with search_with(drops_finished=False):
+        expected = model.generate(**call_arguments("power"))
+    with record_row_counts(model) as rows:
+        assert torch.equal(model.generate(**call_arguments("power")), expected)
+    assert rows[-1] < rows[0]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_returned_cache_has_every_row_and_every_token(way: str) -> None:
+    k = max(WAYS[way]["num_beams"], WAYS[way].get("num_return_sequences", 1))
+    rows = k * len(BATCH)
+    model, given = ending_model(1), EncoderDecoderCache(DynamicCache(), DynamicCache())
+    given_back = model.generate(**call_arguments(way, return_dict_in_generate=True)).past_key_values
+    model.generate(**call_arguments(way, past_key_values=given))
+    caches: list[Any] = [given_back, given]
+    for cache in caches:
+        for part in (cache.self_attention_cache, cache.cross_attention_cache):
+            assert {layer.keys.shape[0] for layer in part.layers} == {rows}
+            assert {layer.values.shape[0] for layer in part.layers} == {rows}
+    assert given_back.get_seq_length() == given.get_seq_length()
+
+
+PROCESSORS = [
+    {"repetition_penalty": 1.5},
+    {"no_repeat_ngram_size": 2},
+    {"encoder_repetition_penalty": 1.5},
+    {"bad_words_ids": [[5], [6, 7]]},
+    {"min_length": 5},
+    {"min_new_tokens": 4},
+    {"forced_bos_token_id": 9},
+    {"forced_eos_token_id": END, "max_new_tokens": 6, "max_source_relative_length": None},
+    {"suppress_tokens": [4, 5]},
+    {"exponential_decay_length_penalty": (2, 1.3)},
+    {"prefix_allowed_tokens_fn": lambda source, tokens: [END, 4 + source, 5 + len(tokens) % 7, 13]},
+    {"renormalize_logits": True},
+]
+
+
+@pytest.mark.parametrize("processor", PROCESSORS, ids=lambda processor: next(iter(processor)))
+@pytest.mark.parametrize("way", ["greedy", "sampling", "many", "power"])
+def test_logits_processors_give_the_same_when_finished_sources_are_dropped(way: str, processor: dict[str, Any]) -> None:
+    for seed in range(2):
+        model = ending_model(seed)
+        with search_with(by_groups=False, drops_finished=False):
+            expected = model.generate(**call_arguments(way, **processor))
+        with search_with():
+            assert torch.equal(model.generate(**call_arguments(way, **processor)), expected)

@@ -22,8 +22,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from .config import VaswaniTransformerConfig, checked_field, positive_float, unit_rate
-from .dropout import Dropout
-from .embeddings import read_table
+from .embeddings import Dropout, read_table
 from .loss import accumulation_dtype, chunk_size
 from .nar import EncodedSource, NarLMOutput, NarSettings, NarTargets, Target, TargetInputs, canvas
 from .nat import PositionalDecoder, VaswaniNatConfig, VaswaniNatForConditionalGeneration, VaswaniNatModel

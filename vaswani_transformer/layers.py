@@ -13,7 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention import CausalSelfAttention, CrossAttention, SelfAttention
 from .config import VaswaniTransformerConfig
-from .dropout import Dropout
+from .embeddings import Dropout
 
 
 class FeedForward(nn.Module):

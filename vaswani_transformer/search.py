@@ -185,16 +185,29 @@ def top_continuations(log_probs: Tensor, scores: Tensor, count: int) -> tuple[Te
         return (log_probs.reshape(sources, k, -1) + scores[:, :, None]).flatten(1).topk(count, dim=1)
     grouped = log_probs[:, : groups * TOPK_GROUP].view(-1, TOPK_GROUP, groups)
     best = grouped.amax(1).add_(scores.reshape(-1, 1)).view(sources, -1).topk(count, dim=1).indices  # (A, C)
-    beams = torch.floor_divide(best, groups)
-    offsets, remainder, beams_of_remainder = group_offsets(k, groups, vocabulary, log_probs.device)
-    indices = best.add_(beams, alpha=vocabulary - groups).unsqueeze(2).add(offsets).flatten(1)  # (A, 16 C)
-    beams = beams.unsqueeze(2).expand(-1, -1, TOPK_GROUP).flatten(1)
-    if remainder.numel():
-        indices = torch.cat([indices, remainder.expand(sources, -1)], dim=1)
-        beams = torch.cat([beams, beams_of_remainder.expand(sources, -1)], dim=1)
+    indices, beams = members_of_groups(best, k, vocabulary)
     values = log_probs.reshape(sources, -1).gather(1, indices).add_(scores.gather(1, beams))
     values, order = values.topk(count, dim=1)
     return values, indices.gather(1, order)
+
+
+def members_of_groups(best: Tensor, k: int, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """Return the members of the groups `best` (A, C), and all in no group, by index among a source's k V; their beams.
+
+    A beam has G = V // 16 groups, and its group g the tokens g, g + G, g + 2 G and so on. The groups of all beams are
+    numbered in a row. With groups of two tokens, k = 2 and V = 7, for example, G = 3, and beam 1 begins at index 7. So
+    group 4 is group 1 of beam 1: its first member has index 1 * 7 + 1 = 8, which is 4 + 1 * (7 - 3), and its second
+    8 + 3 = 11. In no group are token 6 of either beam, 6 and 13.
+    """
+    groups = vocabulary // TOPK_GROUP
+    offsets, rest, beams_of_rest = group_offsets(k, groups, vocabulary, best.device)
+    beams = torch.floor_divide(best, groups)  # (A, C)
+    indices = best.add(beams, alpha=vocabulary - groups).unsqueeze(2).add(offsets).flatten(1)  # (A, 16 C)
+    beams = beams.unsqueeze(2).expand(-1, -1, TOPK_GROUP).flatten(1)
+    if rest.numel():
+        indices = torch.cat([indices, rest.expand(len(best), -1)], dim=1)
+        beams = torch.cat([beams, beams_of_rest.expand(len(best), -1)], dim=1)
+    return indices, beams
 
 
 @functools.lru_cache(maxsize=8)

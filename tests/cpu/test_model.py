@@ -27,7 +27,7 @@ from vaswani_transformer.cpu.linear import (
     int8_sum_overflows,
     is_supported,
 )
-from vaswani_transformer.dropout import Dropout
+from vaswani_transformer.embeddings import Dropout
 
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {"num_beams": 1},

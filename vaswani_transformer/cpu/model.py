@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
-from ..dropout import Dropout
+from ..embeddings import Dropout
 from ..model import VaswaniTransformerForConditionalGeneration
 from ..search import Decoder
 from ..stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
