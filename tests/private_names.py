@@ -44,7 +44,7 @@ PRIVATE_NAMES: dict[Any, dict[str, str]] = {
     PreTrainedConfig: {
         "_attn_implementation": "attention cpu/encoder cpu/model nat pretrained restricted support/modes",
         "_auto_class": "pretrained",
-        "_commit_hash": "translation/loading",
+        "_commit_hash": "translation/options",
         "_get_generation_parameters": "config pretrained",
     },
     PreTrainedModel: {

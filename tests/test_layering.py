@@ -38,7 +38,7 @@ ROOMS = {
     "figures": set(),
     "demo": {"figures", "parsing", "translation"},
     "parsing": {"figures", "translation"},
-    "translation": {"batching", "cpu"},
+    "translation": {"cpu"},
 }
 
 ALLOWED_PACKAGES = {"huggingface_hub", "tokenizers", "torch", "transformers"} | sys.stdlib_module_names

@@ -28,6 +28,19 @@ def translator(components: ModelAndTokenizer) -> VaswaniTransformerTranslationPi
     return pipeline(TASK, model=components[0], tokenizer=components[1], device="cpu")
 
 
+@pytest.fixture
+def generations(components: ModelAndTokenizer, monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, Any], Tensor]]:
+    """Record arguments and result of every later call of the model's `generate()`."""
+    calls, generate = [], components[0].generate
+
+    def watched(**arguments: Any) -> Tensor:
+        calls.append((arguments, generate(**arguments)))
+        return calls[-1][1]
+
+    monkeypatch.setattr(components[0], "generate", watched)
+    return calls
+
+
 def generated(components: ModelAndTokenizer, text: str, **settings: Any) -> list[str]:
     """Return the translations of a single text by `generate()`, without special tokens."""
     model, tokenizer = components
@@ -62,13 +75,18 @@ def test_pipeline_returns_an_iterator_for_an_iterator_or_dataset(
         assert list(results) == each
 
 
-def test_batches_by_length_keep_order_and_translations(
-    components: ModelAndTokenizer, translator: VaswaniTransformerTranslationPipeline
+def test_batches_by_length_begin_with_the_longest_and_keep_order_and_translations(
+    components: ModelAndTokenizer,
+    translator: VaswaniTransformerTranslationPipeline,
+    generations: list[tuple[dict[str, Any], Tensor]],
 ) -> None:
     texts = ["cat", *SOURCES[:3], "", "the cat is black i love you", "  "]
     expected = [generated(components, text)[0] if text.strip() else "" for text in texts]
+    generations.clear()
     for batch_size in (1, 2, 5, 100):
         assert translator(texts, batch_size=batch_size) == as_records(expected)
+    widths = [arguments["input_ids"].shape[1] for arguments, _ in generations[: len(texts)]]
+    assert widths == sorted(widths, reverse=True)  # a batch of one text each
 
 
 def test_n_best_lists_are_lists_of_lists_in_batches_too(
@@ -105,27 +123,12 @@ SETTINGS = [
     {},
     {"num_beams": 1},
     {"max_new_tokens": 2},
-    {"length_penalty": 2.0, "length_penalty_type": "power"},
-    {"max_source_relative_length": 0},
     {
         "generation_config": GenerationConfig(
             num_beams=2, max_new_tokens=4, eos_token_id=2, pad_token_id=1, bos_token_id=0
         )
     },
 ]
-
-
-@pytest.fixture
-def generations(components: ModelAndTokenizer, monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, Any], Tensor]]:
-    """Record arguments and result of every later call of the model's `generate()`."""
-    calls, generate = [], components[0].generate
-
-    def watched(**arguments: Any) -> Tensor:
-        calls.append((arguments, generate(**arguments)))
-        return calls[-1][1]
-
-    monkeypatch.setattr(components[0], "generate", watched)
-    return calls
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
@@ -144,29 +147,17 @@ def test_settings_of_call_and_pipeline_reach_generate(
     assert torch.equal(second, expected)
 
 
-def test_list_is_batched_longest_first(
-    translator: VaswaniTransformerTranslationPipeline, generations: list[tuple[dict[str, Any], Tensor]]
-) -> None:
-    translator(["a", "a a a a a a", "a a", "a a a a a"], batch_size=2)
-    (first, longest), (second, shortest) = [arguments["input_ids"].shape for arguments, _ in generations]
-    assert (first, second) == (2, 2)
-    assert longest > shortest
-
-
 def test_pipeline_keeps_the_model_s_search_settings() -> None:
     """Random weights rarely predict an end, so the paper's limit, source + 50, ends the target, not 256."""
     _, tokenizer = model_of_pairs()
     model: Any = tiny_model(vocab_size=len(tokenizer))
     model.use_paper_decoding()
     before = model.generation_config.to_dict()
-    made = pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu")
-    lengths = []
-    generate = model.generate
-    model.generate = lambda **inputs: lengths.append((inputs, generate(**inputs))) or lengths[-1][1]
-    made("hello world")
-    ((inputs, tokens),) = lengths
-    assert torch.equal(tokens, generate(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]))
-    assert tokens.shape[1] == 1 + inputs["input_ids"].shape[1] + 50
+    (record,) = pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu")("hello world")
+    batch = tokenizer(["hello world"], return_tensors="pt")
+    tokens = model.generate(**batch)
+    assert record["translation_text"] == tokenizer.decode(tokens[0], skip_special_tokens=True)
+    assert tokens.shape[1] == 1 + batch["input_ids"].shape[1] + 50
     assert model.generation_config.to_dict() == before
 
 

@@ -28,9 +28,14 @@ from vaswani_transformer.parsing.constraint import tree_constraint
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import write_atomically, write_errors
 from vaswani_transformer.tokenizer import text_encoder
-from vaswani_transformer.translation.engine import TransformersEngine
-from vaswani_transformer.translation.loading import LoadOptions, load_model_and_tokenizer
-from vaswani_transformer.translation.options import add_batch_tokens, add_beam_options, add_load_options, add_sort_lines
+from vaswani_transformer.translation.loading import load_model_and_tokenizer
+from vaswani_transformer.translation.options import (
+    LoadOptions,
+    add_batch_tokens,
+    add_beam_options,
+    add_load_options,
+    add_window,
+)
 from vaswani_transformer.translation.translator import Translation, Translator
 
 RECORD = "distillation.json"
@@ -47,21 +52,21 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
     parser.add_argument("--min_length_difference", type=int, default=-20, metavar="N", help="translation minus source")
     parser.add_argument("--max_length_difference", type=int, default=20, metavar="N", help="the same at most (20)")
     add_batch_tokens(parser)
-    add_sort_lines(parser, "sources sorted by length (2048)")
+    add_window(parser)
     add_load_options(parser)
     return parser.parse_known_args(arguments)
 
 
-def load_teacher(options: argparse.Namespace, recipe: Recipe) -> tuple[Translator, dict[str, Any]]:
-    """Return the teacher's translator, a parser's with well-formed trees only, and the settings of its search."""
+def load_teacher(options: argparse.Namespace, recipe: Recipe) -> Translator:
+    """Return the teacher's translator, a parser's with well-formed trees only."""
     model, tokenizer = load_model_and_tokenizer(LoadOptions.of(options))
+    settings: dict[str, Any] = {"batch_tokens": options.batch_tokens, "sort_lines": options.sort_lines}
     given = {"num_beams": options.beams, "length_penalty": options.length_penalty}
-    settings = {name: value for name, value in given.items() if value is not None}
-    engine = TransformersEngine(model, tokenizer.pad_token_id, **settings)
-    limit = min(recipe.data.max_length, engine.max_source_tokens(recipe.data.max_length))
+    settings |= {name: value for name, value in given.items() if value is not None}
     constraint = tree_constraint(model, tokenizer) if recipe.data.kind == "trees" else None
-    translator = Translator(engine, tokenizer, limit, options.batch_tokens, options.sort_lines, constraint=constraint)
-    return translator, engine.search
+    translator = Translator(model, tokenizer, constraint=constraint, **settings)
+    translator.max_source_tokens = min(recipe.data.max_length, translator.max_positions or recipe.data.max_length)
+    return translator
 
 
 def drop_reason(translation: Translation, tokens: int, options: argparse.Namespace, longest: int) -> str:
@@ -135,7 +140,7 @@ def distill(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     options.device = options.device or str(state.device)
     share, shares = (int(number) for number in options.shard.split("/"))
     share, shares = (share - 1) * state.num_processes + state.process_index, shares * state.num_processes
-    translator, search = load_teacher(options, recipe)
+    translator = load_teacher(options, recipe)
     with state.main_process_first():
         sources = load_pairs(recipe, ["train"])["train"]["source"][:]
     if state.is_main_process:
@@ -145,7 +150,7 @@ def distill(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
             "teacher": Path(options.model).name,
             "digest": LoadOptions.of(options).digest(),
             "data": {"source": recipe.data.source, "target": recipe.data.target, "sources": len(sources)},
-            "search": search,
+            "search": translator.search,
             "settings": settings | {"max_length": recipe.data.max_length, "shares": shares},
             "versions": versions(),
             "commit": commit(),

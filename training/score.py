@@ -25,10 +25,9 @@ from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import write_atomically, write_errors
 from vaswani_transformer.support.modes import eval_mode, is_non_autoregressive
 from vaswani_transformer.tokenizer import text_encoder
-from vaswani_transformer.translation.engine import TransformersEngine, log_probabilities, pad_rows
-from vaswani_transformer.translation.loading import LoadOptions, load_model_and_tokenizer
-from vaswani_transformer.translation.options import add_batch_tokens, add_load_options
-from vaswani_transformer.translation.translator import Translator, batches_by_length
+from vaswani_transformer.translation.loading import load_model_and_tokenizer
+from vaswani_transformer.translation.options import LoadOptions, add_batch_tokens, add_load_options
+from vaswani_transformer.translation.translator import Translator, batches_by_length, log_probabilities, pad_rows
 
 LM_TARGETS = 1_000_000  # training targets that the language model counts, the first ones of a larger set
 
@@ -69,8 +68,8 @@ def likelihood(
     return {"loss": total / count, "perplexity": math.exp(min(total / count, 700)), "target_tokens": count}
 
 
-class HistoryEngine(TransformersEngine):
-    """`generate()` of a model that predicts all tokens at once, which counts the tokens that each iteration changes.
+class HistoryTranslator(Translator):
+    """A translator with a non-autoregressive model, which counts the tokens that each iteration changes.
 
     An iteration is a pass of a CMLM or a layer of an IterativeVAE.
     """
@@ -80,9 +79,9 @@ class HistoryEngine(TransformersEngine):
         self.changed: list[int] = []  # tokens that iteration 2, 3, ... changed, over all texts so far
         self.tokens = 0
 
-    def generate(self, tokens: torch.Tensor, mask: torch.Tensor, **more: Any) -> Any:
-        """Return the output for sources (B, S), and count."""
-        output = super().generate(tokens, mask, **more)
+    def generate(self, **inputs: Any) -> Any:
+        """Return the output of `generate()`, and count."""
+        output = super().generate(**inputs)
         history = output.history[:, :, 1:]  # (R, B, T)
         is_real = torch.arange(history.shape[2], device=history.device) < output.lengths[:, None]  # (B, T)
         changed = ((history[1:] != history[:-1]) & is_real).sum((1, 2)).tolist()
@@ -98,22 +97,23 @@ def translate_all(
     is_own = model.config.model_type == recipe.family.config_class.model_type
     config: Any = model.config
     settings: Any = {"generation_config": recipe.generation_config(config, tokenizer)} if is_own else {}
-    make_engine = HistoryEngine if is_non_autoregressive(model) else TransformersEngine
-    engine = make_engine(model, tokenizer.pad_token_id, **settings)
+    make_translator = HistoryTranslator if is_non_autoregressive(model) else Translator
     constraint = make_task(recipe).constraint(model, tokenizer)
-    limit = engine.max_source_tokens()
-    translate = Translator(engine, tokenizer, limit, tokens, too_long="keep", constraint=constraint)
+    settings |= {"batch_tokens": tokens, "too_long": "keep", "constraint": constraint}
+    translate = make_translator(model, tokenizer, **settings)
     start = time.perf_counter()
     hypotheses = [translation.hypotheses[0] for translation in translate(sources)]
     seconds, output_tokens = time.perf_counter() - start, sum(hypothesis.tokens for hypothesis in hypotheses)
-    changed = [share(count, engine.tokens) for count in engine.changed] if isinstance(engine, HistoryEngine) else []
+    changed = []
+    if isinstance(translate, HistoryTranslator):
+        changed = [share(count, translate.tokens) for count in translate.changed]
     return [hypothesis.text for hypothesis in hypotheses], {
         **({"changed_by_iteration": changed} if changed else {}),
         "seconds": seconds,
         "output_tokens": output_tokens,
         "sentences_per_second": len(hypotheses) / seconds,
         "output_tokens_per_second": output_tokens / seconds,
-        "search": engine.search,
+        "search": translate.search,
     }
 
 

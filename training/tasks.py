@@ -13,7 +13,7 @@ from training.recipe import Recipe
 from vaswani_transformer.parsing import BracketScores, delinearize, score_trees
 from vaswani_transformer.parsing.constraint import tree_constraint
 from vaswani_transformer.parsing.linear import linear_tokens, place_count
-from vaswani_transformer.translation.engine import Constraint
+from vaswani_transformer.translation.translator import Constraint
 
 # For languages without spaces between words, which "13a" does not split.
 UNSPACED = {"zh": "zh", "zho": "zh", "cmn": "zh", "yue": "zh"} | dict.fromkeys(

@@ -58,10 +58,12 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
         truncation: bool | str | None = None,
         **generate_kwargs: Any,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        preprocess_settings = {} if truncation is None else {"truncation": truncation}
         clean_up = clean_up_tokenization_spaces
-        postprocess_settings = {} if clean_up is None else {"clean_up_tokenization_spaces": clean_up}
-        return preprocess_settings, generate_kwargs, postprocess_settings
+        return (
+            {} if truncation is None else {"truncation": truncation},
+            generate_kwargs,
+            {} if clean_up is None else {"clean_up_tokenization_spaces": clean_up},
+        )
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(inputs, Iterator):
@@ -82,10 +84,8 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
         text = check_text(input_)
         settings = {"return_attention_mask": True, "verbose": False, "return_tensors": "pt"} | encode_kwargs
         encoded = text_encoder(self.tokenizer)(text, **settings)
-        tokens, mask = encoded["input_ids"].long(), encoded["attention_mask"].long()  # (1, S)
-        if tokens.shape[1] == 0:  # a tokenizer without an end token: one token, whose output is dropped
-            tokens, mask = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, dtype=torch.long)
-        return {"input_ids": tokens, "attention_mask": mask, "has_text": torch.tensor([bool(text.strip())])}
+        names = ("input_ids", "attention_mask")
+        return {name: encoded[name] for name in names} | {"has_text": torch.tensor([bool(text.strip())])}
 
     def _forward(self, input_tensors: dict[str, Any], **generate_kwargs: Any) -> Any:
         """Return the translations' tokens, (B, n, T), and their scores, (B, n) or None."""

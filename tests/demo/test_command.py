@@ -45,13 +45,10 @@ def test_missing_gradio_is_one_line_before_the_model_is_loaded(
     assert error_line(run_main(main, ["/nowhere"], capsys)) == f"{expected}\n"
 
 
-def test_missing_model_and_wrong_port_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_model_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("gradio")
-    for arguments, message in (
-        ([tmp_path], f"{tmp_path}: has no config.json, so it holds no model"),
-        (["model", "--port=70000"], "--port=70000: is no port; give one of 1 to 65535."),
-    ):
-        assert message in error_line(run_main(main, arguments, capsys))
+    expected = f"{tmp_path}: has no config.json, so it holds no model"
+    assert error_line(run_main(main, [tmp_path], capsys)).startswith(expected)
 
 
 @pytest.mark.slow

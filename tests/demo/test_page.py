@@ -1,119 +1,121 @@
-"""The page in a browser: a translation with its steps, hostile texts as text, and no request beyond this machine."""
+"""The page: its content for any text, its heading and its settings."""
 
-import contextlib
+import html
+import json
 import re
-import shutil
-from collections.abc import Callable, Generator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.helpers import HOSTILE_TEXT, PAIRS, model_of_pairs
+from tests.helpers import HOSTILE_TEXT, PAIRS, model_of_pairs, tiny_model
 from tests.nar_models import tiny_nat
-from vaswani_transformer.demo import make_page
+from vaswani_transformer import VaswaniTransformerTokenizer, attention_page
 from vaswani_transformer.demo import page as page_module
-from vaswani_transformer.demo.command import LAUNCH
-from vaswani_transformer.demo.content import CHANGED, PageContent
-
-pytest.importorskip("gradio")
-playwright = pytest.importorskip("playwright.sync_api")
-pytestmark = pytest.mark.slow
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-TIMEOUT = 120_000  # milliseconds
-
-OpenPage = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Generator[Any]:
-    with playwright.sync_playwright() as started:
-        installed = [started.chromium.executable_path, *filter(None, map(shutil.which, BROWSERS))]
-        path = next((path for path in installed if Path(path).exists()), None)
-        if path is None:
-            pytest.skip("no browser is installed; run python -m playwright install chromium")
-        browser = started.chromium.launch(executable_path=path, timeout=TIMEOUT, args=["--no-sandbox"])
-        yield browser
-        browser.close()
+from vaswani_transformer.demo.page import (
+    CHANGED,
+    PageContent,
+    attention_frame,
+    make_page,
+    mark_changes,
+    page_content,
+    page_title,
+)
+from vaswani_transformer.translation.options import LoadOptions
 
 
-@pytest.fixture
-def open_page(browser: Any) -> Generator[OpenPage]:
-    """Return a function that serves a model's page and opens it; at the end, no script ran and no request went out."""
-    with contextlib.ExitStack() as stack:
-        dialogs, addresses = [], []
-
-        def open_page(model: Any, tokenizer: Any, name: str = "own/model") -> Any:
-            served = make_page(model, tokenizer, name)
-            stack.callback(served.close, verbose=False)
-            _, address, _ = served.launch(**LAUNCH)
-            page = browser.new_page(viewport={"width": 1000, "height": 1200})
-            stack.callback(page.close)
-            page.set_default_timeout(TIMEOUT)
-            page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
-            page.on("request", lambda request: addresses.append(request.url))
-            page.goto(address)
-            return page
-
-        yield open_page
-        assert not dialogs
-        assert addresses
-        assert not [address for address in addresses if not address.startswith(("http://127.0.0.1:", "data:", "blob:"))]
+@pytest.mark.parametrize(
+    ("text", "settings", "note"),
+    [
+        ("", {}, "The source is empty; type a text."),
+        (" \n\u3000", {}, "The source is empty; type a text."),
+        ("a " * 200, {}, "The source has 401 tokens, more than 128; shorten it."),
+        ("a", {"num_beams": 0}, "num_beams: "),
+    ],
+)
+def test_text_without_a_translation_gets_one_sentence(text: str, settings: dict[str, int], note: str) -> None:
+    content = page_content(*model_of_pairs(), text, **settings)
+    assert content.note.startswith(note)
+    assert content == PageContent(content.note)
 
 
-def translate(page: Any, text: str) -> None:
-    page.get_by_label("Source").fill(text)
-    page.get_by_role("button", name="Translate").click()
+def test_half_a_character_is_a_question_mark() -> None:
+    assert page_content(*model_of_pairs(), "a \ud800").source == "a ?"
 
 
-def attention(page: Any) -> Any:
-    return page.frame_locator("iframe[title=Attention]")
+def test_text_beyond_learned_positions_gets_one_sentence() -> None:
+    tokenizer = model_of_pairs()[1]
+    model = tiny_model(vocab_size=len(tokenizer), position_embedding="learned", max_position_embeddings=20)
+    content = page_content(model, tokenizer, "a " * 12)
+    assert content == PageContent("The source has 25 tokens, more than 20; shorten it.")
 
 
-def test_typed_sentence_is_translated_step_by_step_with_its_attention(open_page: OpenPage) -> None:
-    page = open_page(*model_of_pairs())
-    page.get_by_label("number input for Beams").fill("4")
-    translate(page, "i love you")
-    playwright.expect(attention(page).locator("h1")).to_have_text("i love you→te amo", timeout=TIMEOUT)
-    assert page.get_by_label("Translation").input_value() == PAIRS["i love you"]
-    playwright.expect(page.get_by_role("row", name=re.compile("^1 open te ")).first).to_be_visible(timeout=TIMEOUT)
-    translate(page, "<script>alert(1)</script>")
-    playwright.expect(attention(page).locator("h1")).to_contain_text("<script>alert(1)</script>→", timeout=TIMEOUT)
-    translate(page, " ")
-    playwright.expect(page.get_by_label("Note")).to_have_value("The source is empty; type a text.", timeout=TIMEOUT)
-    assert page.get_by_label("Translation").input_value() == ""
+def test_rows_end_in_the_translation_and_list_what_ended() -> None:
+    model, tokenizer = model_of_pairs()
+    content = page_content(model, tokenizer, "i love you", num_beams=4, length_penalty=0.6, length_penalty_type="gnmt")
+    assert (content.note, content.source, content.target) == ("", "i love you", PAIRS["i love you"])
+    (best,) = [row for row in content.rows if row[1:3] == ["ended", content.target]]
+    assert content.finished[0] == (f"{best[-1]}  {content.target}", content.target)
+    assert len(content.finished) == sum(row[1] == "ended" for row in content.rows)
+    assert [row[0] for row in content.rows] == sorted(row[0] for row in content.rows)
+
+
+def test_unknown_words_are_named() -> None:
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["hello world"], vocab_size=60, algorithm="wordpiece")
+    content = page_content(tiny_model(vocab_size=len(tokenizer)), tokenizer, "hello zebra", max_new_tokens=3)
+    assert content.note == "Unknown words, whose results are guesses: 'zebra'."
+
+
+def test_passes_are_numbered_lines_with_marks_against_the_pass_before() -> None:
+    tokenizer = model_of_pairs()[1]
+    spans = mark_changes(tokenizer, [tokenizer(text)["input_ids"] for text in ("el gato", "el gato", "te gato")])
+    assert "".join(text for text, _ in spans) == "1: el gato</s>\n2: el gato</s>\n3: te gato</s>"
+    assert [text for text, mark in spans if mark == CHANGED] == ["te"]
+    assert mark_changes(tokenizer, []) == []
+
+
+def page_in(frame: str) -> str:
+    """Return the page in a frame that is one element, from whose attribute the page cannot break out."""
+    (page,) = re.findall(r'^<iframe title="Attention" sandbox="allow-scripts" style="[^"]*" srcdoc="([^"]*)"><', frame)
+    return html.unescape(page)
+
+
+def test_attention_of_a_hostile_text_stays_in_its_frame() -> None:
+    model, tokenizer = model_of_pairs()
+    frame = attention_frame(model, tokenizer, HOSTILE_TEXT, HOSTILE_TEXT)
+    assert page_in(frame) == attention_page(model, tokenizer, HOSTILE_TEXT, HOSTILE_TEXT)
+
+
+def test_non_autoregressive_model_shows_its_last_pass_under_the_pages_settings() -> None:
+    tokenizer = model_of_pairs()[1]
+    model = tiny_nat(vocab_size=len(tokenizer))
+    frame = attention_frame(model, tokenizer, "i love you", max_new_tokens=2)
+    assert page_in(frame) == attention_page(model, tokenizer, "i love you", max_new_tokens=2)
+    assert page_content(model, tokenizer, "i love you", max_new_tokens=2).passes
+
+
+@pytest.mark.parametrize(
+    ("results", "title"),
+    [
+        ({"recipe": {"data": {"source": "en", "target": "de"}}}, "English to German"),
+        ({"recipe": {"data": {"source": "sentence", "target": "tree"}}}, None),
+        ([], None),
+        (None, None),
+    ],
+)
+def test_title_is_the_languages_of_the_run_or_else_the_models_name(
+    tmp_path: Path, results: Any, title: str | None
+) -> None:
+    if results is not None:
+        (tmp_path / "results.json").write_text(json.dumps(results))
+    assert page_title(LoadOptions(str(tmp_path))) == (title or str(tmp_path))
 
 
 def test_empty_field_leaves_the_setting_to_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[Callable[..., Any]] = []
-    shown: list[dict[str, Any]] = []
-    field = SimpleNamespace(**dict.fromkeys(("click", "submit", "input"), lambda event, *_, **__: events.append(event)))
-    settings = dict.fromkeys(("num_beams", "length_penalty", "max_new_tokens"), field)
-    outputs = dict.fromkeys(("read", "ended", "attention"), field)
-    monkeypatch.setattr(page_module, "output_values", lambda *arguments: shown.append(arguments[-1]) or {})
-    page_module.connect(*model_of_pairs(), (field, field, settings), outputs)
-    events[0]("a text", 4, None, 0)
-    events[0]("a text", 1, 0.0, 7)
-    assert shown == [{"num_beams": 4}, {"num_beams": 1, "length_penalty": 0.0, "max_new_tokens": 7}]
-
-
-def test_hostile_text_is_shown_as_text_wherever_it_stands(open_page: OpenPage, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = HOSTILE_TEXT
-    rows: list[list[str | int]] = [[1, "open", text, "0", "1", "0"]]
-    content = PageContent(text, text, text, text, rows, [(f"-1 {text}", text)], [(text, None), (text, CHANGED)])
-    monkeypatch.setattr(page_module, "page_content", lambda *_, **__: content)
-    monkeypatch.setattr(page_module, "is_parser", lambda _: True)
-    model, tokenizer = model_of_pairs()
-    for shown in (model, tiny_nat(vocab_size=len(tokenizer))):
-        page = open_page(shown, tokenizer, text)
-        page.get_by_label("Source").fill(text)
-        page.get_by_role("button", name="Parse").click()
-        playwright.expect(page.get_by_label("Note")).to_have_value(text, timeout=TIMEOUT)
-        places = [page.locator("h1").first, page.locator(".cm-content")]
-        places += [page.get_by_role("gridcell", name=text).first if shown is model else page.locator(".textfield")]
-        places += [attention(page).locator("h1")]
-        for place in places:
-            playwright.expect(place).to_contain_text(text, timeout=TIMEOUT)
-        assert page.locator("img[src=x]").count() == 0
+    pytest.importorskip("gradio")
+    settings: list[dict[str, Any]] = []
+    monkeypatch.setattr(page_module, "page_content", lambda *_, **given: settings.append(given) or PageContent("note"))
+    show: Any = make_page(*model_of_pairs(), "a model").fns[0].fn
+    show("a text", 4, None, 0)
+    show("a text", 1, 0.0, 7)
+    assert settings == [{"num_beams": 4}, {"num_beams": 1, "length_penalty": 0.0, "max_new_tokens": 7}]

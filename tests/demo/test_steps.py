@@ -10,13 +10,26 @@ from tests.builders import small_model, source
 from tests.helpers import FLOAT32, WITH_SCORES, tiny_model
 from tests.nar_models import family_of_pairs
 from vaswani_transformer import VaswaniTransformerTokenizer, parse, prepare_for_inference
-from vaswani_transformer.demo.content import page_content
-from vaswani_transformer.demo.steps import RecordingEngine
+from vaswani_transformer.demo.page import page_content
+from vaswani_transformer.demo.steps import RecordingTranslator
 from vaswani_transformer.parsing import draw_tree_text
-from vaswani_transformer.translation.engine import log_probabilities
+from vaswani_transformer.translation.translator import log_probabilities
 
 END = 2
 SEEDS = range(4)
+
+
+@pytest.fixture(scope="module")
+def letters() -> VaswaniTransformerTokenizer:
+    """Return a tokenizer of fewer than 40 tokens."""
+    return VaswaniTransformerTokenizer.train_from_iterator(["abcdefghij"], vocab_size=30, algorithm="wordpiece")
+
+
+def recorded(model: Any, tokenizer: Any, **settings: Any) -> RecordingTranslator:
+    """Return a translator that has translated the source of words 4 and 5."""
+    translator = RecordingTranslator(model, tokenizer, **settings)
+    translator.translate_batch(source(4, 5).tolist(), [""])
+    return translator
 
 
 def approximately(expected: Any) -> Any:
@@ -26,14 +39,16 @@ def approximately(expected: Any) -> Any:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("beams", [1, 2, 4])
 @pytest.mark.parametrize("prepares", [False, True])
-def test_best_target_that_ended_is_what_generate_returns(seed: int, beams: int, prepares: bool) -> None:
+def test_best_target_that_ended_is_what_generate_returns(
+    letters: VaswaniTransformerTokenizer, seed: int, beams: int, prepares: bool
+) -> None:
     model = small_model(seed, vocab_size=40)
     model = prepare_for_inference(model) if prepares else model
     settings: dict[str, Any] = {"num_beams": beams, "num_return_sequences": beams, "max_new_tokens": 7}
-    engine = RecordingEngine(model, 1, **settings)
-    engine([source(4, 5).tolist()[0]])
+    translator = recorded(model, letters, **settings)
     output = model.generate(source(4, 5), **settings, **WITH_SCORES)
-    ended = engine.finished
+    ended = [each for step in translator.steps for each in step if each.is_finished]
+    ended.sort(key=lambda candidate: -candidate.score)
     sequences = [[token for token in row[1:] if token != 1] for row in output.sequences.tolist()]
     assert [list(each.tokens) for each in ended[:beams]] == sequences
     if beams > 1:
@@ -41,11 +56,12 @@ def test_best_target_that_ended_is_what_generate_returns(seed: int, beams: int, 
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_log_p_is_the_sum_over_the_tokens_and_lp_that_of_the_paper(beams: int) -> None:
+def test_log_p_is_the_sum_over_the_tokens_and_lp_that_of_the_paper(
+    letters: VaswaniTransformerTokenizer, beams: int
+) -> None:
     model = small_model(1, vocab_size=40)
-    engine = RecordingEngine(model, 1, num_beams=beams, length_penalty=0.6, max_new_tokens=6)
-    engine([source(4, 5).tolist()[0]])
-    for candidate in (each for step in engine.steps for each in step):
+    translator = recorded(model, letters, num_beams=beams, length_penalty=0.6, max_new_tokens=6)
+    for candidate in (each for step in translator.steps for each in step):
         labels = torch.tensor([candidate.tokens])
         expected = log_probabilities(model, source(4, 5), torch.ones(1, 3, dtype=torch.long), labels)
         assert candidate.log_prob == approximately(float(expected))
@@ -68,25 +84,24 @@ def plain_beams(model: Any, tokens: Tensor, k: int, steps: int) -> list[list[flo
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_open_beams_are_those_of_a_plain_search(seed: int) -> None:
+def test_open_beams_are_those_of_a_plain_search(letters: VaswaniTransformerTokenizer, seed: int) -> None:
     model, k = small_model(seed, vocab_size=40), 3
-    engine = RecordingEngine(model, 1, num_beams=k, max_new_tokens=5)
-    engine([source(4, 5).tolist()[0]])
-    before_limit = engine.steps[:4]
-    recorded = [[each.log_prob for each in step if not each.is_finished] for step in before_limit]
-    for values, expected in zip(recorded, plain_beams(model, source(4, 5), k, len(before_limit)), strict=True):
+    before_limit = recorded(model, letters, num_beams=k, max_new_tokens=5).steps[:4]
+    open_beams = [[each.log_prob for each in step if not each.is_finished] for step in before_limit]
+    for values, expected in zip(open_beams, plain_beams(model, source(4, 5), k, len(before_limit)), strict=True):
         assert values == approximately(expected)
 
 
 @pytest.mark.parametrize(("family", "passes"), [("nat", 1), ("iterative_vae", 2), ("flowseq", 1), ("cmlm", 3)])
 def test_history_has_every_pass_and_ends_in_the_output(family: str, passes: int) -> None:
     model, tokenizer = family_of_pairs(family)
-    settings = {"length_beam_size": 3} | ({"num_iterations": 3} if family == "cmlm" else {})
+    settings: dict[str, Any] = {"length_beam_size": 3} | ({"num_iterations": 3} if family == "cmlm" else {})
     batch = tokenizer(["hello world"], return_tensors="pt")
     expected = model.generate(**batch, **settings)[0, 1:].tolist()
-    engine = RecordingEngine(model, 1, **settings)
-    ((hypothesis,),) = engine(batch["input_ids"].tolist())
-    assert (len(engine.history), engine.history[-1], hypothesis[0]) == (passes, expected, expected)
+    translator = RecordingTranslator(model, tokenizer, **settings)
+    (translation,) = translator(["hello world"])
+    assert (len(translator.history), translator.history[-1]) == (passes, expected)
+    assert translation.text == tokenizer.decode(expected, skip_special_tokens=True)
     content = page_content(model, tokenizer, "hello world", **settings)
     assert content.rows == content.finished == []
     assert sum(text in {f"\n{number}: " for number in range(2, passes + 1)} for text, _ in content.passes) == passes - 1

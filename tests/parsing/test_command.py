@@ -115,7 +115,7 @@ def test_interactive_lines_are_parsed_at_once(run: Run) -> None:
         (["--draw", "--output=trees.ptb"], "--draw writes many lines a tree"),
         (["--svg=pyproject.toml"], "--svg=pyproject.toml: is a file"),
         (["--too_long=error", "--max_source_tokens=2"], "standard input, line 1: "),
-        (["--iterations=2"], "--iterations: "),
+        (["--iterations=2"], "num_iterations"),
     ],
 )
 def test_invalid_option_or_input_ends_the_command_with_one_line(arguments: list[str], message: str, run: Run) -> None:

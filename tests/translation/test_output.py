@@ -12,26 +12,31 @@ from hypothesis import strategies as st
 
 from tests.helpers import user_error
 from vaswani_transformer.support.errors import OutputError
-from vaswani_transformer.translation.output import ResumableFile, StreamOutput, is_finished
-from vaswani_transformer.translation.readers import DigestedInput
+from vaswani_transformer.translation.output import ResumableFile, StreamOutput
+
+SETTINGS = {"model": "m", "beams": 4}
 
 
-def write_all(path: Path, texts: list[str], settings: dict[str, Any], stop_at: int | None = None) -> None:
-    """Write each text twice as its result, as the command does, up to the end or to `stop_at`."""
+def write_all(path: Path, texts: list[str], settings: dict[str, Any] = SETTINGS, stop_at: int | None = None) -> bool:
+    """Write each text twice as its result, up to the end or to `stop_at`; return whether the file was finished.
+
+    As the command does, read a window of three texts before their results are written.
+    """
     output = ResumableFile(path, 2, settings, [1, 1])
-    counted = DigestedInput(texts, "the input", output.done, output.known, output.digest)
     try:
-        window = []
+        counted, window = output.watch(texts), []
         for number, text in enumerate(counted):
             window.append((number, text))
             if len(window) == 3 or number == len(texts) - 1:
                 for position, result in window:
                     if position == stop_at:
-                        return
+                        return False
                     if position >= output.done:
-                        output.write([result, result], counted)
+                        output.write([result, result])
                 window = []
-        output.finish(counted)
+        if not output.is_finished:
+            output.finish()
+        return output.is_finished
     finally:
         output.close()
 
@@ -42,61 +47,52 @@ def test_result_on_a_stream_is_readable_at_once() -> None:
     assert raw.getvalue() == b"one\ntwo\n"
 
 
-texts_of_letters = st.lists(st.text("ab", max_size=3), min_size=1, max_size=10)
-
-
-@given(texts=texts_of_letters, stop_at=st.integers(0, 10), cut=st.integers(0, 100))
+@given(
+    texts=st.lists(st.text("ab", max_size=3), min_size=1, max_size=10),
+    stop_at=st.integers(0, 10),
+    cut=st.integers(0, 100),
+)
 def test_file_interrupted_anywhere_resumes_to_the_bytes_of_an_uninterrupted_one(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], stop_at: int, cut: int
 ) -> None:
     folder = tmp_path_factory.mktemp("output")
     uninterrupted, path = folder / "whole", folder / "path"
-    write_all(uninterrupted, texts, {"a": 1})
-    write_all(path, texts, {"a": 1}, stop_at)
+    write_all(uninterrupted, texts)
+    write_all(path, texts, stop_at=stop_at)
     if stop_at < len(texts):
         path.write_bytes(path.read_bytes()[:cut])
-        write_all(path, texts, {"a": 1})
+        write_all(path, texts)
     assert path.read_bytes() == uninterrupted.read_bytes() == "".join(f"{text}\n{text}\n" for text in texts).encode()
     assert {each.name for each in folder.iterdir()} == {"whole", "path", "whole.record", "path.record"}
-    assert is_finished(path, {"a": 1}, texts, "the input") == (path.stat().st_size > 0)
+    assert write_all(path, texts)
 
 
 def test_changed_texts_are_an_error_and_later_ones_may_differ(tmp_path: Path) -> None:
     path, texts = tmp_path / "out", list("abcdef")
-    write_all(path, texts, {}, stop_at=2)  # after the command read a window of three
+    write_all(path, texts, stop_at=2)  # after the command read a window of three
     before = path.read_bytes()
     for other in (["x", *texts[1:]], [*texts[:2], "x", *texts[3:]], texts[:2], texts[:1]):
-        with user_error("the input: is not the text of the unfinished output, whose first 3"):
-            write_all(path, other, {})
+        with user_error("out: was made from another input, whose first 3 texts differ; it stays unchanged"):
+            write_all(path, other)
         assert path.read_bytes() == before
-    write_all(path, [*texts[:5], "x"], {})
+    write_all(path, [*texts[:5], "x"])
     assert path.read_text().split() == [text for text in [*texts[:5], "x"] for _ in range(2)]
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        *("", "{", "[]", '{"settings": 3}', '{"settings": {}}', "[" * 99999),
-        '{"settings": {}, "batches": [], "texts": "x", "sha256": "x"}',
-        '{"settings": {}, "batches": [], "output": [], "texts": 1e999, "sha256": "x"}',
-        '{"settings": {}, "batches": [], "texts": 3}',
-        '{"settings": {}, "batches": [], "output": [1, "x"]}',
-    ],
+    "text", ["", "{", "[]", '{"settings": 3}', '{"settings": {}, "batches": [], "texts": "x", "sha256": "x"}']
 )
-def test_invalid_record_is_an_error(tmp_path: Path, text: str) -> None:
+def test_invalid_record_is_an_error_that_leaves_the_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "out").write_text("a\n")
     (tmp_path / "out.record").write_text(text)
-    with user_error(r"out\.record: not the record of a file of results; remove it"):
+    with user_error("out: has a damaged record; it stays unchanged: .* remove it and out.record"):
         ResumableFile(tmp_path / "out", 1, {}, [1, 1])
-    assert not (tmp_path / "out").exists()
-    assert (tmp_path / "out.record").read_text() == text
-
-
-FINISHED = {"model": "m", "beams": 4}
+    assert ((tmp_path / "out").read_text(), (tmp_path / "out.record").read_text()) == ("a\n", text)
 
 
 @pytest.fixture
 def finished(tmp_path: Path) -> Path:
-    write_all(tmp_path / "out", list("abcd"), FINISHED)
+    write_all(tmp_path / "out", list("abcd"))
     return tmp_path / "out"
 
 
@@ -105,80 +101,65 @@ def finished(tmp_path: Path) -> Path:
     [
         ({"model": "n", "beams": 4}, "abcd", "out: was made by another model; it stays unchanged: give the same"),
         ({"model": "m", "beams": None}, "abcd", "out: was made with --beams=4, not without --beams; it stays"),
-        (FINISHED, "abxd", "the input: is another text than that of the finished .*out, which stays unchanged; give"),
-        (FINISHED, "abc", "the input: is another text than that of the finished "),
-        (FINISHED, "abcde", "the input: has more lines than the 4 of the finished "),
+        (SETTINGS, "abxd", "out: was made from another input, whose first 4 texts differ"),
+        (SETTINGS, "abc", "out: was made from another input, whose first 4 texts differ"),
+        (SETTINGS, "abcde", "out: is finished, and the input has more than its 4 texts; it stays unchanged"),
     ],
 )
 def test_finished_file_of_other_texts_or_settings_is_an_error(
     finished: Path, settings: dict[str, Any], texts: str, message: str
 ) -> None:
+    before = finished.read_bytes()
     with user_error(message):
-        is_finished(finished, settings, list(texts), "the input")
+        write_all(finished, list(texts), settings)
+    assert finished.read_bytes() == before
 
 
 @pytest.mark.parametrize(
     "change", [lambda text: text.replace("a", "b", 1), lambda text: text + "a\n", lambda text: "a"]
 )
-def test_finished_file_that_was_changed_is_an_error(finished: Path, change: Callable[..., Any]) -> None:
-    finished.write_text(change(finished.read_text()))
-    with user_error(r"out: was changed after it was finished; it stays unchanged: give another"):
-        is_finished(finished, FINISHED, list("abcd"), "the input")
+def test_finished_file_that_was_changed_is_an_error(finished: Path, change: Callable[[str], str]) -> None:
+    finished.write_text(changed := change(finished.read_text()))
+    with user_error("out: was changed by another program; it stays unchanged"):
+        write_all(finished, list("abcd"))
+    assert finished.read_text() == changed
 
 
 def test_file_without_a_record_is_an_error(finished: Path) -> None:
     (finished.parent / "out.record").unlink()
-    with user_error(r"out: exists already, without its record out\.record; it stays"):
-        is_finished(finished, FINISHED, list("abcd"), "the input")
+    with user_error("out: exists already, without its record; it stays unchanged"):
+        write_all(finished, list("abcd"))
+    assert finished.read_text() == "a\na\nb\nb\nc\nc\nd\nd\n"
 
 
 @pytest.mark.parametrize("leave", [lambda path: path.unlink(), lambda path: path.write_text("")])
-def test_record_of_an_emptied_file_protects_nothing(finished: Path, leave: Callable[..., Any]) -> None:
+def test_record_of_an_emptied_file_protects_nothing(finished: Path, leave: Callable[[Path], Any]) -> None:
     leave(finished)
-    other = {"model": "n", "beams": 1}
-    assert not is_finished(finished, other, list("xy"), "the input")
-    write_all(finished, list("xy"), other)
+    write_all(finished, list("xy"), {"model": "n", "beams": 1})
     assert finished.read_text().split() == list("xxyy")
-    assert is_finished(finished, other, list("xy"), "the input")
-
-
-def test_file_that_another_command_finished_meanwhile_is_unchanged(finished: Path) -> None:
-    before = finished.read_bytes()
-    with user_error("out: another command has finished it meanwhile; it stays unchanged"):
-        ResumableFile(finished, 2, FINISHED, [1, 1])
-    assert finished.read_bytes() == before
-
-
-def test_finished_file_is_recognized_before_any_text_is_read(tmp_path: Path) -> None:
-    write_all(tmp_path / "out", list("abc"), FINISHED, stop_at=1)
-    texts = iter("abc")
-    assert not is_finished(tmp_path / "out", FINISHED, texts, "the input")
-    assert not is_finished(tmp_path / "none", FINISHED, texts, "the input")
-    assert list(texts) == list("abc")
 
 
 def test_more_results_than_texts_are_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "out"
-    write_all(path, list("abc"), {}, stop_at=1)
-    path.write_text("a\n" * 20)
-    with user_error(r"out: has 10 results, more than the 3 in out\.record"):
-        ResumableFile(path, 2, {}, [1, 1])
+    write_all(tmp_path / "out", list("abc"), stop_at=1)
+    (tmp_path / "out").write_text("a\n" * 20)
+    with user_error("out: was changed by another program; it stays unchanged"):
+        write_all(tmp_path / "out", list("abc"))
 
 
 def test_full_disk_is_an_error_and_the_output_resumes(tmp_path: Path) -> None:
     """A limit on the size of files simulates a full disk."""
     resource = pytest.importorskip("resource")
     uninterrupted, path, texts = tmp_path / "uninterrupted", tmp_path / "path", [letter * 100 for letter in "abcdef"]
-    write_all(uninterrupted, texts, {})
+    write_all(uninterrupted, texts)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
         with pytest.raises(OutputError, match=r"path: cannot be written: File too large; make room, and the same"):
-            write_all(path, texts, {})
+            write_all(path, texts)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert path.stat().st_size == 1000
-    write_all(path, texts, {})
+    write_all(path, texts)
     assert path.read_bytes() == uninterrupted.read_bytes()
 
 

@@ -24,12 +24,12 @@ from tests.helpers import (
 from tests.nar_models import FAMILY, family_of_pairs
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.pipeline import VaswaniTransformerTranslationPipeline
-from vaswani_transformer.translation.engine import ScoredTokens, TransformersEngine, log_probabilities
 from vaswani_transformer.translation.translator import (
     Hypothesis,
     TooLongError,
     Translator,
     batches_by_length,
+    log_probabilities,
     translate,
 )
 
@@ -51,32 +51,24 @@ def generate_single(model_and_tokenizer: ModelAndTokenizer, text: str, **setting
     return tokenizer.batch_decode(generated, skip_special_tokens=True)
 
 
-def tagged(tokenizer: VaswaniTransformerTokenizer) -> VaswaniTransformerTokenizer:
-    """Return a copy with a language tag as a special token."""
-    tokenizer = copy.deepcopy(tokenizer)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<2es>"]})
-    return tokenizer
-
-
-class Echo:
-    """A search that returns each text, and records its batches."""
-
-    num_translations: int = 1
-    scores: bool = False
-
-    def __init__(self) -> None:
-        self.batches: list[list[list[int]]] = []
-        self.search: dict[str, Any] = {}
-
-    def __call__(self, sources: list[list[int]]) -> list[list[ScoredTokens]]:
-        self.batches.append(sources)
-        return [[(source, None)] for source in sources]
-
-
 @pytest.fixture(scope="module")
-def bytes_tokenizer() -> VaswaniTransformerTokenizer:
-    """Return a tokenizer of one token a byte and one for the end."""
-    return VaswaniTransformerTokenizer.train_from_iterator(["a"], vocab_size=259)
+def model_of_bytes() -> tuple[Any, VaswaniTransformerTokenizer]:
+    """Return a model and a tokenizer of one token a byte and one for the end."""
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a"], vocab_size=259)
+    return tiny_model(vocab_size=262), tokenizer
+
+
+class Echo(Translator):
+    """A translator whose search returns each text, and which records its batches."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.batches: list[list[list[int]]] = []
+
+    def translate_batch(self, sources: list[list[int]], texts: list[str]) -> list[list[Hypothesis]]:
+        self.batches.append(sources)
+        echoes = self.tokenizer.batch_decode(sources, skip_special_tokens=True)
+        return [[Hypothesis(text, len(row), None)] for text, row in zip(echoes, sources, strict=True)]
 
 
 lengths_of_texts = st.lists(st.integers(1, 60), max_size=40)
@@ -97,17 +89,16 @@ texts_of_letters = st.lists(st.text("ab ", max_size=12), max_size=30)
 
 @given(texts=texts_of_letters, budget=st.integers(1, 200), window=st.integers(1, 12), skip=st.integers(0, 30))
 def test_texts_come_back_in_order_and_skipping_changes_no_batch(
-    bytes_tokenizer: VaswaniTransformerTokenizer, texts: list[str], budget: int, window: int, skip: int
+    model_of_bytes: ModelAndTokenizer, texts: list[str], budget: int, window: int, skip: int
 ) -> None:
-    complete, remainder = Echo(), Echo()
-    settings: dict[str, Any] = {"max_source_tokens": 100, "batch_tokens": budget, "sort_lines": window}
-    translations = list(Translator(complete, bytes_tokenizer, **settings)(iter(texts)))
+    complete, remainder = (Echo(*model_of_bytes, batch_tokens=budget, sort_lines=window) for _ in range(2))
+    translations = list(complete(iter(texts)))
     assert [translation.text for translation in translations] == [text if text.strip() else "" for text in texts]
     assert [translation.source_tokens for translation in translations] == [
         len(text) + 1 if text.strip() else 0 for text in texts
     ]
     counted = []
-    assert list(Translator(remainder, bytes_tokenizer, **settings)(texts, skip, counted.append)) == translations[skip:]
+    assert list(remainder(texts, skip, counted.append)) == translations[skip:]
     assert all(batch in complete.batches for batch in remainder.batches)
     assert sum(counted) == len(translations[skip:])
 
@@ -127,26 +118,14 @@ def test_arguments_of_generate_are_passed_on(model_and_tokenizer: ModelAndTokeni
     assert [[hypothesis.text for hypothesis in translation.hypotheses] for translation in translations] == expected
 
 
-def test_generation_config_is_accepted_as_an_argument(model_and_tokenizer: ModelAndTokenizer) -> None:
-    config = GenerationConfig(num_beams=2, num_return_sequences=2, max_new_tokens=4, eos_token_id=2, pad_token_id=1)
-    config.decoder_start_token_id = 0
-    (translation,) = translate(*model_and_tokenizer, ["the cat"], generation_config=config)
-    assert [hypothesis.text for hypothesis in translation.hypotheses] == generate_single(
-        model_and_tokenizer, "the cat", generation_config=config
-    )
-
-
 @pytest.mark.parametrize(
     "settings",
     [
         {},
-        {"length_penalty": 1.5},
         {"length_penalty": 0.0},
         {"length_penalty": None},
-        {"length_penalty_type": "power"},
         {"length_penalty_type": "power", "length_penalty": -1},
         {"length_penalty_type": None},
-        {"max_source_relative_length": 0},
         {"max_new_tokens": 3},
     ],
 )
@@ -171,11 +150,6 @@ def test_greedy_score_is_the_sum_of_its_tokens_log_probabilities(model_and_token
     expected = steps.gather(-1, tokens[:, 1:, None]).sum().item()
     assert actual.hypotheses[0].score == pytest.approx(expected, rel=1e-4)
     assert actual.hypotheses[0].tokens == tokens.shape[1] - 1
-
-
-def test_scores_are_none_unless_requested(model_and_tokenizer: ModelAndTokenizer) -> None:
-    translations = list(translate(*model_and_tokenizer, ["", "hello world"]))
-    assert [translation.hypotheses[0].score for translation in translations] == [None, None]
 
 
 def test_empty_text_has_n_empty_translations(model_and_tokenizer: ModelAndTokenizer) -> None:
@@ -209,7 +183,7 @@ def test_search_of_a_record_is_the_complete_search(name: str) -> None:
     limit = {"max_source_relative_length": 3}
     call = {"length_penalty": 0.6, "length_penalty_type": "gnmt"} if is_autoregressive else {"length_beam_size": 2}
     settings: dict[str, Any] = {"generation_config": GenerationConfig(**limit), **call}
-    search = TransformersEngine(model, 1, **settings).search
+    search = Translator(model, tokenizer, **settings).search
     expected = [translation.text for translation in translate(model, tokenizer, SOURCES, **settings)]
     kept = {"suppress_tokens": [5, 9]} | ({"num_beams": 4} if is_autoregressive else {})
     assert search == kept | limit | call | {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
@@ -240,53 +214,47 @@ def test_model_that_saves_no_limit_has_targets_of_more_than_twenty_tokens(name: 
 LONG = "the cat is black i love you this is a book"
 
 
-def test_text_that_is_too_long_is_truncated_at_the_limit_and_says_so(model_and_tokenizer: ModelAndTokenizer) -> None:
+def test_text_that_is_too_long_is_truncated_or_kept(model_and_tokenizer: ModelAndTokenizer) -> None:
     model, tokenizer = model_and_tokenizer
     tokens = tokenizer(LONG)["input_ids"]
     short, long = translate(*model_and_tokenizer, ["cat", LONG], max_source_tokens=8)
     assert (long.source_tokens, long.is_truncated, short.is_truncated) == (len(tokens), True, False)
     batch = torch.tensor([[*tokens[:7], tokenizer.eos_token_id]])
     assert long.text == tokenizer.decode(model.generate(batch)[0], skip_special_tokens=True)
-
-
-def test_text_that_is_too_long_is_kept_on_request(model_and_tokenizer: ModelAndTokenizer) -> None:
-    (translation,) = translate(*model_and_tokenizer, [LONG], max_source_tokens=8, too_long="keep")
-    assert (translation.text, translation.is_truncated) == (generate_single(model_and_tokenizer, LONG)[0], False)
+    (kept,) = translate(*model_and_tokenizer, [LONG], max_source_tokens=8, too_long="keep")
+    assert (kept.text, kept.is_truncated) == (generate_single(model_and_tokenizer, LONG)[0], False)
 
 
 def test_text_that_is_too_long_raises_on_request_before_its_window_is_translated(
-    bytes_tokenizer: VaswaniTransformerTokenizer,
+    model_of_bytes: ModelAndTokenizer,
 ) -> None:
-    search = Echo()
-    translations = Translator(search, bytes_tokenizer, 5, sort_lines=2, too_long="error")(["a", "b", "a", "abcde", "a"])
+    translator = Echo(*model_of_bytes, max_source_tokens=5, sort_lines=2, too_long="error")
+    translations = translator(["a", "b", "a", "abcde", "a"])
     assert [translation.text for translation in itertools.islice(translations, 2)] == ["a", "b"]
     with pytest.raises(TooLongError, match=r"Text 3 has 6 tokens, more than 5; shorten it") as refusal:
         next(translations)
-    assert (refusal.value.index, len(search.batches)) == (3, 1)
-    expected = (
-        "in.txt, line 4: 6 tokens, more than 5; shorten it, or give --too_long=truncate, --too_long=keep or another"
-    )
-    assert str(refusal.value.in_command("in.txt")).startswith(expected)
+    assert (refusal.value.index, len(translator.batches)) == (3, 1)
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_source_relative_length": 10}, {"max_new_tokens": 5}], ids=str)
 def test_learned_positions_bound_the_source_and_its_translation(settings: dict[str, Any]) -> None:
     _, tokenizer = model_of_pairs()
     model = tiny_model(vocab_size=len(tokenizer), position_embedding="learned", max_position_embeddings=30)
-    assert TransformersEngine(model, 1, **settings).max_source_tokens() == 30
+    assert Translator(model, tokenizer, **settings).max_source_tokens == 30
     (translation,) = translate(model, tokenizer, [LONG * 3], suppress_tokens=[tokenizer.eos_token_id], **settings)
     assert (translation.is_truncated, translation.hypotheses[0].tokens) == (True, settings.get("max_new_tokens", 30))
-    assert TransformersEngine(tiny_model(), 1).max_source_tokens() == 1024
+    assert Translator(tiny_model(vocab_size=len(tokenizer)), tokenizer).max_source_tokens == 1024
 
 
 @pytest.mark.parametrize("pad", [1, 2, 0])
 def test_target_ends_with_its_end_token_or_where_its_padding_begins(pad: int) -> None:
-    model = tiny_model(pad_token_id=pad)
+    _, tokenizer = model_of_pairs()
+    model = tiny_model(vocab_size=len(tokenizer), pad_token_id=pad)
     model.generation_config.eos_token_id = [2, 7]
     targets = torch.tensor([[5, 2, pad, pad], [5, 6, 7, pad], [5, 6, 8, 9], [2, pad, pad, pad]])
-    assert TransformersEngine(model, pad).lengths(targets).tolist() == [2, 3, 4, 1]
-    cut_off = torch.tensor([[5, 6, 8, pad]])
-    assert TransformersEngine(model, pad).lengths(cut_off).tolist() == [4 if pad == 2 else 3]
+    translator = Translator(model, tokenizer)
+    assert translator.target_lengths(targets).tolist() == [2, 3, 4, 1]
+    assert translator.target_lengths(torch.tensor([[5, 6, 8, pad]])).tolist() == [4 if pad == 2 else 3]
 
 
 def test_log_probabilities_are_those_of_each_pair_by_itself(model_and_tokenizer: ModelAndTokenizer) -> None:
@@ -310,7 +278,7 @@ def test_model_of_another_architecture_translates_too() -> None:
     batch = tokenizer(["cat"], return_tensors="pt")
     expected = model.generate(**batch, **settings, **WITH_SCORES).sequences_scores
     assert translations[7].hypotheses[0].score == pytest.approx(expected.item(), rel=1e-4)
-    assert TransformersEngine(model, 1).max_source_tokens() == 40
+    assert Translator(model, tokenizer).max_source_tokens == 40
 
 
 def test_processors_of_the_caller_come_before_a_constraint(model_and_tokenizer: ModelAndTokenizer) -> None:
@@ -332,15 +300,17 @@ def test_processors_of_the_caller_come_before_a_constraint(model_and_tokenizer: 
 @pytest.mark.parametrize("kind", ["own", "fsmt"])
 def test_scores_begin_with_the_start_token_of_the_search(kind: str) -> None:
     """FSMT does not shift labels, and a saved search may begin with another token than the configuration's."""
-    model: Any = small_model(0, vocab_size=40)
+    _, tokenizer = model_of_pairs()
+    model: Any = small_model(0, vocab_size=len(tokenizer))
     if kind == "fsmt":
-        sizes: dict[str, Any] = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "forced_eos_token_id": None}
-        model = FSMTForConditionalGeneration(FSMTConfig(src_vocab_size=40, tgt_vocab_size=40, **sizes)).eval()
+        sizes: dict[str, Any] = {"src_vocab_size": len(tokenizer), "tgt_vocab_size": len(tokenizer), "d_model": 16}
+        layers: dict[str, Any] = {"encoder_layers": 1, "decoder_layers": 1, "forced_eos_token_id": None}
+        model = FSMTForConditionalGeneration(FSMTConfig(**sizes, **layers)).eval()
     model.generation_config.update(decoder_start_token_id=7, length_penalty_type="power")
     settings: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 6, "length_penalty": 1.0}
-    (((_, actual),),) = TransformersEngine(model, 1, scores=True, **settings)([[5, 6, 8, 9, 2]])
-    output = model.generate(torch.tensor([[5, 6, 8, 9, 2]]), **settings, **WITH_SCORES)
-    assert actual == pytest.approx(output.sequences_scores.item(), rel=1e-4)
+    (actual,) = translate(model, tokenizer, ["the cat"], scores=True, **settings)
+    output = model.generate(**tokenizer(["the cat"], return_tensors="pt"), **settings, **WITH_SCORES)
+    assert actual.hypotheses[0].score == pytest.approx(output.sequences_scores.item(), rel=1e-4)
 
 
 def test_model_in_training_translates_without_dropout_and_stays_in_training(
@@ -364,13 +334,8 @@ def test_text_beyond_the_learned_positions_is_an_error_before_its_window_is_tran
     assert len(list(translate(model, tokenizer, [longest], **settings))) == 1
     translations = translate(model, tokenizer, ["a", longest, longest + "a"], sort_lines=2, **settings)
     assert len(list(itertools.islice(translations, 2))) == 2
-    with pytest.raises(
-        TooLongError, match=r"Text 2 has 31 tokens, more than 30; shorten it, or give .*positions"
-    ) as refusal:
+    with pytest.raises(TooLongError, match=r"Text 2 has 31 tokens, more than 30; shorten it, .*positions"):
         next(translations)
-    assert str(refusal.value.in_command("in.txt")).endswith(
-        "give --too_long=truncate: the model has positions for no more."
-    )
     with pytest.raises(ValueError, match=r"max_source_tokens \(31\) is more than .* give at most 30\."):
         translate(model, tokenizer, [], max_source_tokens=31, **settings)
 
@@ -404,12 +369,14 @@ def test_single_text_is_not_taken_for_a_list_of_its_characters(model_and_tokeniz
 
 @pytest.mark.parametrize("max_source_tokens", [4, 99])
 def test_text_that_spells_its_end_does_not_end_and_a_tag_in_it_is_its_token(
-    bytes_tokenizer: VaswaniTransformerTokenizer, max_source_tokens: int
+    model_of_bytes: tuple[Any, VaswaniTransformerTokenizer], max_source_tokens: int
 ) -> None:
-    tokenizer, search = tagged(bytes_tokenizer), Echo()
-    list(Translator(search, tokenizer, max_source_tokens)(["<2es> a</s>", "a <pad> b <s>"]))
-    for tokens in search.batches[0]:
+    tokenizer = copy.deepcopy(model_of_bytes[1])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<2es>"]})
+    translator = Echo(model_of_bytes[0], tokenizer, max_source_tokens=max_source_tokens)
+    list(translator(["<2es> a</s>", "a <pad> b <s>"]))
+    for tokens in translator.batches[0]:
         assert tokens[-1] == tokenizer.eos_token_id
         assert not {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id} & set(tokens[:-1])
     tag = tokenizer.get_vocab()["<2es>"]
-    assert sorted(tokens.count(tag) for tokens in search.batches[0]) == [0, 1]
+    assert sorted(tokens.count(tag) for tokens in translator.batches[0]) == [0, 1]

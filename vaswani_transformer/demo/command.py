@@ -10,11 +10,9 @@ from transformers.utils import logging
 
 from ..support.command_line import add_model_argument, positive_argument
 from ..support.errors import UserError, exit_on_user_error
-from ..translation.loading import LoadOptions
-from ..translation.options import add_load_options
+from ..translation.options import LoadOptions, add_load_options
 from .page import load_page
 
-MAX_PORT = 65_535
 LAUNCH: dict[str, Any] = {
     "server_name": "127.0.0.1",
     "share": False,
@@ -28,37 +26,31 @@ LAUNCH: dict[str, Any] = {
 """The arguments of Gradio's `launch()`: for this machine only, and nothing that reaches beyond it."""
 
 
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        allow_abbrev=False,
         prog="vaswani-demo",
         description="Serve a page on this machine that translates or parses what is typed, and shows how.",
         epilog="Ctrl-C ends it. The page needs no network and nothing leaves this machine.",
+        allow_abbrev=False,
     )
     add_model_argument(parser)
     parser.add_argument("--port", type=positive_argument, default=7860, metavar="N", help="port of the address (7860)")
     add_load_options(parser)
     options = parser.parse_args(arguments)
-    if options.port > MAX_PORT:
-        parser.error(f"--port={options.port}: is no port; give one of 1 to {MAX_PORT}.")
-    return options
+    logging.disable_progress_bar()
+    with exit_on_user_error():
+        serve(LoadOptions.of(options), options.port)
 
 
-def serve(options: argparse.Namespace) -> None:
+def serve(options: LoadOptions, port: int) -> None:
+    """Serve a model's page and print its address, until Ctrl-C."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read while Gradio is imported
-    page = load_page(**vars(LoadOptions.of(options)))
+    page = load_page(**vars(options))
     try:
-        _, address, _ = page.launch(server_port=options.port, **LAUNCH)
-    except OSError as error:
-        raise UserError(f"--port={options.port}: is in use, or may not be used; give another --port.") from error
+        _, address, _ = page.launch(server_port=port, **LAUNCH)
+    except (OSError, OverflowError) as error:
+        raise UserError(f"--port={port}: is in use, or may not be used; give another --port.") from error
     sys.stdout.write(f"{address}\n")
     sys.stdout.flush()
     while True:  # Ctrl-C ends no wait for a lock on Windows
         time.sleep(60)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    options = parse_arguments(arguments)
-    logging.disable_progress_bar()
-    with exit_on_user_error():
-        serve(options)

@@ -1,154 +1,221 @@
 """The page where a model runs, in Gradio's components, which show text as text; only `gr.HTML` takes markup."""
 
 import html
+import json
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..figures.page import attention_page
+from ..figures.tokens import token_texts
+from ..parsing.constraint import tree_constraint
+from ..parsing.linear import delinearize
 from ..parsing.parser import is_parser
-from ..support.errors import UserError
+from ..parsing.trees import draw_tree_text
+from ..parsing.words import split_plain
+from ..support.checked_loading import find_file
+from ..support.errors import UserError, one_line
 from ..support.modes import is_non_autoregressive
-from ..translation.loading import LoadOptions, load_model_and_tokenizer
-from ..translation.options import MAX_ALPHA
-from .content import CHANGED, COLUMNS, attention_frame, page_content
+from ..translation.loading import load_model_and_tokenizer
+from ..translation.options import MAX_ALPHA, LoadOptions
+from ..translation.translator import TooLongError
+from .steps import RecordingTranslator
 
 if TYPE_CHECKING:
     import gradio as gr
 
+MAX_SOURCE_TOKENS = 128  # more would make tables that nobody reads, and attention weights by the million
 MAX_BEAMS = 16
-MAX_NEW_TOKENS = 512
-MAX_CHARACTERS = 10_000
+COLUMNS = {"step": 62, "": 70, "target so far": 250, "log P": 96, "lp(Y)": 86, "log P / lp(Y)": 130}  # pixels
+CHANGED = "changed"
+FRAME = '<iframe title="Attention" sandbox="allow-scripts" style="width: 100%; height: 46rem" srcdoc="{}"></iframe>'
+LANGUAGES = {
+    "cs": "Czech", "de": "German", "en": "English", "es": "Spanish", "fi": "Finnish", "fr": "French", "it": "Italian",
+    "ja": "Japanese", "nl": "Dutch", "pt": "Portuguese", "ro": "Romanian", "ru": "Russian", "zh": "Chinese",
+}  # fmt: skip
 
 
-def check_gradio() -> None:
-    if find_spec("gradio") is None:
-        raise UserError('The page needs Gradio, which is not installed; run pip install "vaswani-transformer[demo]".')
+@dataclass(frozen=True)
+class PageContent:
+    """What the page shows of a text.
+
+    note: a sentence for the reader; mostly empty.
+    source, target: the texts that the model read and wrote.
+    tree: a parser's tree, drawn as text.
+    rows: of `COLUMNS`, for each open beam and finished target of each step.
+    finished: the targets that ended, the best first: each with its score, and as text.
+    passes: the target after each iteration or layer, as texts with `CHANGED` or None.
+    """
+
+    note: str = ""
+    source: str = ""
+    target: str = ""
+    tree: str = ""
+    rows: list[list[str | int]] = field(default_factory=list)
+    finished: list[tuple[str, str]] = field(default_factory=list)
+    passes: list[tuple[str, str | None]] = field(default_factory=list)
+
+
+def page_content(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, **generate_kwargs: Any
+) -> PageContent:
+    """Return what the page shows of any text: the search for its translation or tree, or a sentence.
+
+    `generate_kwargs` override the model's settings.
+    """
+    text = text.encode(errors="replace").decode()  # JSON can hold half a character
+    if not text.strip():
+        return PageContent("The source is empty; type a text.")
+    words = split_plain(text) if is_parser(tokenizer) else []
+    source, constraint = " ".join(words) or text, tree_constraint(model, tokenizer)
+    try:
+        translator = RecordingTranslator(model, tokenizer, too_long="error", constraint=constraint, **generate_kwargs)
+        translator.max_source_tokens = min(translator.max_source_tokens, MAX_SOURCE_TOKENS)
+        (translation,) = translator([source])
+    except TooLongError as error:
+        return PageContent(f"The source has {error.tokens} tokens, more than {error.limit}; shorten it.")
+    except ValueError as error:
+        return PageContent(one_line(error))
+    rows, finished = [], []
+    for candidate in (candidate for step in translator.steps for candidate in step):
+        target = str(tokenizer.decode(list(candidate.tokens), skip_special_tokens=True))
+        numbers = (candidate.log_prob, candidate.length_penalty, candidate.score)
+        state = "ended" if candidate.is_finished else "open"
+        rows.append([len(candidate.tokens), state, target, *(f"{number:.4f}" for number in numbers)])
+        if candidate.is_finished:
+            finished.append((candidate.score, target))
+    finished.sort(key=lambda pair: -pair[0])
+    unknown = ", ".join(map(repr, translation.unknown_words))
+    return PageContent(
+        note=f"Unknown words, whose results are guesses: {unknown}." if unknown else "",
+        source=source,
+        target=translation.text,
+        tree=draw_tree_text(delinearize(translation.text, words).tree) if words else "",
+        rows=rows,
+        finished=[(f"{score:.4f}  {target}", target) for score, target in finished],
+        passes=mark_changes(tokenizer, translator.history),
+    )
+
+
+def mark_changes(tokenizer: PreTrainedTokenizerBase, history: list[list[int]]) -> list[tuple[str, str | None]]:
+    """Return the target after each pass on a numbered line, with `CHANGED` at tokens that the pass changed."""
+    spans: list[tuple[str, str | None]] = []
+    for number, (before, tokens) in enumerate(zip([*history[:1], *history], history, strict=False), start=1):
+        marks = [CHANGED if token != old else None for token, old in zip(tokens, before, strict=True)]
+        spans += [(f"\n{number}: "[number == 1 :], None), *zip(token_texts(tokenizer, tokens), marks, strict=True)]
+    return spans
+
+
+def attention_frame(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *texts: str, **settings: Any) -> str:
+    """Return the page of `attention_page` in a frame, whose scripts cannot reach the page around it."""
+    return FRAME.format(html.escape(attention_page(model, tokenizer, *texts, **settings)))
 
 
 def setting_inputs(model: PreTrainedModel) -> dict[str, Any]:
     """Return Gradio's inputs for the settings of a model's `generate()`, with its own values, by their names."""
     import gradio as gr
 
-    def count(name: str, label: str, most: int) -> gr.Slider:
-        value = getattr(model.generation_config, name, None) or 1
-        return gr.Slider(1, max(most, value), value, step=1, precision=0, label=label)
-
-    def limit() -> dict[str, Any]:
-        label = "Length limit (0: the model's)"
-        return {"max_new_tokens": gr.Number(0, label=label, minimum=0, maximum=MAX_NEW_TOKENS, precision=0)}
-
+    counts, inputs = {"num_beams": ("Beams", MAX_BEAMS)}, {}
     if is_non_autoregressive(model):
-        iterations = {"num_iterations": count("num_iterations", "Iterations", MAX_BEAMS)} if model.refines else {}
-        lengths = count("length_beam_size", "Lengths", min(MAX_BEAMS, model.num_length_classes))
-        return iterations | {"length_beam_size": lengths} | limit()
-    beams, alpha = count("num_beams", "Beams", MAX_BEAMS), getattr(model.generation_config, "length_penalty", None)
-    penalty = gr.Number(
-        1.0 if alpha is None else alpha, label="Alpha of lp(Y)", minimum=-MAX_ALPHA, maximum=MAX_ALPHA, step=0.1
-    )
-    return {"num_beams": beams, "length_penalty": penalty} | limit()
+        counts = {"num_iterations": ("Iterations", MAX_BEAMS)} if model.refines else {}
+        counts["length_beam_size"] = ("Lengths", min(MAX_BEAMS, model.num_length_classes))
+    for name, (label, most) in counts.items():
+        value = getattr(model.generation_config, name, None) or 1
+        inputs[name] = gr.Slider(1, max(most, value), value, step=1, precision=0, label=label)
+    if not is_non_autoregressive(model):
+        alpha = model.generation_config.length_penalty
+        limits: dict[str, Any] = {"minimum": -MAX_ALPHA, "maximum": MAX_ALPHA, "step": 0.1}
+        inputs["length_penalty"] = gr.Number(1.0 if alpha is None else alpha, label="Alpha of lp(Y)", **limits)
+    limits = {"minimum": 0, "maximum": 512, "precision": 0}
+    return inputs | {"max_new_tokens": gr.Number(0, label="Length limit (0: the model's)", **limits)}
 
 
-def page_outputs(writes_trees: bool, is_autoregressive: bool) -> dict[str, Any]:
-    """Return Gradio's outputs, by their names; of how a target came to be only those of the model's family show."""
-    import gradio as gr
-
-    outputs: dict[str, Any] = {
-        "note": gr.Textbox(label="Note", visible=False),
-        "target": gr.Textbox(label="Linear tree" if writes_trees else "Translation"),
-        "tree": gr.Code(label="Tree", visible=writes_trees, interactive=False),
-    }
-    with gr.Column(visible=not is_autoregressive):
-        outputs["passes"] = gr.HighlightedText(
-            label="After each iteration or layer; what changed is marked",
-            color_map={CHANGED: "orange"},
-            show_inline_category=False,
-        )
-    with gr.Column(visible=is_autoregressive):
-        outputs["steps"] = gr.Dataframe(
-            label="Beams and targets that ended, after each step",
-            headers=list(COLUMNS),
-            column_widths=["62px", "70px", "250px", "96px", "86px", "130px"],
-            interactive=False,
-            wrap=True,
-            max_height=400,
-        )
-        outputs["ended"] = gr.Dropdown([], label="Targets that ended, the best first; choose one to see its attention")
-    return outputs | {"attention": gr.HTML(), "read": gr.State("")}
-
-
-def output_values(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, settings: dict[str, Any]
-) -> dict[str, Any]:
-    """Return what the page's outputs show of a text, by their names; `read` is the source of the attention."""
-    import gradio as gr
-
-    content = page_content(model, tokenizer, text, **settings)
-    best = content.finished[0][1] if content.finished else None
-    attention = ""
-    if content.passes:  # of a model without beams
-        attention = attention_frame(model, tokenizer, content.source, **settings)
-    elif best is not None:
-        attention = attention_frame(model, tokenizer, content.source, best)
-    return {
-        "note": gr.Textbox(content.note, visible=bool(content.note)),
-        "target": content.target,
-        "tree": content.tree,
-        "passes": content.passes,
-        "steps": content.rows,
-        "ended": gr.Dropdown(content.finished, value=best),
-        "read": content.source,
-        "attention": attention,
-    }
-
-
-def connect(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, inputs: Any, outputs: Any) -> None:
-    """Let the events of the page call the model, one call at a time: its attention is switched while it is read."""
-    button, source, settings = inputs
-
-    def show(text: str, *values: Any) -> dict[Any, Any]:
-        given = dict(zip(settings, values, strict=True))
-        given["max_new_tokens"] = given["max_new_tokens"] or None
-        given = {name: value for name, value in given.items() if value is not None}  # an empty field: the model's own
-        return {outputs[name]: value for name, value in output_values(model, tokenizer, text, given).items()}
-
-    def show_attention(text: str, chosen: str | None) -> str:
-        return "" if chosen is None else attention_frame(model, tokenizer, text, chosen)
-
-    for event in (button.click, source.submit):
-        event(show, [source, *settings.values()], [*outputs.values()], concurrency_id="model")
-    chosen = [outputs["read"], outputs["ended"]]
-    outputs["ended"].input(show_attention, chosen, outputs["attention"], concurrency_id="model")
-
-
-def make_page(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> "gr.Blocks":
+def make_page(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, title: str) -> "gr.Blocks":
     """Return the page of a model, which Gradio's `launch()` serves.
 
     Args:
         model: any model of this package that generates.
         tokenizer: its tokenizer.
-        name: the heading.
-
-    Raises:
-        UserError: Gradio is not installed.
+        title: the heading.
     """
-    check_gradio()
     import gradio as gr
 
-    writes_trees = is_parser(tokenizer)
-    with gr.Blocks(title=name, analytics_enabled=False) as page:
-        gr.HTML(f'<h1 style="overflow-wrap: anywhere">{html.escape(name)}</h1>')
-        source = gr.Textbox(label="Source", lines=2, max_length=MAX_CHARACTERS)
+    writes_trees, has_passes = is_parser(tokenizer), is_non_autoregressive(model)
+    with gr.Blocks(title=title, analytics_enabled=False) as page:
+        gr.HTML(f'<h1 style="overflow-wrap: anywhere">{html.escape(title)}</h1>')
+        source = gr.Textbox(label="Source", lines=2, max_length=10_000)
         with gr.Row():
             settings = setting_inputs(model)
         button = gr.Button("Parse" if writes_trees else "Translate", variant="primary")
-        outputs = page_outputs(writes_trees, not is_non_autoregressive(model))
-        connect(model, tokenizer, (button, source, settings), outputs)
+        note = gr.Textbox(label="Note", visible=False)
+        target = gr.Textbox(label="Linear tree" if writes_trees else "Translation")
+        tree = gr.Code(label="Tree", visible=writes_trees, interactive=False)
+        with gr.Column(visible=has_passes):
+            passes = gr.HighlightedText(
+                label="After each iteration or layer; what changed is marked",
+                color_map={CHANGED: "orange"},
+                show_inline_category=False,
+            )
+        with gr.Column(visible=not has_passes):
+            steps = gr.Dataframe(
+                label="Beams and targets that ended, after each step",
+                headers=list(COLUMNS),
+                column_widths=[f"{width}px" for width in COLUMNS.values()],
+                interactive=False,
+                wrap=True,
+                max_height=400,
+            )
+            ended = gr.Dropdown([], label="Targets that ended, the best first; choose one to see its attention")
+        attention, read = gr.HTML(), gr.State("")  # `read`: the source of the attention
+
+        def show(text: str, *values: Any) -> dict[Any, Any]:
+            given = dict(zip(settings, values, strict=True))
+            given["max_new_tokens"] = given["max_new_tokens"] or None
+            given = {name: value for name, value in given.items() if value is not None}  # an empty field: the model's
+            content = page_content(model, tokenizer, text, **given)
+            best, frame = content.finished[0][1] if content.finished else None, ""
+            if content.passes:
+                frame = attention_frame(model, tokenizer, content.source, **given)
+            elif best is not None:
+                frame = attention_frame(model, tokenizer, content.source, best)
+            return {
+                note: gr.Textbox(content.note, visible=bool(content.note)),
+                target: content.target,
+                tree: content.tree,
+                passes: content.passes,
+                steps: content.rows,
+                ended: gr.Dropdown(content.finished, value=best),
+                read: content.source,
+                attention: frame,
+            }
+
+        def show_attention(text: str, chosen: str | None) -> str:
+            return "" if chosen is None else attention_frame(model, tokenizer, text, chosen)
+
+        # One call at a time: a model's attention is switched while it is read.
+        outputs = [note, target, tree, passes, steps, ended, read, attention]
+        for event in (button.click, source.submit):
+            event(show, [source, *settings.values()], outputs, concurrency_id="model")
+        ended.input(show_attention, [read, ended], attention, concurrency_id="model")
     return page
+
+
+def page_title(options: LoadOptions) -> str:
+    """Return the languages of a run's `results.json`, such as "English to German", or else the model's name."""
+    path = find_file(options.model, "results.json", **options.hub_settings)
+    try:
+        data = {} if path is None else json.loads(path.read_bytes())["recipe"]["data"]
+        return f"{LANGUAGES[data['source']]} to {LANGUAGES[data['target']]}"
+    except (ValueError, KeyError, TypeError):
+        return options.model
 
 
 def load_page(model: str, **settings: Any) -> "gr.Blocks":
     """Return the page of a folder's model, or of one on the Hub; on a CPU the model is prepared for inference.
+
+    Its heading is the model's languages, where a run has saved them, or else its name.
 
     Args:
         model: the folder, or the name on the Hub.
@@ -157,5 +224,7 @@ def load_page(model: str, **settings: Any) -> "gr.Blocks":
     Raises:
         UserError: Gradio is not installed, or the model cannot be loaded.
     """
-    check_gradio()
-    return make_page(*load_model_and_tokenizer(LoadOptions(model, **settings)), model)
+    if find_spec("gradio") is None:
+        raise UserError('The page needs Gradio, which is not installed; run pip install "vaswani-transformer[demo]".')
+    options = LoadOptions(model, **settings)
+    return make_page(*load_model_and_tokenizer(options), page_title(options))

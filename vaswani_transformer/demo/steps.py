@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, PreTrainedModel
+from transformers import LogitsProcessor
 
 from ..config import as_token_ids
+from ..generation import CallSettings
 from ..search import length_penalty
 from ..support.modes import is_non_autoregressive
-from ..translation.engine import TransformersEngine
+from ..translation.translator import Translator
 
 
 @dataclass(frozen=True)
@@ -41,20 +42,18 @@ class SearchRecorder(LogitsProcessor):
     """Records the search for one target from left to right, whose scores it does not change.
 
     Args:
-        engine: whose settings the search has.
-        limit: the new tokens that the target may have.
+        settings: those of the call, with the mask of its source.
         constraint: a processor that excludes tokens from the search; it is called here, before the recording.
 
     Attributes:
         steps: the candidates after each step.
     """
 
-    def __init__(self, engine: TransformersEngine, limit: int, constraint: LogitsProcessor | None) -> None:
-        self.limit, self.constraint = limit, constraint
-        self.num_beams = engine.resolve_setting("num_beams", 1)
-        self.alpha = engine.resolve_setting("length_penalty", 1.0)
-        self.length_penalty_type = engine.resolve_setting("length_penalty_type", "power")
-        self.end_tokens = as_token_ids(engine.resolve_setting("eos_token_id"))
+    def __init__(self, settings: CallSettings, constraint: LogitsProcessor | None) -> None:
+        self.limit, self.constraint = int(settings.target_limits()[0]), constraint
+        self.num_beams, self.alpha = settings.resolve("num_beams", 1), settings.resolve("length_penalty", 1.0)
+        self.length_penalty_type = settings.resolve("length_penalty_type", "power")
+        self.end_tokens = as_token_ids(settings.resolve("eos_token_id"))
         self.steps: list[list[Candidate]] = []
         self.totals: dict[tuple[int, ...], Tensor] = {}
 
@@ -88,31 +87,25 @@ class SearchRecorder(LogitsProcessor):
         return kept[:1] if k == 1 else kept  # greedy search ends with its only beam
 
 
-class RecordingEngine(TransformersEngine):
-    """`generate()` for one source, which keeps the steps of its search.
+class RecordingTranslator(Translator):
+    """A translator of one text, which keeps the steps of its search.
 
     Attributes:
         steps: of a search from left to right, the candidates after each step.
-        history: (R, T), of a model that predicts all words at once, the target after each iteration or layer.
+        history: (R, T), of a non-autoregressive model, the target after each iteration or layer.
     """
 
-    def __init__(self, model: PreTrainedModel, pad_token_id: int, **generate_kwargs: Any) -> None:
-        super().__init__(model, pad_token_id, scores=is_non_autoregressive(model), **generate_kwargs)
-        self.steps: list[list[Candidate]] = []
-        self.history: list[list[int]] = []
+    steps: list[list[Candidate]]
+    history: list[list[int]]
 
-    @property
-    def finished(self) -> list[Candidate]:
-        """The targets that ended, the best first."""
-        ended = [candidate for step in self.steps for candidate in step if candidate.is_finished]
-        return sorted(ended, key=lambda candidate: -candidate.score)
-
-    def generate(self, tokens: Tensor, mask: Tensor, **more: Any) -> Any:
+    def generate(self, **inputs: Any) -> Any:
+        """Return the output of `generate()`, and record how it came to be."""
+        self.steps, self.history = [], []
         if is_non_autoregressive(self.model):
-            output = super().generate(tokens, mask, return_history=True, **more)
+            output = super().generate(**inputs | {"return_history": True, "return_dict_in_generate": True})
             self.history = output.history[:, 0, 1 : 1 + int(output.lengths[0])].tolist()
             return output
-        (constraint,) = more.pop("logits_processor", [None])
-        recorder = SearchRecorder(self, int(self.target_limits(mask)[0]), constraint)
+        (constraint,) = inputs.get("logits_processor", [None])
+        recorder = SearchRecorder(self.call_settings(attention_mask=inputs["attention_mask"]), constraint)
         self.steps = recorder.steps
-        return super().generate(tokens, mask, logits_processor=[recorder], **more)
+        return super().generate(**inputs | {"logits_processor": [recorder]})

@@ -1,14 +1,15 @@
 """The command `vaswani-parse MODEL < sentences.txt > trees.ptb`, also `python -m vaswani_transformer.parsing`."""
 
-import argparse
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from ..support.errors import UserError
 from ..support.files import write_errors
-from ..translation.command import LineFormat, run_command
-from ..translation.loading import load_translator
-from ..translation.options import line_parser, parse_with_checks
+from ..translation.command import run
+from ..translation.lines import LineFormat
+from ..translation.loading import load_model_and_tokenizer, make_translator
+from ..translation.options import TranslationOptions, make_parser
 from ..translation.translator import Translation, Translator
 from .constraint import tree_constraint
 from .linear import delinearize
@@ -17,27 +18,42 @@ from .trees import draw_tree_text
 from .words import split_plain, split_tokenized
 
 
-class TreeFormat(LineFormat):
-    """A sentence in each line that is read, and its tree in each that is written.
+@dataclass(frozen=True)
+class ParsingOptions(TranslationOptions):
+    """The options of `vaswani-parse`, whose `--help` describes them.
 
-    The trees that are drawn as SVG are an option that results depend on: a resumed command would draw no earlier tree.
+    A record has `svg` too: a resumed command would draw no tree of the lines before.
     """
 
-    resume_keys = (
-        "tokenized", "svg", "beams", "length_penalty", "iterations", "length_beam", "max_length", "max_source_tokens",
-        "too_long", "dtype",
-    )  # fmt: skip
+    tokenized: bool = False
+    draw: bool = False
+    svg: Path | None = None
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        super().__init__(options)
-        self.split = split_tokenized if options.tokenized else split_plain
-        self.repaired = 0
-        if options.svg is not None and find_spec("matplotlib") is None:
+    def check(self) -> None:
+        super().check()
+        if self.draw and self.output:
+            raise UserError("--draw writes many lines a tree, for readers; leave out --output.")
+        if self.svg and self.svg.exists() and not self.svg.is_dir():
+            raise UserError(f"--svg={self.svg}: is a file; name a folder.")
+        if self.svg and find_spec("matplotlib") is None:
             fix = 'Run pip install "vaswani-transformer[figures]".'
             raise UserError(f"--svg: figures need Matplotlib, which is not installed. {fix}")
 
+
+class TreeFormat(LineFormat):
+    """A sentence in each line that is read, and its tree in each that is written."""
+
+    options: ParsingOptions
+
+    def __init__(self, options: ParsingOptions) -> None:
+        super().__init__(options)
+        self.split = split_tokenized if options.tokenized else split_plain
+        self.repaired = 0
+
     def load(self) -> Translator:
-        return load_translator(self.options, check_parser, tree_constraint)
+        model, tokenizer = load_model_and_tokenizer(self.options)
+        check_parser(tokenizer, self.options.model)
+        return make_translator(self.options, model, tokenizer, tree_constraint(model, tokenizer))
 
     def source_text(self, line: str) -> str:
         """Return the words of a line, with a space between them."""
@@ -63,26 +79,19 @@ class TreeFormat(LineFormat):
         return f"{self.repaired} of the {count} sentences had malformed output, and their trees were repaired."
 
 
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Return the command's options; options that exclude each other end it with status 2."""
+def parse_arguments(arguments: list[str] | None = None) -> ParsingOptions:
     description = "Parse sentences, one a line, in order, by the model's own search; write one tree a line."
-    parser, group = line_parser("vaswani-parse", description, "sentences to parse", "trees")
-    group.add_argument(
+    parser, lines = make_parser("vaswani-parse", description, "sentences to parse", "trees")
+    lines.add_argument(
         "--tokenized",
         action="store_true",
         help="spaces separate the words, as in the model's treebank; otherwise lines are plain text, and punctuation "
         "and contractions become words",
     )
-    group.add_argument("--draw", action="store_true", help="draw each tree as text instead of writing its brackets")
-    group.add_argument("--svg", type=Path, metavar="FOLDER", help="also draw the tree of line N as FOLDER/N.svg")
-    parser.set_defaults(format="text", field=None, source=None, scores=False, nbest=None)
-    options = parse_with_checks(parser, arguments)
-    if options.draw and options.output:
-        parser.error("--draw writes many lines a tree, for readers; leave out --output.")
-    if options.svg and options.svg.exists() and not options.svg.is_dir():
-        parser.error(f"--svg={options.svg}: is a file; name a folder.")
-    return options
+    lines.add_argument("--draw", action="store_true", help="draw each tree as text instead of writing its brackets")
+    lines.add_argument("--svg", type=Path, metavar="FOLDER", help="also draw the tree of line N as FOLDER/N.svg")
+    return ParsingOptions(**vars(parser.parse_args(arguments)))
 
 
 def main(arguments: list[str] | None = None) -> None:
-    run_command(parse_arguments(arguments), TreeFormat)
+    run(parse_arguments(arguments), TreeFormat)

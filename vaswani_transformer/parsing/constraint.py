@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..support.modes import is_non_autoregressive
-from ..translation.engine import Constraint
+from ..translation.translator import Constraint
 from .linear import LINEAR_TOKEN, PLACE
 from .words import split_tokenized
 

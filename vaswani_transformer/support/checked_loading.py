@@ -119,13 +119,12 @@ def weight_sizes(name: str, **settings: Any) -> list[int]:
     return sizes
 
 
-def check_size(name: str, model_class: Any, **settings: Any) -> None:
+def check_size(name: str, model_class: Any, config: PreTrainedConfig, **settings: Any) -> None:
     """Check, before memory is taken, that a configuration describes no larger model than its stored weights."""
     sizes = weight_sizes(name, **settings)
     if not sizes:
         return
     trust = {"trust_remote_code": settings.get("trust_remote_code") is True}
-    config = load_config(name, **settings)
     for field, layers in config.to_dict().items():
         if field.endswith("layers") and isinstance(layers, int) and layers > len(sizes):
             raise UserError(
@@ -196,12 +195,14 @@ def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: 
 def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: Any) -> PreTrainedModel:
     """Return the model of a folder or the Hub, with all weights present, of the right shapes and finite.
 
-    `model_class`, which may be an Auto class, loads it with `settings` as arguments of `from_pretrained`.
+    `model_class`, which may be an Auto class, loads it with `settings` as arguments of `from_pretrained`; a `config`
+    among them is not read again.
     """
-    check_model_name(name)
+    source = {setting: value for setting, value in settings.items() if setting in SOURCE}
+    if "config" not in settings:
+        settings["config"] = load_config(name, **source)
     with load_errors(name):
-        source = {setting: value for setting, value in settings.items() if setting in SOURCE}
-        check_size(name, model_class, **source)
+        check_size(name, model_class, settings["config"], **source)
         model, info = load_pretrained(
             model_class, name, output_loading_info=True, ignore_mismatched_sizes=True, **settings
         )

@@ -1,4 +1,4 @@
-"""Translating many texts: the function `translate`, its engines, and the command `vaswani-translate`."""
+"""Translating many texts: the function `translate` and the command `vaswani-translate`."""
 
 from .translator import Hypothesis, TooLongError, Translation, Translator, translate
 

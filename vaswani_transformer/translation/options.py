@@ -1,16 +1,120 @@
-"""The options of `vaswani-translate`."""
+"""The options of `vaswani-translate`, which travel unchanged from the command to the search."""
 
 import argparse
+import dataclasses
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, Self, get_args
 
-from ..support.command_line import add_model_argument, check_output_file, positive_argument
+from ..support.checked_loading import load_config
+from ..support.command_line import add_model_argument, positive_argument
+from ..support.errors import UserError
+from ..support.files import digest_of_model
 from .translator import TooLong
 
-MAX_ALPHA = 50  # of lp(Y): the longest translations to this power are still finite
-
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
-DTYPE_HELP = "of products with weights; int8 only on a CPU (float32 on a CPU, as saved on other devices)"
+MAX_ALPHA = 50  # of lp(Y): the longest translations to this power are still finite
+RESULTS_DO_NOT_DEPEND_ON = {
+    "model", "device", "revision", "trust_remote_code", "input", "output", "interactive", "progress", "batch_tokens",
+    "sort_lines",
+}  # fmt: skip
+"""The model has a digest of its own in a record; batches change only the rounding of sums."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadOptions:
+    """A model, and where and how it runs.
+
+    Attributes:
+        model: a folder, or a name on the Hub.
+        device: None for the accelerator if there is one, else the CPU.
+        dtype: of products with weights, or "auto".
+        revision: of a model on the Hub; None for its main branch.
+        trust_remote_code: whether to run the code that comes with the model.
+    """
+
+    model: str
+    device: str | None = None
+    dtype: str = "auto"
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Self:
+        """Return them from the options of a command, which have the same names."""
+        return cls(**{field.name: getattr(options, field.name) for field in dataclasses.fields(cls)})
+
+    @property
+    def hub_settings(self) -> dict[str, Any]:
+        """The arguments of `from_pretrained` for the Hub."""
+        return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code}
+
+    def digest(self) -> str:
+        """Return what identifies the model in a record: a digest of its folder's files or, on the Hub, its commit."""
+        if (folder := Path(self.model)).is_dir():
+            return digest_of_model(folder)
+        return f"{self.model}@{getattr(load_config(self.model, **self.hub_settings), '_commit_hash', None)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslationOptions(LoadOptions):
+    """The options of `vaswani-translate`, whose `--help` describes them; None where the model or the command decides.
+
+    `sort_lines` is `--window`.
+    """
+
+    input: Path | None = None
+    output: Path | None = None
+    interactive: bool = False
+    progress: bool | None = None
+    format: Literal["text", "jsonl"] = "text"
+    field: str | None = None
+    source: str | None = None
+    scores: bool = False
+    nbest: int | None = None
+    beams: int | None = None
+    length_penalty: float | None = None
+    iterations: int | None = None
+    length_beam: int | None = None
+    max_length: int | None = None
+    max_source_tokens: int | None = None
+    too_long: TooLong = "truncate"
+    batch_tokens: int = 2048
+    sort_lines: int = 2048
+
+    @property
+    def input_name(self) -> str:
+        return "standard input" if self.input is None else str(self.input)
+
+    def check(self) -> None:
+        """Raise a UserError for options that exclude each other, and for an output that cannot be a file."""
+        if self.interactive and (self.input or self.output or self.format != "text"):
+            raise UserError("--interactive reads and writes lines of text; leave out --input, --output and --format.")
+        if self.format == "text" and (self.field or self.source):
+            raise UserError("--field and --source are of JSON Lines; give --format=jsonl as well.")
+        if self.field and self.source:
+            raise UserError("--field and --source both say where the text is; give one of them.")
+        if not -MAX_ALPHA <= (self.length_penalty or 0) <= MAX_ALPHA:  # also NaN
+            raise UserError(
+                f"--length_penalty={self.length_penalty}: lengths to this power overflow; give a number from "
+                f"-{MAX_ALPHA} to {MAX_ALPHA}."
+            )
+        if self.output and (self.output.is_dir() or not self.output.absolute().parent.is_dir()):
+            raise UserError(f"--output={self.output}: is no file in an existing folder; name one.")
+
+    def record(self) -> dict[str, Any]:
+        """Return what results depend on besides the texts: the model and the options."""
+        given = {name: value for name, value in vars(self).items() if name not in RESULTS_DO_NOT_DEPEND_ON}
+        settings = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+        return {"model": self.digest()} | settings
+
+
+def add_load_options(group: Any) -> None:
+    """Add the options that `LoadOptions` has besides the model."""
+    group.add_argument("--device", help="where to run (the accelerator if there is one, else the CPU)")
+    dtype_help = "of products with weights; int8 only on a CPU (float32 on a CPU, as saved on other devices)"
+    group.add_argument("--dtype", choices=DTYPES, default="auto", help=dtype_help)
+    group.add_argument("--revision", help="branch, tag or commit of a model on the Hub (main)")
+    group.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with the model")
 
 
 def add_beam_options(group: Any) -> None:
@@ -24,108 +128,59 @@ def add_batch_tokens(group: Any) -> None:
     )
 
 
-def add_sort_lines(group: Any, help: str) -> None:
-    group.add_argument("--window", dest="sort_lines", type=positive_argument, default=2048, metavar="N", help=help)
+def add_window(group: Any) -> None:
+    text = "lines sorted by length at once (2048)"
+    group.add_argument("--window", dest="sort_lines", type=positive_argument, default=2048, metavar="N", help=text)
 
 
-def add_load_options(group: Any) -> None:
-    """Add the options that `LoadOptions` has besides the model."""
-    group.add_argument("--device", help="where to run (the accelerator if there is one, else the CPU)")
-    group.add_argument("--dtype", choices=DTYPES, default="auto", help=DTYPE_HELP)
-    group.add_argument("--revision", help="branch, tag or commit of a model on the Hub (main)")
-    group.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with the model")
-
-
-def line_parser(prog: str, description: str, texts: str, results: str) -> tuple[argparse.ArgumentParser, Any]:
-    """Return a parser of a command that reads `texts` and writes `results` line by line, and its group for lines."""
+def make_parser(prog: str, description: str, texts: str, results: str) -> tuple[argparse.ArgumentParser, Any]:
+    """Return the parser of a command that reads `texts` and writes `results` line by line, and its group for lines."""
     parser = argparse.ArgumentParser(
-        allow_abbrev=False,
         prog=prog,
         description=description,
         epilog="With --output the same command resumes an interrupted one and leaves a finished file unchanged; "
         "FILE.record, next to FILE, holds the model and settings.",
+        allow_abbrev=False,
     )
     add_model_argument(parser)
-    group = parser.add_argument_group("lines")
-    group.add_argument("--input", type=Path, metavar="FILE", help=f"the {texts} (standard input)")
-    group.add_argument("--output", type=Path, metavar="FILE", help=f"where {results} go (standard output)")
-    group.add_argument("--interactive", action="store_true", help="answer each line as soon as it is typed")
-    group.add_argument("--progress", action=argparse.BooleanOptionalAction, help="show a progress bar (in a terminal)")
-    return parser, group
-
-
-def check_combination(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    if options.interactive and (options.input or options.output or options.format != "text"):
-        parser.error("--interactive reads and writes lines of text; leave out --input, --output and --format.")
-    if options.interactive and options.strict:
-        parser.error("--interactive names each line's unknown words and continues; leave out --strict.")
-    if options.format == "text" and (options.field or options.source):
-        parser.error("--field and --source are of JSON Lines; give --format=jsonl as well.")
-    if options.field and options.source:
-        parser.error("--field and --source both say where the text is; give one of them.")
-    if not -MAX_ALPHA <= (options.length_penalty or 0) <= MAX_ALPHA:  # also NaN
-        parser.error(
-            f"--length_penalty={options.length_penalty}: lengths to this power overflow; give a number from "
-            f"-{MAX_ALPHA} to {MAX_ALPHA}."
-        )
-
-
-def check_paths(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    if options.input and options.input.is_dir():
-        parser.error(f"--input={options.input}: is a folder; name a file.")
-    if options.input and not options.input.exists():
-        parser.error(f"--input={options.input}: does not exist; name an existing file.")
-    if options.output:
-        check_output_file(parser, options.output)
-    if options.input and options.output and options.output.exists() and options.output.samefile(options.input):
-        parser.error(f"--output={options.output}: is the input itself; name another file.")
-
-
-def parse_with_checks(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
-    """Return a command's options, also those of search and machine; a bad combination ends it with status 2."""
-    group = parser.add_argument_group("search", "the model's generation config is the default")
-    add_beam_options(group)
-    group.add_argument("--iterations", type=positive_argument, metavar="N", help="passes over an output, for a CMLM")
-    group.add_argument(
-        "--length_beam",
-        type=positive_argument,
-        metavar="L",
-        help="lengths that a model which predicts all words at once tries for each line",
-    )
-    group.add_argument("--max_length", type=positive_argument, metavar="N", help="most tokens of an output, with </s>")
-    group.add_argument(
-        "--max_source_tokens",
-        type=positive_argument,
-        metavar="N",
-        help="most tokens of a line (what a table of positions has room for, or 1024)",
-    )
-    group.add_argument(
+    lines = parser.add_argument_group("lines")
+    lines.add_argument("--input", type=Path, metavar="FILE", help=f"the {texts} (standard input)")
+    lines.add_argument("--output", type=Path, metavar="FILE", help=f"where {results} go (standard output)")
+    lines.add_argument("--interactive", action="store_true", help="answer each line as soon as it is typed")
+    lines.add_argument("--progress", action=argparse.BooleanOptionalAction, help="show a progress bar (in a terminal)")
+    search = parser.add_argument_group("search", "the model's generation config is the default")
+    add_beam_options(search)
+    counts = {
+        "--iterations": ("N", "passes over an output, for a CMLM"),
+        "--length_beam": ("L", "lengths that a non-autoregressive model tries for each line"),
+        "--max_length": ("N", "most tokens of an output, with </s>"),
+        "--max_source_tokens": ("N", "most tokens of a line (what a table of positions has room for, or 1024)"),
+    }
+    for name, (metavar, text) in counts.items():
+        search.add_argument(name, type=positive_argument, metavar=metavar, help=text)
+    search.add_argument(
         "--too_long", choices=get_args(TooLong), default="truncate", help="what happens to a longer line (truncate)"
     )
-    group.add_argument("--strict", action="store_true", help="end at a line with a word that the vocabulary lacks")
-    group = parser.add_argument_group("machine")
-    add_batch_tokens(group)
-    add_sort_lines(group, "lines sorted by length at once (2048)")
-    add_load_options(group)
-    options = parser.parse_args(arguments)
-    check_combination(parser, options)
-    check_paths(parser, options)
-    return options
+    machine = parser.add_argument_group("machine")
+    add_batch_tokens(machine)
+    add_window(machine)
+    add_load_options(machine)
+    return parser, lines
 
 
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Return the options of `vaswani-translate`; options that exclude each other end it with status 2."""
+def parse_arguments(arguments: list[str] | None = None) -> TranslationOptions:
+    """Return the options of `vaswani-translate`."""
     description = "Translate a text line by line, in order, by the model's own search."
-    parser, group = line_parser("vaswani-translate", description, "text to translate", "results")
-    group.add_argument("--format", choices=("text", "jsonl"), default="text", help="format of input and output (text)")
-    group.add_argument("--field", metavar="NAME", help='field of JSON Lines with the text: {"NAME": "..."} (text)')
-    group.add_argument("--source", metavar="LANGUAGE", help='or its language, in {"translation": {"LANGUAGE": "..."}}')
-    group.add_argument(
+    parser, lines = make_parser("vaswani-translate", description, "text to translate", "results")
+    lines.add_argument("--format", choices=("text", "jsonl"), default="text", help="format of input and output (text)")
+    lines.add_argument("--field", metavar="NAME", help='field of JSON Lines with the text: {"NAME": "..."} (text)')
+    lines.add_argument("--source", metavar="LANGUAGE", help='or its language, in {"translation": {"LANGUAGE": "..."}}')
+    lines.add_argument(
         "--scores",
         action="store_true",
         help="write the score that ranks translations, such as log P(Y|X) / lp(Y), and a tab before each",
     )
-    group.add_argument(
+    lines.add_argument(
         "--nbest", type=positive_argument, metavar="N", help="write the N best, each after its line number and a tab"
     )
-    return parse_with_checks(parser, arguments)
+    return TranslationOptions(**vars(parser.parse_args(arguments)))
