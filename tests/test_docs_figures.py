@@ -1,11 +1,15 @@
 """The drawings of the pages show the numbers that they are made of, and their words can be read."""
 
+import re
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
 
+from docs.tools import pictures
 from docs.tools.figures import (
     draw_label_smoothing,
     draw_layer_complexity,
@@ -15,6 +19,7 @@ from docs.tools.figures import (
     smoothed_loss,
 )
 from tests.figures.legible import assert_legible
+from tests.helpers import paper_model_of_pairs, save
 from vaswani_transformer.batching.schedule import learning_rate
 from vaswani_transformer.embeddings import sinusoids
 
@@ -76,3 +81,31 @@ def test_table_1_shows_the_measurements() -> None:
     assert axes.get_title() == "seconds, d = 8"
     lines = {line.get_label(): np.asarray(line.get_xydata()).tolist() for line in axes.lines}
     assert lines == {"one": [[16, 8], [64, 32]], "two": [[16, 32], [64, 128]]}
+
+
+def test_diagrams_show_a_models_weights_and_its_best_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokenizer = paper_model_of_pairs()
+    monkeypatch.setattr(pictures, "AMBIGUOUS", text := "the cat is black")
+    tokens = tokenizer(text, return_tensors="pt")
+    words = [each.strip() for each in pictures.display_tokens(tokenizer, tokens["input_ids"][0].tolist())]
+    monkeypatch.setattr(pictures, "SENTENCE", text)
+    monkeypatch.setattr(pictures, "WORD", words[0])
+    monkeypatch.setattr(pictures, "OTHER", words[-2])
+    pictures.main(str(save(tmp_path / "model", model, tokenizer)), tmp_path)
+    names = ("qkv", "beam-tree", "teacher-forcing", "one-pass", "engines")
+    drawings = {name: ElementTree.parse(tmp_path / f"figure-{name}.svg").getroot() for name in names}
+    texts = {
+        name: [each.text or "" for each in drawing.iter() if each.tag.endswith("text")]
+        for name, drawing in drawings.items()
+    }
+    weights = [int(label.removesuffix("%")) for label in texts["qkv"] if re.fullmatch(r"\d+%", label)]
+    assert len(weights) == len(words)
+    assert sum(weights) == pytest.approx(100, abs=len(words) / 2)
+    translation = tokenizer.decode(model.generate(**tokens, num_beams=3)[0], skip_special_tokens=True)
+    assert f"Blue: the best target, “{translation}”. In parentheses: candidates that are dropped." in texts["beam-tree"]
+
+
+@pytest.mark.parametrize("path", sorted(pictures.IMAGES.glob("figure-*.svg")), ids=lambda path: path.stem)
+def test_ids_of_a_diagram_are_its_own_since_a_page_may_have_several(path: Path) -> None:
+    others = "".join(other.read_text() for other in pictures.IMAGES.glob("figure-*.svg") if other != path)
+    assert [name for name in re.findall(r' id="([^"]*)"', path.read_text()) if f' id="{name}"' in others] == []

@@ -35,6 +35,7 @@ COMMANDS = {
     "docs.tools.demo_picture": "needs Chromium, whose picture differs from machine to machine",
     "docs.tools.paper": "tests/test_paper_page.py::test_page_prints_what_it_shows_and_draws_its_pictures",
     "docs.tools.reference": "tests/test_docs.py::test_reference_page_is_what_the_code_says",
+    "docs.tools.pictures": "tests/test_docs_figures.py::test_diagrams_show_a_models_weights_and_its_best_target",
     "examples/adapters.py": "tests/test_examples.py::test_adapter_learns_and_merges",
     "examples/own_data.py": "tests/test_examples.py::test_own_data_becomes_a_run_that_translates",
     "examples/trainer_script.py": "tests/test_examples.py::test_trainer_script_learns_its_task",

@@ -21,7 +21,8 @@ FOLDER = Path(__file__).resolve().parents[1]
 PAGES = [FOLDER / f"paper-{name}.md" for name in ("walk", "model", "training", "decoding")]
 NOTEBOOK = FOLDER / "paper.ipynb"
 PYTHON = re.compile(r"^```python\n(.*?)^```$\n(?:\n```text\n(.*?)^```$\n)?", flags=re.DOTALL | re.MULTILINE)
-PICTURE = re.compile(r"\n!\[[^\]]*\]\((images/[\w-]+\.svg)\)\n")
+PICTURE = re.compile(r"\n!\[[^\]]*\]\((images/(?!figure-)[\w-]+\.svg)\)\n")
+DIAGRAM = re.compile(r"!\[([^\]]*)\]\((images/figure-[\w-]+\.svg)\)")
 PIECES = re.compile(
     r"(^In the library: [^\n]*\n|^```python\n.*?^```$\n(?:\n```text\n.*?^```$\n)?)", flags=re.DOTALL | re.MULTILINE
 )
@@ -122,6 +123,7 @@ def for_notebook(text: str, page: str) -> str:
     """Return a page's text for a notebook: links lead to the site and the repository, and nothing is folded."""
     site, source = URLS["Documentation"], f"{URLS['Source']}/blob/main"
     text = SUMMARY.sub(lambda match: f"**{match[1]}**", DETAILS.sub("", PICTURE.sub("\n", text)))
+    text = DIAGRAM.sub(lambda match: f"![{match[1]}]({site}{match[2]})" if HAS_ADDRESS else f"*{match[1]}.*", text)
     text = PAGE_LINK.sub(lambda match: link(match[1], f"{site}{match[2] or page}/{match[3] or ''}"), text)
     return FILE_LINK.sub(lambda match: link(match[1], f"{source}/{match[2]}"), text).replace("/index/", "/").strip()
 
