@@ -283,7 +283,7 @@ def as_code(match: re.Match[str]) -> str:
 def api_entry(level: str, name: str, owner: Any, called: str) -> str:
     """Return the entry of a class, function or method: heading, signature, docstring."""
     line = signature(called, owner) if callable(owner) else ""
-    call = f"```python\n{line}\n```\n\n" if line else ""
+    call = f"```py\n{line}\n```\n\n" if line else ""
     return f"\n{level} {name}\n\n{call}{explained(inspect.getdoc(owner) or '')}\n"
 
 
