@@ -152,7 +152,7 @@ def test_cmlm_in_training_masks_plain_labels_and_divides_by_the_masked_tokens() 
     torch.manual_seed(3)
     outputs = model(input_ids=source, labels=labels)
     torch.manual_seed(3)
-    inputs, masked = model.mask_some(labels, canvas(torch.tensor([7, 5])), None)
+    inputs, masked = model.mask_some(labels, labels.ne(-100))
     given = {"decoder_input_ids": inputs, "labels": masked, "target_lengths": torch.tensor([7, 5])}
     expected = model(input_ids=source, **given, skip_logits=False)
     torch.testing.assert_close(outputs.loss, expected.loss, **FLOAT32)

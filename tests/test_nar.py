@@ -33,7 +33,7 @@ from vaswani_transformer import (
 )
 from vaswani_transformer.config import TOKEN_IDS
 from vaswani_transformer.generation import default_settings
-from vaswani_transformer.nar import IGNORED, NarSettings, canvas, choose_positions
+from vaswani_transformer.nar import NarSettings, argmax, canvas, choose_positions
 
 
 @pytest.mark.parametrize(
@@ -539,7 +539,7 @@ def test_iterations_encode_once_and_project_the_source_once() -> None:
 
 def test_every_setting_of_a_search_from_left_to_right_must_have_its_default() -> None:
     model: Any = tiny_nat()
-    known = {*vars(NarSettings()), *IGNORED, *TOKEN_IDS} - {"do_sample"}
+    known = {*vars(NarSettings()), *TOKEN_IDS, "transformers_version"} - {"do_sample"}
     refused = {name: value for name, value in default_settings().items() if name not in known and name[0] != "_"}
     assert {"num_beams", "length_penalty_type", "early_stopping", "do_sample", "top_k", "max_time"} <= refused.keys()
     for name, default in refused.items():
@@ -576,7 +576,7 @@ def test_every_setting_of_a_search_from_left_to_right_must_have_its_default() ->
         ("cmlm", {"number_of_beams": 5}, "no setting of .*; got 5, expected None"),
         ("nat", {"logits_processor": [print]}, "no setting of .*, expected None"),
         ("nat", {"assistant_model": torch.nn.Linear(1, 1)}, "no setting of .*; got Linear.*, expected None"),
-        ("nat", {"input_ids": torch.zeros(2, 5)}, "no setting of .*, expected None"),
+        ("nat", {"input_ids": torch.zeros(2, 5)}, "another name of inputs, .*, expected None"),
         ("cmlm", {"pad_token_id": 5}, r"no setting of .*; got \[5\], expected \[1\]"),
         ("nat", {"eos_token_id": torch.tensor([END, 5])}, r"no setting of .*; got \[2, 5\], expected \[2\]"),
         ("cmlm", {"output_attentions": True}, "no setting of .*; got True, expected None"),
@@ -639,6 +639,14 @@ def test_random_choice_has_its_size_and_stays_among_the_candidates() -> None:
     chosen = choose_positions(is_candidate, counts)
     assert torch.equal(chosen.sum(1), counts)
     assert not bool((chosen & ~is_candidate).any())
+
+
+@pytest.mark.parametrize("size", [1, 127, 128, 129, 1000])
+def test_argmax_is_the_first_of_equal_numbers_in_any_vocabulary(size: int) -> None:
+    for logits in (torch.randn(50, size), torch.randint(0, 3, (50, size)).float(), torch.full((2, size), -torch.inf)):
+        assert torch.equal(argmax(logits), logits.argmax(1))
+        logits[:, size // 2] = torch.nan
+        assert torch.equal(argmax(logits), logits.argmax(1))
 
 
 def trainer_for(family: str, folder: Path, collates_masks: bool = False, **settings: Any) -> Seq2SeqTrainer:

@@ -30,7 +30,6 @@ from .nar import (
     NarSettings,
     NarTargets,
     Target,
-    TargetInputs,
     canvas,
     check_right_padded,
     choose_positions,
@@ -84,37 +83,25 @@ class MaskingCollator:
         collator: makes batches with `labels` padded on the right by -100 or `<pad>`, such as `DataCollatorForSeq2Seq`.
         mask_token_id, pad_token_id: the ids of `<mask>` and `<pad>`.
         seed: of the masks.
-
-    Raises:
-        ValueError: an id is None; when called, as `mask_targets`.
     """
 
     def __init__(
         self, collator: Callable[[Sequence[Any]], dict[str, Any]], mask_token_id: int, pad_token_id: int, seed: int = 0
     ) -> None:
-        if mask_token_id is None or pad_token_id is None:
-            raise ValueError(
-                f"mask_token_id, pad_token_id: got {mask_token_id} and {pad_token_id}, expected two ids. Add the first "
-                'by tokenizer.add_special_tokens({"mask_token": "<mask>"}).'
-            )
         self.collator = collator
         self.mask_token_id, self.pad_token_id, self.seed = mask_token_id, pad_token_id, seed
         self.generator: torch.Generator | None = None
 
     def __call__(self, features: Sequence[Any]) -> dict[str, Any]:
         """Return the batch of `features` with masks."""
-        batch = {**self.collator(features)}
-        batch["labels"] = batch["labels"].masked_fill(batch["labels"] == self.pad_token_id, -100)
-        is_masked = sample_masks(batch["labels"].ne(-100), self.mask_generator())  # (B, T)
-        return mask_targets(batch, is_masked, self.mask_token_id, self.pad_token_id)
-
-    def mask_generator(self) -> torch.Generator:
-        """Return the generator of the masks, made at the first batch of a process."""
         worker = get_worker_info()
         seed = (self.seed + (0 if worker is None else worker.seed)) % 2**64
         if self.generator is None or self.generator.initial_seed() != seed:  # a worker's may be a copy of its parent's
             self.generator = torch.Generator().manual_seed(seed)
-        return self.generator
+        batch = {**self.collator(features)}
+        batch["labels"] = batch["labels"].masked_fill(batch["labels"] == self.pad_token_id, -100)
+        is_masked = sample_masks(batch["labels"].ne(-100), self.generator)  # (B, T)
+        return mask_targets(batch, is_masked, self.mask_token_id, self.pad_token_id)
 
 
 @strict
@@ -243,46 +230,50 @@ class VaswaniCmlmForConditionalGeneration(NarHead):
                 f"{(rows, width + 1)}. Encode by get_encoder() of this model, not of its body."
             )
         table = self.length_table(states.device).to(states.dtype)  # (C + 1, d_model)
-        zero = torch.zeros(1, dtype=torch.long, device=states.device)
-        logits = nn.functional.linear(states[:, 0], table).index_fill(1, zero, float("-inf"))  # (B, C + 1)
-        return EncodedSource(memory, attention_mask, real_tokens(attention_mask, memory), logits)
+        zero = torch.zeros(len(states), dtype=torch.long, device=states.device)  # (B,), the length of the first class
+        logits = nn.functional.linear(states[:, 0], table).index_fill(1, zero[:1], float("-inf"))  # (B, C + 1)
+        return EncodedSource(memory, attention_mask, real_tokens(attention_mask, memory), logits, zero)
 
-    def length_classes(self, source: EncodedSource, lengths: Tensor) -> Tensor:
-        """Return the class (k B,) of `lengths` (k B,); longer ones than the table count as its last."""
-        return lengths.clamp(1, self.config.max_target_length)
-
-    def best_lengths(self, source: EncodedSource, count: int) -> Tensor:
-        return source.best_classes(count)
-
-    def make_target(self, source: EncodedSource, given: TargetInputs) -> Target:
+    def make_target(
+        self,
+        source: EncodedSource,
+        *,
+        labels: Tensor | None = None,
+        num_items: Tensor | int | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        target_lengths: Tensor | None = None,
+        **draws: Any,
+    ) -> Target:
         """Return the target of `forward`: masked, unless the caller has masked it."""
-        lengths, mask = self.target_mask(source, given)
-        labels, num_items = given.labels, given.num_items_in_batch
-        input_ids, inputs_embeds = given.decoder_input_ids, given.decoder_inputs_embeds
-        if labels is not None and not self.training:
-            input_ids, complete = self.mask_all(input_ids, labels, mask)
+        mask_id, pad_id = self.config.token_id("mask_token_id"), self.config.token_id("pad_token_id")
+        words = inputs_embeds if input_ids is None else input_ids
+        if target_lengths is not None:
+            shaped, lengths = labels if words is None else words, target_lengths.to(source.memory.device)
+            mask = canvas(lengths, None if shaped is None else shaped.shape[1])  # (k B, T)
+        else:
+            if input_ids is not None and attention_mask is None:
+                attention_mask = input_ids.ne(pad_id)
+            lengths, width = self.target_shape(source, labels if words is None else None, attention_mask, words)
+            is_given = words is not None and attention_mask is not None
+            mask = attention_mask.to(lengths.device).ne(0).long() if is_given else canvas(lengths, width)
+        is_real = mask.bool()
+        if labels is None:
+            if words is None:
+                input_ids = torch.where(is_real, mask_id, pad_id)
+        elif not self.training:
+            complete = labels
+            if input_ids is not None:  # what a batch with masks shows is in its decoder inputs alone
+                is_shown = is_real & labels.eq(-100) & input_ids.ne(mask_id)
+                complete = torch.where(is_shown, input_ids, labels)
             num_items, labels = recount(num_items, labels, complete), complete
-            inputs_embeds = None
-        elif labels is not None and input_ids is not None and given.target_lengths is None:  # of no MaskingCollator
+            input_ids, inputs_embeds = torch.where(is_real, mask_id, pad_id), None
+        elif words is None:
+            input_ids, labels = self.mask_some(labels, is_real, num_items)
+        elif input_ids is not None and target_lengths is None:  # of no MaskingCollator
             self.check_masked(input_ids, labels)
-        elif input_ids is None and inputs_embeds is None:
-            input_ids, labels = self.mask_some(labels, mask, num_items)
         return Target(lengths, mask, labels, num_items, {"input_ids": input_ids, "inputs_embeds": inputs_embeds})
-
-    def target_mask(self, source: EncodedSource, given: TargetInputs) -> tuple[Tensor, Tensor]:
-        """Return the target lengths (k B,) and the target's mask (k B, T)."""
-        labels, input_ids, attention_mask = given.labels, given.decoder_input_ids, given.decoder_attention_mask
-        words = given.decoder_inputs_embeds if input_ids is None else input_ids
-        if given.target_lengths is not None:
-            shaped, lengths = labels if words is None else words, given.target_lengths.to(source.memory.device)
-            return lengths, canvas(lengths, None if shaped is None else shaped.shape[1])
-        if input_ids is not None and attention_mask is None:
-            attention_mask = input_ids.ne(self.config.token_id("pad_token_id"))
-        if words is not None and attention_mask is not None:
-            mask = attention_mask.to(source.memory.device).ne(0)
-            return mask.sum(1), mask.long()
-        lengths, width = self.target_shape(source, labels if words is None else None, attention_mask, words)
-        return lengths, canvas(lengths, width)
 
     def check_masked(self, input_ids: Tensor, labels: Tensor) -> None:
         """Raise ValueError for a word with a loss that the decoder sees; a compiled graph cannot check it."""
@@ -294,33 +285,18 @@ class VaswaniCmlmForConditionalGeneration(NarHead):
                 "MaskingCollator."
             )
 
-    def mask_all(self, input_ids: Tensor | None, labels: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return decoder inputs (k B, T) with every token masked, and the complete target as labels.
-
-        A batch with masks has the words that it shows in its decoder inputs.
-        """
-        is_real = mask.bool()  # (k B, T)
-        if input_ids is not None:
-            shown = is_real & labels.eq(-100) & input_ids.ne(self.config.token_id("mask_token_id"))
-            labels = torch.where(shown, input_ids, labels)
-        masks = torch.full_like(labels, self.config.token_id("mask_token_id"))
-        return masks.masked_fill(~is_real, self.config.token_id("pad_token_id")), labels
-
     def mask_some(
-        self, labels: Tensor | None, mask: Tensor, num_items_in_batch: Tensor | int | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return decoder inputs (k B, T) and labels of masked tokens: random ones, or all where there are no labels."""
-        is_real = mask.bool()  # (k B, T)
-        tokens = torch.full_like(is_real, self.config.token_id("pad_token_id"), dtype=torch.long)
-        if labels is None:
-            return tokens.masked_fill(is_real, self.config.token_id("mask_token_id")), None
-        if num_items_in_batch is not None:
+        self, labels: Tensor, is_real: Tensor, num_items: Tensor | int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return decoder inputs (k B, T) with random masks, and the labels of the masked tokens alone."""
+        if num_items is not None:
             logger.warning_once(
                 "The loss is divided by all target tokens, as num_items_in_batch counts them, and the model masks only "
                 "some: give the Trainer a MaskingCollator, which masks before it counts."
             )
         is_masked = sample_masks(is_real)
-        tokens = torch.where(is_real, labels, tokens).masked_fill(is_masked, self.config.token_id("mask_token_id"))
+        tokens = torch.where(is_real, labels, self.config.token_id("pad_token_id"))
+        tokens = tokens.masked_fill(is_masked, self.config.token_id("mask_token_id"))
         return tokens, labels.masked_fill(~is_masked, -100)
 
     def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
@@ -334,13 +310,15 @@ class VaswaniCmlmForConditionalGeneration(NarHead):
         log_probs = torch.zeros(is_real.shape, device=lengths.device)
         cache, history, rounds = EncoderDecoderCache(DynamicCache(), DynamicCache()), [], settings.num_iterations
         for iteration in range(rounds):
-            counts = (lengths * (rounds - iteration) // rounds).clamp(min=1)  # (l B,), k_t
             is_masked = is_real
             if iteration:
+                counts = (lengths * (rounds - iteration) // rounds).clamp(min=1)  # (l B,), k_t
                 order = log_probs.masked_fill(~is_real, float("inf")).sort(dim=1, stable=True).indices
                 is_masked = order.argsort(dim=1) < counts[:, None]  # (l B, T)
             tokens = tokens.masked_fill(is_masked, self.config.token_id("mask_token_id"))
             states = self.run_decoder(source, is_real.long(), cache, input_ids=tokens)[0]  # (l B, T, d_model)
-            tokens, log_probs = self.read_words(states, lengths, is_masked, settings, (tokens, log_probs))
+            has_scores = settings.reads_scores or iteration + 1 < rounds
+            known = (tokens, log_probs)
+            tokens, log_probs = self.read_words(states, lengths, is_masked, settings, has_scores, known)
             history.append(tokens)
         return NarTargets(tokens, log_probs, history)

@@ -12,7 +12,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -27,16 +27,7 @@ from .embeddings import InputEmbedding, sinusoids, text_positions
 from .layers import AddAndNorm
 from .loss import accumulation_dtype, without_padding
 from .model import EncoderDecoder
-from .nar import (
-    EncodedSource,
-    NarDecoder,
-    NarDecoderLayer,
-    NarLMOutput,
-    NarSettings,
-    NarTargets,
-    Target,
-    canvas,
-)
+from .nar import EncodedSource, NarDecoder, NarDecoderLayer, NarLMOutput, NarSettings, NarTargets, Target, canvas
 from .nat import LengthDifferenceConfig, LengthDifferenceHead, PositionalAttention
 
 logger = logging.get_logger(__name__)
@@ -48,23 +39,14 @@ class FlowError(ValueError):
     """A flow without a start, or with numbers that are not finite."""
 
 
-@dataclass
-class FlowInputs:
-    """What every layer gets in addition to the latents.
+class FlowInputs(NamedTuple):
+    """What every layer gets in addition to the latents."""
 
-    Attributes:
-        is_real: (k B, T, 1), 1.0 at the places of tokens, else 0.0.
-        positions: (1, T, h), PE of the places, half as wide as the latents.
-        attention_mask: of self-attention, in the form that the attention implementation takes.
-        memory: (B, S, d_model), the encoder's output; row i of the latents belongs to source i // k.
-        memory_mask: of cross-attention.
-    """
-
-    is_real: Tensor
-    positions: Tensor
-    attention_mask: Any
-    memory: Tensor
-    memory_mask: Any
+    is_real: Tensor  # (k B, T, 1), 1.0 at the places of tokens, else 0.0
+    positions: Tensor  # (1, T, h), PE of the places, half as wide as the latents
+    attention_mask: Any  # of self-attention, in the form that the attention implementation takes
+    memory: Tensor  # (B, S, d_model), the encoder's output; row i of the latents belongs to source i // k
+    memory_mask: Any  # of cross-attention
 
 
 class LatentAttention(PositionalAttention):
@@ -132,16 +114,13 @@ class HeadLinear(FlowLayer):
         self.num_heads, self.is_interleaved = width // size, is_interleaved
         self.weight = nn.Parameter(torch.eye(size))
 
-    def multiply(self, latents: Tensor, matrix: Tensor) -> Tensor:
-        if self.is_interleaved:  # head i has the features i, i + num_heads, ...
-            heads = latents.unflatten(-1, (-1, self.num_heads)).transpose(-1, -2)  # (k B, T, heads, size)
-            return (heads @ matrix.T).transpose(-1, -2).flatten(-2)
-        return (latents.unflatten(-1, (self.num_heads, -1)) @ matrix.T).flatten(-2)
-
     def forward(self, latents: Tensor, inputs: FlowInputs, inverts: bool = False) -> tuple[Tensor, Tensor]:
         matrix = torch.linalg.inv_ex(self.weight).inverse if inverts else self.weight
-        log_det = torch.linalg.slogdet(self.weight)[1]  # -inf where the matrix is singular
-        return self.multiply(latents, matrix), self.num_heads * log_det
+        log_det = self.num_heads * torch.linalg.slogdet(self.weight)[1]  # -inf where the matrix is singular
+        if self.is_interleaved:  # head i has the features i, i + num_heads, ...
+            heads = latents.unflatten(-1, (-1, self.num_heads)).transpose(-1, -2)  # (k B, T, heads, size)
+            return (heads @ matrix.T).transpose(-1, -2).flatten(-2), log_det
+        return (latents.unflatten(-1, (self.num_heads, -1)) @ matrix.T).flatten(-2), log_det
 
 
 class SmallLinear(nn.Linear):
@@ -155,14 +134,13 @@ class SmallLinear(nn.Linear):
 class Coupling(FlowLayer):
     """v' = sigmoid(r + 2) v + mu, where a decoder layer computes mu and r from the other half c, which stays.
 
-    The layer is half as wide as the model's and has no dropout. It sees positions: it adds them to c, or attends from
-    them to c (`attends`), as in the positional step.
+    The layer is half as wide as the model's and has no dropout.
 
     Args:
         config: the model's.
         is_interleaved: whether the halves are the even and the odd features, or the first and the second ones.
         is_reversed: whether the second half is c.
-        attends: whether positions are queries to c.
+        attends: whether positions are queries to c, as in the positional step; otherwise they are added to it.
     """
 
     def __init__(
@@ -210,23 +188,10 @@ class Coupling(FlowLayer):
         return self.join(conditions, values), log_scale.sum(-1)
 
 
-def flow_step(config: VaswaniTransformerConfig) -> list[FlowLayer]:
-    """Return the layers of a step: twice an actnorm, a linear map over heads, and a unit of four couplings."""
-    layers: list[FlowLayer] = []
-    for is_interleaved in (False, True):
-        layers += [ActNorm(config.d_model), HeadLinear(config.d_model, is_interleaved)]
-        layers += [Coupling(config, False, is_reversed) for is_reversed in (False, True)]
-        layers += [ActNorm(config.d_model)]
-        layers += [Coupling(config, True, is_reversed) for is_reversed in (False, True)]
-    return layers
-
-
 class Flow(nn.Module):
-    """eps = F(z) and z = F^-1(eps): a positional step and `steps` further ones, on one level.
+    """eps = F(z) and z = F^-1(eps): a positional step and K = `steps` further ones, on one level.
 
-    Args:
-        config: the model's; d_model is the latents' width d.
-        steps: K.
+    Such a step is twice an actnorm, a linear map over heads, and a unit of four couplings.
 
     Attributes:
         started: 1.0 once `start` has set the actnorms from data, else 0.0; saved with the weights.
@@ -239,8 +204,11 @@ class Flow(nn.Module):
         super().__init__()
         attending = Coupling(config, False, False, attends=True)
         layers: list[FlowLayer] = [ActNorm(config.d_model), attending, Coupling(config, False, True)]
-        for _ in range(steps):
-            layers += flow_step(config)
+        for is_interleaved in (False, True) * steps:
+            layers += [ActNorm(config.d_model), HeadLinear(config.d_model, is_interleaved)]
+            layers += [Coupling(config, False, is_reversed) for is_reversed in (False, True)]
+            layers += [ActNorm(config.d_model)]
+            layers += [Coupling(config, True, is_reversed) for is_reversed in (False, True)]
         self.layers = nn.ModuleList(layers)
         self.register_buffer("started", torch.zeros(()))
 
@@ -561,7 +529,7 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
         if not bool(labels.ne(-100).any()):
             raise ValueError("labels: the flow starts from latents of tokens; got none. Give a batch with targets.")
         source = self.read_source(self.encode(input_ids, attention_mask)[0], attention_mask)
-        mask = canvas(*self.target_shape(source, labels, None))
+        mask = canvas(*self.target_shape(source, labels))
         posterior = self.encode_target(source, mask, labels.clamp(min=0), word_draws)
         with torch.autocast(mask.device.type, enabled=False):
             self.flow.start(self.reparametrize(posterior, latent_noise)[0], self.flow_inputs(source, mask))
@@ -570,9 +538,10 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
         """Predict a target for each of `lengths` (l B,) in one pass, from latents of the prior."""
         mask, temperature = canvas(lengths), settings.latent_temperature  # (l B, T)
         states = self.run_decoder(source, mask, inputs_embeds=self.prior_latents(source, mask, temperature))[0]
-        tokens, log_probs = self.read_words(states, lengths, mask.bool(), settings)
+        tokens, log_probs = self.read_words(states, lengths, mask.bool(), settings, settings.reads_scores)
         samples = settings.num_latent_samples
-        estimates = self.estimate_log_probs(source, tokens, lengths, samples) if temperature else None
+        is_ranked = temperature > 0 and settings.reads_scores
+        estimates = self.estimate_log_probs(source, tokens, lengths, samples) if is_ranked else None
         return NarTargets(tokens, log_probs, [tokens], estimates)
 
     def estimate_log_probs(self, source: EncodedSource, tokens: Tensor, lengths: Tensor, samples: int) -> Tensor:

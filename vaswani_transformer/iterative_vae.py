@@ -8,7 +8,6 @@ every position. At inference there is no hint, and the most likely word is taken
 training this is layer-wise prediction (DSLP, Huang et al. 2022). Length, soft copy, layers and glancing are NAT's.
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
@@ -24,7 +23,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from .config import VaswaniTransformerConfig, checked_field, positive_float, unit_rate
 from .embeddings import Dropout, read_table
 from .loss import accumulation_dtype, chunk_size
-from .nar import EncodedSource, NarLMOutput, NarSettings, NarTargets, Target, TargetInputs, canvas
+from .nar import EncodedSource, NarLMOutput, NarSettings, NarTargets, Target, argmax, canvas
 from .nat import PositionalDecoder, VaswaniNatConfig, VaswaniNatForConditionalGeneration, VaswaniNatModel
 
 
@@ -43,18 +42,12 @@ def straight_through(scores: Tensor, soft: Tensor) -> Tensor:
 
 
 class LatentTokens(NamedTuple):
-    """The results of a latent step for each of n tokens; losses and divergence are 0 where a position has no word.
+    """The results of a latent step for each of n tokens; losses and divergence are 0 where a position has no word."""
 
-    Attributes:
-        losses: (n,), the cross-entropy of the words under the distribution that the step began with.
-        kl: (n,), KL(q || prior) of the sample, 0 without a hint.
-        prior_weights, hint_weights: (n,), a and b.
-    """
-
-    losses: Tensor
-    kl: Tensor
-    prior_weights: Tensor
-    hint_weights: Tensor
+    losses: Tensor  # (n,), the cross-entropy of the words under the distribution that the step began with
+    kl: Tensor  # (n,), KL(q || prior) of the sample, 0 without a hint
+    prior_weights: Tensor  # (n,), a
+    hint_weights: Tensor  # (n,), b
 
 
 class LatentStep(nn.Module):
@@ -106,7 +99,8 @@ class LatentStep(nn.Module):
         logits = logits.to(accumulation_dtype(logits.dtype))  # p but for a constant, which changes no latent
         prior_weight, hint_weight, gate = self.mixing(states).to(logits.dtype).split(1, dim=-1)  # (n, 1) each
         prior_weight, hint_weight = functional.softplus(prior_weight), functional.softplus(hint_weight)
-        scores = prior_weight * logits  # (n, V), the prior's logits
+        is_argmax = noise is None and not has_hint and not self.is_relaxed
+        scores = logits if is_argmax else prior_weight * logits  # (n, V), the prior's, whose weight changes no order
         kl = torch.zeros_like(prior_weight)
         if has_hint and words is not None:
             seen = words.clamp(min=0)[:, None]  # (n, 1)
@@ -125,7 +119,7 @@ class LatentStep(nn.Module):
         """Return z E (n, d_model) for s (n, V)."""
         noisy = scores if noise is None else scores + noise(scores)
         if not self.is_relaxed and (noise is None or not torch.is_grad_enabled()):
-            return table[noisy.argmax(-1)]
+            return table[argmax(noisy)]
         soft = (noisy / self.temperature).softmax(-1)
         latents = soft if self.is_relaxed else straight_through(noisy, soft)  # (n, V), z
         return latents.to(table.dtype) @ table
@@ -169,47 +163,41 @@ class LatentPass:
     has_noise: bool = False
     smoothing: float = 0.0
     tokens: list[LatentTokens] = field(default_factory=list)
-
-    @functools.cached_property
-    def real_rows(self) -> Tensor:
-        """The indices (N,) of the real positions, for whose number an accelerator's host waits once a pass."""
-        return torch.empty(0) if self.is_real is None else self.is_real.flatten().nonzero()[:, 0]
+    real_rows: Tensor | None = field(default=None, init=False)
 
     def apply(self, step: LatentStep, hidden_states: Tensor, table: Tensor) -> Tensor:
-        """Return the states (k B, T, d_model) after a latent step, in chunks that the backward pass recomputes.
-
-        So no (k B, T, V) tensor is held. Padding keeps its states.
-        """
+        """Return the states (k B, T, d_model) after a latent step; padding keeps its states."""
         states = hidden_states.flatten(0, 1)  # (k B T, d_model)
         words = None if self.labels is None else self.labels.flatten().to(states.device)
-        rows = None
-        if self.is_real is not None and not torch.compiler.is_compiling():  # shapes would depend on the mask
-            rows = self.real_rows.to(states.device)
-        chosen = states if rows is None else states[rows]
-        chosen_words = words if words is None or rows is None else words[rows]
-        size = chunk_size(states.device)
-        chunks = [None] * len(chosen.split(size)) if chosen_words is None else chosen_words.split(size)
-        results = [self.chunk(step, *pair, table) for pair in zip(chosen.split(size), chunks, strict=True)]
-        mixed = torch.cat([result[0] for result in results])
-        if chosen_words is not None:
-            is_word = chosen_words.ne(-100)
-            values = zip(*(tokens for _, tokens in results if tokens is not None), strict=True)
-            self.tokens.append(LatentTokens(*(torch.cat(chunks) * is_word for chunks in values)))
-        return (mixed if rows is None else states.index_copy(0, rows, mixed)).view_as(hidden_states)
+        if self.is_real is None or torch.compiler.is_compiling():  # shapes would depend on the mask
+            return self.in_chunks(step, states, words, table).view_as(hidden_states)
+        if self.real_rows is None:  # for whose number an accelerator's host waits, once a pass
+            self.real_rows = self.is_real.flatten().nonzero()[:, 0]
+        rows = self.real_rows.to(states.device)
+        mixed = self.in_chunks(step, states[rows], None if words is None else words[rows], table)
+        return states.index_copy(0, rows, mixed).view_as(hidden_states)
 
-    def chunk(
-        self, step: LatentStep, states: Tensor, words: Tensor | None, table: Tensor
-    ) -> tuple[Tensor, LatentTokens | None]:
-        """Return what `step` returns for a chunk (n, d_model)."""
+    def in_chunks(self, step: LatentStep, states: Tensor, words: Tensor | None, table: Tensor) -> Tensor:
+        """Return the states (N, d_model) after a step, in chunks that the backward pass recomputes.
 
-        def run(states: Tensor, table: Tensor) -> tuple[Tensor, LatentTokens | None]:
+        So no (N, V) tensor is held.
+        """
+
+        def run(states: Tensor, words: Tensor | None, table: Tensor) -> tuple[Tensor, LatentTokens | None]:
             logits = self.project(states).to(states.device)  # (n, V)
             noise = gumbel_noise if self.has_noise else None
             return step(states, logits, table, words, self.has_hint, noise, self.smoothing)
 
-        if not (step.training and torch.is_grad_enabled()):
-            return run(states, table)
-        return checkpoint(run, states, table, use_reentrant=False)
+        size, results = chunk_size(states.device), []
+        for start in range(0, max(1, len(states)), size):
+            rows = slice(start, start + size)
+            inputs = states[rows], None if words is None else words[rows], table
+            is_learning = step.training and torch.is_grad_enabled()
+            results.append(checkpoint(run, *inputs, use_reentrant=False) if is_learning else run(*inputs))
+        if words is not None:
+            values = zip(*(tokens for _, tokens in results), strict=True)
+            self.tokens.append(LatentTokens(*(torch.cat(chunks) * words.ne(-100) for chunks in values)))
+        return torch.cat([mixed for mixed, _ in results])
 
 
 latent_sample_type = checked_field(
@@ -238,12 +226,7 @@ class VaswaniIterativeVaeConfig(VaswaniNatConfig):
     model_type = "vaswani_iterative_vae"
     keys_to_ignore_at_inference = [
         *VaswaniNatConfig.keys_to_ignore_at_inference,
-        "bound",
-        "kl_loss",
-        "layer_losses",
-        "layer_kl",
-        "prior_weights",
-        "hint_weights",
+        *("bound", "kl_loss", "layer_losses", "layer_kl", "prior_weights", "hint_weights"),
     ]
 
     latent_sample: str = latent_sample_type(default="discrete")
@@ -283,7 +266,7 @@ class LatentDecoder(PositionalDecoder):
         self.latent_steps = nn.ModuleList(LatentStep(*settings) for _ in range(config.decoder_layers - 1))
         self.post_init()
 
-    def run_layers(self, hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
+    def run_layers(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Pass `hidden_states` (k B, T, d_model) through every layer and the latent steps between.
 
         Args:
@@ -291,10 +274,8 @@ class LatentDecoder(PositionalDecoder):
         """
         rows, scale = self.config.vocab_size, self.config.embedding_scale
         table = read_table(self.embed_tokens, rows, hidden_states.device, scale)  # E (V, d_model)
-        latent = kwargs.pop("latent", None)
-        if not isinstance(latent, LatentPass):
-            latent = LatentPass(lambda states: functional.linear(states, table))
-        kwargs |= self.positional_inputs(hidden_states, cast(Tensor | None, args[0]))
+        latent = kwargs.pop("latent", None) or LatentPass(lambda states: functional.linear(states, table))
+        kwargs |= self.positional_inputs(hidden_states, args[0])
         for index, layer in enumerate(self.layers):
             if index:
                 hidden_states = latent.apply(cast(LatentStep, self.latent_steps[index - 1]), hidden_states, table)
@@ -356,11 +337,11 @@ class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGenera
     def samples(self) -> bool:
         return self.config.hint
 
-    def make_target(self, source: EncodedSource, given: TargetInputs) -> Target:
+    def make_target(self, source: EncodedSource, **given: Any) -> Target:
         """Return the target of `forward`, with what its latent steps get."""
-        has_hint = given.draws.pop("has_hint")
+        has_hint = given["draws"].pop("has_hint")
         has_hint = self.config.hint and bool(self.training if has_hint is None else has_hint)
-        target = super().make_target(source, given)
+        target = super().make_target(source, **given)
         target.decoder_inputs["latent"] = LatentPass(
             self.lm_head,
             is_real=target.mask.bool(),
@@ -401,15 +382,15 @@ class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGenera
     def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
         """Predict a target for each of `lengths` (l B,) in one pass; the history has the words after each layer."""
         target = Target(lengths, canvas(lengths))
+        is_real = target.mask.bool()
         outputs = self.run_decoder(
             source,
             target.mask,
             inputs_embeds=self.embed_target(source, target),
-            latent=LatentPass(self.lm_head, target.mask.bool(), has_noise=settings.do_sample),
+            latent=LatentPass(self.lm_head, is_real, has_noise=settings.do_sample),
             output_hidden_states=settings.return_history,
         )
-        is_real = target.mask.bool()
-        tokens, log_probs = self.read_words(outputs[0], lengths, is_real, settings)
         earlier = (outputs.hidden_states or ())[1:-1] if settings.return_history else ()
-        history = [self.read_words(states, lengths, is_real, settings)[0] for states in earlier]
+        history = [self.read_words(states, lengths, is_real, settings, False)[0] for states in earlier]
+        tokens, log_probs = self.read_words(outputs[0], lengths, is_real, settings, settings.reads_scores)
         return NarTargets(tokens, log_probs, [*history, tokens])

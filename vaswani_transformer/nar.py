@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
-from typing import Any, ClassVar, Never
+from typing import Any, ClassVar, NamedTuple, Never
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -42,9 +42,7 @@ class NarConfig(VaswaniTransformerConfig):
 
     keys_to_ignore_at_inference = [
         *VaswaniTransformerConfig.keys_to_ignore_at_inference,
-        "token_loss",
-        "length_loss",
-        "accuracy",
+        *("token_loss", "length_loss", "accuracy"),
     ]
 
     length_loss_weight: float | int = loss_weight(default=1.0)
@@ -104,6 +102,26 @@ def choose_positions(
     return is_candidate & (ranks < counts[:, None])
 
 
+GROUP = 128  # logits whose maximum torch finds many at a time
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """Return the index (N,) of the largest of `logits` (N, V), the first of equal ones.
+
+    On a CPU torch's `argmax` compares one number at a time, which takes longer than the product that makes the logits.
+    `amax` compares many, so only the best group of neighbors is searched one by one.
+    """
+    groups = logits.shape[1] // GROUP
+    if not groups or logits.device.type != "cpu" or torch.compiler.is_compiling():
+        return logits.argmax(1)
+    grouped = logits[:, : groups * GROUP].unflatten(1, (groups, GROUP))  # (N, groups, 128)
+    best = grouped.amax(2).argmax(1)  # (N,)
+    others = logits[:, groups * GROUP :]  # in no group
+    members = torch.cat([grouped[torch.arange(len(best)), best], others], dim=1)  # (N, 128 + others)
+    index = members.argmax(1)
+    return index + GROUP * torch.where(index < GROUP, best, groups - 1)
+
+
 class NarDecoderLayer(VaswaniTransformerDecoderLayer):
     """The paper's decoder layer without a causal mask; a cache holds only cross-attention."""
 
@@ -112,7 +130,6 @@ class NarDecoderLayer(VaswaniTransformerDecoderLayer):
     def attend_to_target(
         self, hidden_states: Tensor, attention_mask: Tensor | None, past_key_values: Cache | None, **kwargs: Any
     ) -> Tensor:
-        """Apply self-attention to states (k B, T, d_model), without the cache."""
         return super().attend_to_target(hidden_states, attention_mask, None, **kwargs)
 
 
@@ -130,35 +147,23 @@ class NarDecoder(VaswaniTransformerDecoder):
 
     def position_encodings(self, hidden_states: Tensor) -> Tensor:
         """Return PE (1, T, d_model) of the positions of `hidden_states` (k B, T, d_model), in their dtype."""
-        length = hidden_states.shape[1]
         positions = text_positions(hidden_states, None)  # (1, T)
-        return self.input_embedding.positions(positions, length).to(hidden_states.dtype)
+        return self.input_embedding.positions(positions, hidden_states.shape[1]).to(hidden_states.dtype)
 
 
-@dataclass
-class EncodedSource:
-    """An encoded source, as the non-autoregressive heads read it.
+class EncodedSource(NamedTuple):
+    """An encoded source, as the non-autoregressive heads read it."""
 
-    Attributes:
-        memory: (B, S, d_model), what cross-attention reads.
-        attention_mask: (B, S), as the caller gave it.
-        is_real: (B, S), which rows are tokens.
-        length_logits: (B, C), of the length classes.
-    """
-
-    memory: Tensor
-    attention_mask: Tensor | None
-    is_real: Tensor
-    length_logits: Tensor
+    memory: Tensor  # (B, S, d_model), what cross-attention reads
+    attention_mask: Tensor | None  # (B, S), as the caller gave it
+    is_real: Tensor  # (B, S), which rows are tokens
+    length_logits: Tensor  # (B, C), of the length classes
+    first_length: Tensor  # (B,), the target length of the first class; that of each further class is one token longer
 
     @property
     def lengths(self) -> Tensor:
         """Return n (B,), the real tokens of each source."""
         return self.is_real.sum(1)
-
-    def best_classes(self, count: int) -> Tensor:
-        """Return the `count` likeliest length classes (B, l) of each source, the likeliest first."""
-        return self.length_logits.sort(dim=1, descending=True, stable=True).indices[:, :count]
 
 
 @dataclass
@@ -177,88 +182,39 @@ class NarLMOutput(Seq2SeqLMOutput):
 
 
 @dataclass
-class TargetInputs:
-    """The arguments of `forward` that describe a target, with the names that they have there.
-
-    Attributes:
-        draws: the random numbers that the caller gives, by the names in `NarHead.draws`.
-    """
-
-    labels: Tensor | None
-    num_items_in_batch: Tensor | int | None
-    decoder_input_ids: Tensor | None
-    decoder_attention_mask: Tensor | None
-    decoder_inputs_embeds: Tensor | None
-    target_lengths: Tensor | None
-    draws: dict[str, Tensor | None]
-
-
-@dataclass
 class Target:
-    """A target, as a family prepares it for its decoder and its losses.
+    """A target, as a family prepares it for its decoder and its losses."""
 
-    Attributes:
-        lengths: (k B,), m of each target.
-        mask: (k B, T), 1 at the positions of its tokens.
-        labels: (k B, T), the tokens whose loss counts, -100 elsewhere; None: there is no loss.
-        num_items: the number that divides every summed loss; None: that of `labels`.
-        decoder_inputs: `input_ids` or `inputs_embeds`, and settings of the decoder.
-        outputs: the family's own fields of the output, as far as they need no decoder.
-    """
-
-    lengths: Tensor
-    mask: Tensor
-    labels: Tensor | None = None
-    num_items: Tensor | int | None = None
-    decoder_inputs: dict[str, Any] = field(default_factory=dict)
-    outputs: dict[str, Tensor] = field(default_factory=dict)
+    lengths: Tensor  # (k B,), m
+    mask: Tensor  # (k B, T), 1 at the positions of its tokens
+    labels: Tensor | None = None  # (k B, T), the tokens whose loss counts, -100 elsewhere; None: there is no loss
+    num_items: Tensor | int | None = None  # divides every summed loss; None: the number of labels
+    decoder_inputs: dict[str, Any] = field(default_factory=dict)  # input_ids or inputs_embeds, and settings
+    outputs: dict[str, Tensor] = field(default_factory=dict)  # the family's own, as far as they need no decoder
 
     def mean(self, summed: Tensor) -> Tensor:
         """Return a sum over targets as a mean over their tokens."""
         return summed if self.labels is None else reduce_loss(summed, self.labels, self.num_items)
 
 
-SOURCE_INPUTS = ("input_ids", "attention_mask", "inputs_embeds", "encoder_outputs", "position_ids")
-TARGET_INPUTS = ("labels", "decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds", "target_lengths")
-IGNORED = {*TARGET_INPUTS, "output_scores", "transformers_version", "use_cache"}
-# A generation config has them from the model's configuration; `generate()` reads them there.
-COPIED = (*TOKEN_IDS, "output_attentions", "output_hidden_states")
-
-
 @dataclass
 class NarGenerateOutput(ModelOutput):
-    """The result of `generate(return_dict_in_generate=True)`; the n targets of a source are neighbors, best first.
+    """The result of `generate(return_dict_in_generate=True)`; the n targets of a source are neighbors, best first."""
 
-    Attributes:
-        sequences: (n B, T + 1), the start token, the target, padding.
-        sequences_scores: (n B,), which rank the targets, as `NarSettings` says.
-        token_scores: (n B, T), the log-probability of each token after the start; 0 at padding.
-        lengths: (n B,), m of each target, `</s>` counted.
-        history: (R, n B, T + 1), the sequences after each iteration or layer; None unless `return_history`.
-    """
-
-    sequences: Tensor | None = None
-    sequences_scores: Tensor | None = None
-    token_scores: Tensor | None = None
-    lengths: Tensor | None = None
-    history: Tensor | None = None
+    sequences: Tensor | None = None  # (n B, T + 1), the start token, the target, padding
+    sequences_scores: Tensor | None = None  # (n B,), which rank the targets, as `NarSettings` says
+    token_scores: Tensor | None = None  # (n B, T), the log-probability of each token after the start; 0 at padding
+    lengths: Tensor | None = None  # (n B,), m of each target, `</s>` counted
+    history: Tensor | None = None  # (R, n B, T + 1), the sequences after each iteration or layer, on request
 
 
-@dataclass
-class NarTargets:
-    """Targets as they are predicted, one row for each length of each source.
+class NarTargets(NamedTuple):
+    """Targets as they are predicted, one row for each length of each source."""
 
-    Attributes:
-        tokens: (l B, T).
-        log_probs: (l B, T), of `tokens`; 0 at padding.
-        history: `tokens` after each iteration or layer.
-        likelihoods: (l B,), log p(y | x, m) of each target; None for the sum of `log_probs`.
-    """
-
-    tokens: Tensor
-    log_probs: Tensor
-    history: list[Tensor]
-    likelihoods: Tensor | None = None
+    tokens: Tensor  # (l B, T)
+    log_probs: Tensor  # (l B, T), of the tokens; 0 at padding, and where nothing reads them
+    history: list[Tensor]  # the tokens after each iteration or layer
+    likelihoods: Tensor | None = None  # (l B,), log p(y | x, m); None: the sum of log_probs
 
 
 def refuse(name: str, problem: str, value: object, expected: str) -> Never:
@@ -291,11 +247,11 @@ class NarSettings:
         num_latent_samples: the number of such latents for each length.
         max_new_tokens, max_length: bounds of m, the second with the start token; the first wins.
         max_source_relative_length: how many tokens longer than its own source a target may become.
-        suppress_tokens: tokens that are not predicted, such as `<unk>`.
+        suppress_tokens: tokens that are not predicted, such as `<unk>`, besides the special ones.
         do_sample: whether a model with noise (IterativeVAE) uses it.
         return_history: whether the output has the tokens after each iteration, or after each layer of a model that
             refines from layer to layer (IterativeVAE).
-        return_dict_in_generate: whether the output is a `NarGenerateOutput`.
+        return_dict_in_generate: whether the output is a `NarGenerateOutput`; `output_scores` changes nothing in it.
     """
 
     num_iterations: int = number(1, least=1)
@@ -312,6 +268,7 @@ class NarSettings:
     do_sample: bool = False
     return_history: bool = False
     return_dict_in_generate: bool = False
+    output_scores: bool = False
 
     def __post_init__(self) -> None:
         for name, least in [(one.name, one.metadata["least"]) for one in fields(self) if one.metadata]:
@@ -324,13 +281,22 @@ class NarSettings:
                 refuse(name, "out of range", value, f"a {'whole' if is_whole else 'finite'} number{limit}")
             setattr(self, name, type(least)(value))  # it may be NumPy's
 
+    @property
+    def num_targets(self) -> int:
+        """Return the number of targets that are tried for each source."""
+        return self.length_beam_size * self.num_latent_samples
+
+    @property
+    def reads_scores(self) -> bool:
+        """Return whether anything depends on the scores of targets."""
+        return self.num_targets > 1 or self.return_dict_in_generate
+
 
 class NarHead(ProjectedModel, GenerationMixin):
     """A body, its projection, a prediction of length, and `generate()` with the settings of `NarSettings`.
 
-    A subclass defines how it reads the encoder's output (`read_source`), the class of a length (`length_classes`), the
-    best lengths (`best_lengths`), what its decoder gets for a target (`make_target`), and how it decodes
-    (`decode_targets`). It adds its own terms of the loss (`losses`).
+    A subclass defines how it reads the encoder's output (`read_source`), what its decoder gets for a target
+    (`make_target`), and how it decodes (`decode_targets`). It adds its own terms of the loss (`losses`).
 
     Attributes:
         output_class: the output of `forward`.
@@ -352,7 +318,19 @@ class NarHead(ProjectedModel, GenerationMixin):
 
     @property
     def num_length_classes(self) -> int:
-        """Return C, the lengths that a length beam can try."""
+        """Return the number of lengths that a length beam can try."""
+        raise NotImplementedError
+
+    def read_source(self, states: Tensor, attention_mask: Tensor | None) -> EncodedSource:
+        """Return what the head reads in the encoder's output."""
+        raise NotImplementedError
+
+    def make_target(self, source: EncodedSource, **given: Any) -> Target:
+        """Return the target of `forward`, whose arguments that describe one are `given`, with `draws` as a dict."""
+        raise NotImplementedError
+
+    def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
+        """Predict a target for each of `lengths` (l B,)."""
         raise NotImplementedError
 
     @can_return_tuple
@@ -371,28 +349,23 @@ class NarHead(ProjectedModel, GenerationMixin):
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> NarLMOutput:
-        """Compute the logits of every target token in one pass, or the loss of a target.
+        """Compute the logits (k B, T, V) of every target token in one pass, or the loss of a target.
+
+        The arguments of the source are those of an autoregressive model. Without labels and mask T is predicted.
 
         Args:
-            input_ids: (B, S) source token ids.
-            attention_mask: (B, S), 0 where a source token is padding, on either side; None: every token counts.
             decoder_input_ids: (k B, T) target token ids, for a decoder that reads words (CMLM); others ignore them.
             decoder_attention_mask: (k B, T), as many ones in a row as its target has tokens.
-            encoder_outputs: the encoder's output for the source; None: the encoder runs.
-            inputs_embeds: (B, S, d_model), scaled embeddings in place of `input_ids`.
             decoder_inputs_embeds: (k B, T, d_model) in place of what the decoder begins with.
             labels: (k B, T) target token ids with their end token, not shifted, -100 or `<pad>` at padding, which is
                 on the right. They give the lengths. Row i belongs to source i // k.
             target_lengths: (k B,), m of each target of `decoder_input_ids`.
             skip_logits: whether to leave out `logits` when there are labels; None: in training mode only.
             num_items_in_batch: the number of target tokens to divide all summed losses by; None: those of `labels`.
-            position_ids: (B, S) positions of the source; None: counted over unmasked tokens.
 
         Returns:
             With `labels` the `loss`, which is `token_loss` + `length_loss_weight` `length_loss` and the family's own
-            terms. All are means over target tokens in nats; `token_loss` is label-smoothed in training mode. `logits`
-            are (k B, T, V); without labels and mask T is the predicted length. On request there are the hidden states
-            and attentions of both stacks.
+            terms, all means over target tokens in nats.
 
         Raises:
             ValueError: the stacks' errors; labels with a token after padding; a count without labels; a cache.
@@ -414,9 +387,16 @@ class NarHead(ProjectedModel, GenerationMixin):
         encoder_outputs = self.encode(input_ids, attention_mask, encoder_outputs, inputs_embeds, **kwargs)
         kwargs.pop("position_ids", None)
         source = self.read_source(encoder_outputs[0], attention_mask)
-        words = (decoder_input_ids, decoder_attention_mask, decoder_inputs_embeds)
-        given = TargetInputs(labels, num_items_in_batch, *words, target_lengths, draws)
-        target = self.make_target(source, given)
+        target = self.make_target(
+            source,
+            labels=labels,
+            num_items=num_items_in_batch,
+            input_ids=decoder_input_ids,
+            attention_mask=decoder_attention_mask,
+            inputs_embeds=decoder_inputs_embeds,
+            target_lengths=target_lengths,
+            draws=draws,
+        )
         outputs = self.run_decoder(source, target.mask, **target.decoder_inputs, **kwargs)
         token_loss, logits = self.loss_and_logits(outputs[0], target.labels, 0, skip_logits, target.num_items)
         return self.output_class(
@@ -448,46 +428,37 @@ class NarHead(ProjectedModel, GenerationMixin):
     def run_encoder(self, **inputs: Any) -> BaseModelOutput:
         return self.model.encoder(**inputs)
 
-    def read_source(self, states: Tensor, attention_mask: Tensor | None) -> EncodedSource:
-        """Return what the head reads in the encoder's output."""
-        raise NotImplementedError
-
     def length_classes(self, source: EncodedSource, lengths: Tensor) -> Tensor:
-        """Return the length class (k B,) of targets of `lengths` (k B,)."""
-        raise NotImplementedError
+        """Return the length class (k B,) of `lengths` (k B,); beyond the classes the nearest."""
+        first = source.first_length.repeat_interleave(len(lengths) // len(source.first_length))
+        return (lengths.clamp(min=1) - first).clamp(0, source.length_logits.shape[1] - 1)
 
     def best_lengths(self, source: EncodedSource, count: int) -> Tensor:
         """Return the `count` best target lengths (B, l) of each source, the best first."""
-        raise NotImplementedError
-
-    def make_target(self, source: EncodedSource, given: TargetInputs) -> Target:
-        """Return the target of `forward`."""
-        raise NotImplementedError
-
-    def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
-        """Predict a target for each of `lengths` (l B,)."""
-        raise NotImplementedError
+        classes = source.length_logits.sort(dim=1, descending=True, stable=True).indices[:, :count]
+        return (source.first_length[:, None] + classes).clamp(min=1)
 
     def target_shape(
         self,
         source: EncodedSource,
         labels: Tensor | None,
-        attention_mask: Tensor | None,
+        attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
     ) -> tuple[Tensor, int]:
         """Return the target lengths (k B,) and T: of the labels, else of the mask, else as they are predicted."""
         device = source.memory.device
-        if (given := attention_mask if labels is None else labels) is not None:
-            check_rows(given.shape[0], source.memory.shape[0])
-            is_token = given.to(device).ne(0 if labels is None else -100)  # (k B, T)
-            if labels is not None:
-                check_right_padded(is_token, "labels")
-            return is_token.sum(1), is_token.shape[1]
-        if inputs_embeds is not None:
-            rows, width = inputs_embeds.shape[:2]
-            return torch.full((rows,), width, device=device), width
-        lengths = self.best_lengths(source, 1).flatten()
-        return lengths, int(lengths.max())
+        if labels is not None:
+            is_token = labels.to(device).ne(-100)  # (k B, T)
+            check_right_padded(is_token, "labels")
+        elif attention_mask is not None:
+            is_token = attention_mask.to(device).ne(0)  # (k B, T)
+        elif inputs_embeds is not None:
+            is_token = torch.ones(inputs_embeds.shape[:2], dtype=torch.bool, device=device)
+        else:
+            lengths = self.best_lengths(source, 1).flatten()
+            return lengths, int(lengths.max())
+        check_rows(is_token.shape[0], source.memory.shape[0])
+        return is_token.sum(1), is_token.shape[1]
 
     def run_decoder(
         self, source: EncodedSource, target_mask: Tensor, cache: Cache | None = None, **inputs: Any
@@ -535,17 +506,29 @@ class NarHead(ProjectedModel, GenerationMixin):
         inputs: Tensor | None = None,
         generation_config: GenerationConfig | None = None,
         *,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        encoder_outputs: tuple[Tensor, ...] | BaseModelOutput | None = None,
+        position_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        target_lengths: Tensor | None = None,
         synced_gpus: bool | None = None,
-        **kwargs: Any,
+        **call: Any,
     ) -> Tensor | NarGenerateOutput:
         """Predict a target for each source.
 
         Args:
             inputs: (B, S) source token ids; `input_ids` is another name for it.
             generation_config: settings that win over the model's own; arguments of the call win over both.
+            attention_mask, inputs_embeds, encoder_outputs, position_ids: of the source, as in `forward`.
+            labels, decoder_input_ids, decoder_attention_mask, decoder_inputs_embeds, target_lengths: ignored, so that a
+                trainer can pass a complete batch.
             synced_gpus: ignored: every process makes the same number of passes.
-            kwargs: settings; `attention_mask`, `inputs_embeds`, `encoder_outputs` and `position_ids` as in `forward`.
-                What `forward` takes of a target is ignored, so that a trainer can pass a complete batch.
+            call: settings of `NarSettings`.
 
         Returns:
             (n B, T + 1) tokens that begin with the start token, or a `NarGenerateOutput`.
@@ -554,17 +537,13 @@ class NarHead(ProjectedModel, GenerationMixin):
             ValueError: an argument or a setting that this model does not have, or a value out of its range.
         """
         self.config.check_generation_settings(generation_config)
-        names = SOURCE_INPUTS if inputs is None else SOURCE_INPUTS[1:]
-        source_inputs = {name: kwargs.pop(name) for name in names if name in kwargs}
-        if inputs is not None:
-            source_inputs["input_ids"] = inputs
-        settings = self.read_settings(generation_config, kwargs)
-        source = self.read_source(self.encode(**source_inputs)[0], source_inputs.get("attention_mask"))
-        lengths = self.best_lengths(source, settings.length_beam_size)  # (B, l)
-        if (longest := self.longest_target(settings)) is not None:
-            lengths = lengths.clamp(max=longest)
-        if settings.max_source_relative_length is not None:
-            lengths = torch.minimum(lengths, source.lengths[:, None] + settings.max_source_relative_length)
+        if inputs is not None and input_ids is not None:
+            refuse("input_ids", "another name of inputs, and both are given", input_ids, "None")
+        settings = self.read_settings(generation_config, call)
+        input_ids = input_ids if inputs is None else inputs
+        states = self.encode(input_ids, attention_mask, encoder_outputs, inputs_embeds, position_ids=position_ids)[0]
+        source = self.read_source(states, attention_mask)
+        lengths = self.limit(source, self.best_lengths(source, settings.length_beam_size), settings)  # (B, l)
         lengths = lengths.repeat_interleave(settings.num_latent_samples, dim=1)
         targets = self.decode_targets(source, lengths.flatten(), settings)
         return self.best_targets(source, targets, lengths, settings)
@@ -574,56 +553,51 @@ class NarHead(ProjectedModel, GenerationMixin):
 
         One rule refuses the rest: what is no setting of this model must be None, False, empty, or have its default.
         """
-        merged = CallSettings(generation_config, self, call)
-        values = {name: value for name, value in merged.values.items() if name in merged.given or name not in COPIED}
+        merged, config = CallSettings(generation_config, self, call), self.config
+        copied = {*TOKEN_IDS, "output_attentions", "output_hidden_states"}  # from the model's configuration, read there
+        values = {name: value for name, value in merged.values.items() if name in merged.given or name not in copied}
         values |= {name: value for name, value in call.items() if name not in merged.given and value is not None}
-        has_latents, defaults = self.has_latents, vars(NarSettings())
-        of_some = {"num_iterations": self.refines, "do_sample": self.samples}
-        of_some |= {"latent_temperature": has_latents, "num_latent_samples": has_latents}
-        known = {name for name in defaults if of_some.get(name, True)}
-        defaults = default_settings() | defaults | {name: getattr(self.config, name) for name in TOKEN_IDS}
-        defaults["decoder_start_token_id"] = self.config.target_start_token_id
-        for name in sorted(values.keys() - known - IGNORED):
+        has_effect = {"num_iterations": self.refines, "do_sample": self.samples}
+        has_effect |= dict.fromkeys(("latent_temperature", "num_latent_samples"), self.has_latents)
+        known = {one.name for one in fields(NarSettings) if has_effect.get(one.name, True)}
+        defaults = default_settings() | vars(NarSettings()) | {name: getattr(config, name) for name in TOKEN_IDS}
+        defaults["decoder_start_token_id"] = config.target_start_token_id
+        for name in sorted(values.keys() - known):
             value, default = values[name], defaults.get(name)
             if name in TOKEN_IDS:
                 value, default = as_token_ids(value), as_token_ids(default)
             is_off = value is False or (isinstance(value, Sequence) and not value)
-            if value != default and not is_off and not name.startswith("_"):
+            is_setting = not name.startswith("_") and name != "transformers_version"
+            if value != default and not is_off and is_setting:
                 refuse(name, f"no setting of {type(self).__name__}", value, repr(default))
         settings = NarSettings(**{name: values[name] for name in known & values.keys()})
-        limits = {
-            "length_beam_size": (self.num_length_classes, "the model's length classes"),
-            "num_latent_samples": (
-                math.inf if settings.latent_temperature else 1,
-                "for at latent_temperature 0 all are the same",
-            ),
-            "num_return_sequences": (
-                settings.length_beam_size * settings.num_latent_samples,
-                "length_beam_size times num_latent_samples",
-            ),
-        }
-        for name, (most, reason) in limits.items():
+        most_samples = math.inf if settings.latent_temperature else 1
+        for name, most, reason in (
+            ("length_beam_size", self.num_length_classes, "the model's length classes"),
+            ("num_latent_samples", most_samples, "for at latent_temperature 0 all are the same"),
+            ("num_return_sequences", settings.num_targets, "length_beam_size times num_latent_samples"),
+        ):
             if (value := getattr(settings, name)) > most:
                 refuse(name, "out of range", value, f"at most {most}, {reason}")
+        suppressed, size = as_token_ids(settings.suppress_tokens), config.vocab_size
+        if not all(0 <= token < size for token in suppressed):
+            refuse("suppress_tokens", "outside the vocabulary", suppressed, f"ids from 0 to {size - 1}")
+        special = (as_token_ids(getattr(config, name, None)) for name in (*TOKEN_IDS, "mask_token_id"))
+        settings.suppress_tokens = sum(special, suppressed)
         return settings
 
-    def longest_target(self, settings: NarSettings) -> int | None:
-        """Return the largest m that the settings and a table of learned positions allow; None: no bound."""
+    def limit(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> Tensor:
+        """Return target lengths (B, l) within the bounds of the settings and of learned positions."""
         longest = settings.max_new_tokens
         if longest is None and settings.max_length is not None:
             longest = settings.max_length - 1  # without the start token
+        if longest is not None:
+            lengths = lengths.clamp(max=longest)
         if self.config.position_embedding == "learned":
-            table = self.config.max_position_embeddings
-            longest = table if longest is None else min(longest, table)
-        return longest
-
-    def banned_tokens(self, settings: NarSettings, device: torch.device) -> Tensor:
-        """Return the ids that are never predicted freely: start, padding, end, `<mask>` and suppressed ones."""
-        banned, size = as_token_ids(settings.suppress_tokens), self.config.vocab_size
-        if not all(0 <= token < size for token in banned):
-            refuse("suppress_tokens", "outside the vocabulary", banned, f"ids from 0 to {size - 1}")
-        special = (as_token_ids(getattr(self.config, name, None)) for name in (*TOKEN_IDS, "mask_token_id"))
-        return torch.tensor(sum(special, banned), dtype=torch.long, device=device)
+            lengths = lengths.clamp(max=self.config.max_position_embeddings)
+        if settings.max_source_relative_length is not None:
+            lengths = torch.minimum(lengths, source.lengths[:, None] + settings.max_source_relative_length)
+        return lengths
 
     def read_words(
         self,
@@ -631,45 +605,45 @@ class NarHead(ProjectedModel, GenerationMixin):
         lengths: Tensor,
         is_read: Tensor,
         settings: NarSettings,
+        has_scores: bool,
         known: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the most likely tokens (l B, T) of `states` (l B, T, d_model), and their log-probabilities (l B, T).
 
         The end token is at the last position of each of `lengths` (l B,), for any logits; no other position has a
         suppressed id. All of them keep their share of the probability. Where `is_read` (l B, T) is False both are those
-        of `known`; None: 0.
+        of `known`; None: 0. Without `has_scores` all log-probabilities are: they take longer than the tokens.
         """
         is_last = torch.arange(is_read.shape[1], device=lengths.device) == lengths[:, None] - 1  # (l B, T)
-        banned = self.banned_tokens(settings, states.device)
+        suppressed = torch.tensor(settings.suppress_tokens, dtype=torch.long, device=states.device)
         chosen, chosen_log_probs = [], []
-        for logits, ends in self.logits_of(states, is_read, is_last):
-            best = logits.index_fill(1, banned, float("-inf")).argmax(1)
+        for logits, ends in self.logits_of(states, is_read, is_last):  # (N, V), (N,)
+            kept = logits.index_select(1, suppressed)
+            best = argmax(logits.index_fill_(1, suppressed, float("-inf")))  # in place: a copy takes as long again
             if self.config.end_token_id is not None:
                 best = best.masked_fill(ends, self.config.end_token_id)
             chosen.append(best)
-            chosen_log_probs.append(logits.gather(1, best[:, None]).squeeze(1) - logits.logsumexp(1))
-        nothing = torch.zeros_like(is_read, dtype=torch.long), torch.zeros(is_read.shape, device=is_read.device)
-        tokens, log_probs = nothing if known is None else known
-        log_probs = log_probs.to(chosen_log_probs[0].dtype).masked_scatter(is_read, torch.cat(chosen_log_probs))
+            if has_scores:
+                logits.index_copy_(1, suppressed, kept)
+                chosen_log_probs.append(logits.gather(1, best[:, None]).squeeze(1) - logits.logsumexp(1))
+        tokens, log_probs = known or (torch.zeros_like(is_read, dtype=torch.long), states.new_zeros(is_read.shape))
+        if has_scores:
+            log_probs = log_probs.to(chosen_log_probs[0].dtype).masked_scatter(is_read, torch.cat(chosen_log_probs))
         return tokens.masked_scatter(is_read, torch.cat(chosen)), log_probs
-
-    def score(self, source: EncodedSource, targets: NarTargets, lengths: Tensor, settings: NarSettings) -> Tensor:
-        """Return (log p(y | x, m) + w log p(m | x)) / m^alpha (B, l) of targets of `lengths` (B, l)."""
-        likelihoods = targets.log_probs.sum(1) if targets.likelihoods is None else targets.likelihoods
-        classes = self.length_classes(source, lengths.flatten()).view_as(lengths)
-        log_lengths = source.length_logits.to(likelihoods.dtype).log_softmax(-1).gather(1, classes)  # (B, l)
-        scores = likelihoods.view_as(lengths) + settings.length_weight * log_lengths
-        return scores / lengths.to(scores.dtype) ** settings.length_penalty
 
     def best_targets(
         self, source: EncodedSource, targets: NarTargets, lengths: Tensor, settings: NarSettings
     ) -> Tensor | NarGenerateOutput:
         """Return the n targets of each source with the largest scores; `lengths` is (B, l)."""
         start, pad = self.config.token_id("target_start_token_id"), self.config.token_id("pad_token_id")
-        scores, order = self.score(source, targets, lengths, settings).sort(dim=1, descending=True, stable=True)
+        likelihoods = targets.log_probs.sum(1) if targets.likelihoods is None else targets.likelihoods
+        classes = self.length_classes(source, lengths.flatten()).view_as(lengths)
+        log_lengths = source.length_logits.to(likelihoods.dtype).log_softmax(-1).gather(1, classes)  # (B, l)
+        scores = likelihoods.view_as(lengths) + settings.length_weight * log_lengths
+        scores = scores / lengths.to(scores.dtype) ** settings.length_penalty
+        scores, order = scores.sort(dim=1, descending=True, stable=True)
         order, scores = order[:, : settings.num_return_sequences], scores[:, : settings.num_return_sequences]
-        rows = order + torch.arange(len(lengths), device=order.device)[:, None] * lengths.shape[1]  # (B, n)
-        rows = rows.flatten()
+        rows = (order + torch.arange(len(lengths), device=order.device)[:, None] * lengths.shape[1]).flatten()
         lengths = lengths.flatten()[rows]  # (n B,)
         is_real = canvas(lengths).bool()  # (n B, T)
 

@@ -7,7 +7,7 @@ length is predicted as a difference from the source's. Left out of Gu et al.: fe
 and a teacher that ranks samples; relative self-attention (Shaw et al. 2018) is added.
 """
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -28,7 +28,7 @@ from .nar import (
     NarSettings,
     NarTargets,
     Target,
-    TargetInputs,
+    argmax,
     canvas,
     choose_positions,
     real_tokens,
@@ -119,12 +119,7 @@ class RelativeSelfAttention(SelfAttention):
     score_ij = q_i . (k_j + R^K_r) / sqrt(d_k) and out_i = sum_j a_ij (v_j + R^V_r). The tables R^K (2c + 1, d_k) and
     R^V (2c + 1, d_v) are shared by the heads, and each layer has its own. No (T, T, d_k) tensor is made: q R^K^T is
     gathered at r, and the weights are summed by r before they meet R^V. This needs the weights, so it is computed here
-    for every attention implementation.
-
-    Args:
-        config: the model's; its `attention_dropout` drops weights.
-        layer_idx: the layer's number.
-        clip: c, at least 1.
+    for every attention implementation. `clip` is c.
     """
 
     def __init__(self, config: VaswaniTransformerConfig, layer_idx: int, clip: int) -> None:
@@ -136,12 +131,9 @@ class RelativeSelfAttention(SelfAttention):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: object
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output (B, T, H, d_v) and the weights (B, H, T, T).
+        """Return the output (B, T, H, d_v) and the weights (B, H, T, T); shapes as in `scaled_dot_product_attention`.
 
-        Args:
-            query, key: (B, H, T, d_k).
-            value: (B, H, T, d_v).
-            attention_mask: broadcast to (B, H, T, T), boolean (True: attends) or added to the scores.
+        The mask is boolean (True: attends) or added to the scores.
         """
         keys, values = (
             read_table(table, 2 * self.clip + 1, query.device) for table in (self.relative_keys, self.relative_values)
@@ -204,10 +196,7 @@ class PositionalDecoderLayer(NarDecoderLayer):
     ) -> Tensor:
         """Apply self-attention and positional attention to states (k B, T, d_model).
 
-        Args:
-            attention_mask: of positional attention, which may attend to its own position.
-            positions: (1, T, d_model), PE of the target's positions.
-            self_attention_mask: of self-attention.
+        `attention_mask` is that of positional attention. What `positional_inputs` returns is given in addition.
         """
         positions, self_attention_mask = kwargs.pop("positions"), kwargs.pop("self_attention_mask")
         hidden_states = super().attend_to_target(hidden_states, self_attention_mask, past_key_values, **kwargs)
@@ -224,10 +213,9 @@ class PositionalDecoder(NarDecoder):
     _supports_flash_attn = False
     _supports_flex_attn = False
 
-    def run_layers(self, hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
+    def run_layers(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Pass `hidden_states` (k B, T, d_model) through every layer, with the positions and the diagonal mask."""
-        kwargs |= self.positional_inputs(hidden_states, cast(Tensor | None, args[0]))
-        return super().run_layers(hidden_states, *args, **kwargs)
+        return super().run_layers(hidden_states, *args, **kwargs, **self.positional_inputs(hidden_states, args[0]))
 
     def positional_inputs(self, hidden_states: Tensor, mask: Tensor | None) -> dict[str, Tensor | None]:
         """Return what every layer gets in addition: the positions (1, T, d_model), and self-attention's mask."""
@@ -287,26 +275,27 @@ class LengthDifferenceHead(NarHead):
     def read_source(self, states: Tensor, attention_mask: Tensor | None) -> EncodedSource:
         """Return the encoder's output (B, S, d_model) with the logits of the length's difference."""
         is_real = real_tokens(attention_mask, states)
-        return EncodedSource(states, attention_mask, is_real, self.length_difference(states, is_real))
+        logits = self.length_difference(states, is_real)  # (B, C)
+        first_length = is_real.sum(1) + self.config.min_length_difference
+        return EncodedSource(states, attention_mask, is_real, logits, first_length)
 
-    def length_classes(self, source: EncodedSource, lengths: Tensor) -> Tensor:
-        """Return the class (k B,) of m - n for `lengths` (k B,); beyond the classes the nearest."""
-        per_row = source.lengths.repeat_interleave(len(lengths) // len(source.lengths))
-        smallest, largest = self.config.min_length_difference, self.config.max_length_difference
-        return (lengths - per_row).clamp(smallest, largest) - smallest
-
-    def best_lengths(self, source: EncodedSource, count: int) -> Tensor:
-        differences = source.best_classes(count) + self.config.min_length_difference
-        return (source.lengths[:, None] + differences).clamp(min=1)
-
-    def make_target(self, source: EncodedSource, given: TargetInputs) -> Target:
-        labels, num_items, inputs_embeds = given.labels, given.num_items_in_batch, given.decoder_inputs_embeds
-        lengths, width = self.target_shape(source, labels, given.decoder_attention_mask, inputs_embeds)
+    def make_target(
+        self,
+        source: EncodedSource,
+        *,
+        labels: Tensor | None = None,
+        num_items: Tensor | int | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        draws: dict[str, Any] | None = None,
+        **words: Any,
+    ) -> Target:
+        lengths, width = self.target_shape(source, labels, attention_mask, inputs_embeds)
         if labels is not None and num_items is None:
             num_items = labels.ne(-100).sum()
         target = Target(lengths, canvas(lengths, width), labels, num_items)
         if inputs_embeds is None:
-            inputs_embeds = self.embed_target(source, target, **given.draws)
+            inputs_embeds = self.embed_target(source, target, **(draws or {}))
         target.decoder_inputs["inputs_embeds"] = inputs_embeds
         return target
 
@@ -347,20 +336,18 @@ class VaswaniNatForConditionalGeneration(LengthDifferenceHead):
     ) -> tuple[Tensor, Tensor]:
         """Return the positions (k B, T) whose reference word GLAT shows, and the first pass's accuracy.
 
-        Qian et al. 2021: with c mistakes in the first pass, floor(rho c) positions, drawn from all real
-        ones and not from the mistakes only.
+        With c mistakes in the first pass these are floor(rho c) of all real positions, not only of the mistakes.
         """
         is_real = labels.ne(-100)  # (k B, T)
         states = self.run_decoder(source, is_real.long(), inputs_embeds=inputs_embeds)[0]  # (k B, T, d_model)
-        wrong = [logits.argmax(-1) != words for logits, words in self.logits_of(states, is_real, labels)]
+        wrong = [argmax(logits) != words for logits, words in self.logits_of(states, is_real, labels)]
         mistakes = torch.zeros_like(is_real).masked_scatter(is_real, torch.cat(wrong)).sum(1)  # (k B,), c
         counts = (self.glancing_ratio * mistakes).floor().long()
         accuracy = 1 - mistakes.sum() / is_real.sum().clamp(min=1)
         return choose_positions(is_real, counts, draws=glancing_draws), accuracy
 
     def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
-        """Predict a target for each of `lengths` (l B,) in one pass."""
         target = Target(lengths, canvas(lengths))
         states = self.run_decoder(source, target.mask, inputs_embeds=self.embed_target(source, target))[0]
-        tokens, log_probs = self.read_words(states, lengths, target.mask.bool(), settings)
+        tokens, log_probs = self.read_words(states, lengths, target.mask.bool(), settings, settings.reads_scores)
         return NarTargets(tokens, log_probs, [tokens])
