@@ -1,6 +1,7 @@
 """One thread, one seed and no network for every test."""
 
 import os
+from collections.abc import Generator
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -14,6 +15,7 @@ from hypothesis import settings
 
 from tests.helpers import model_of_pairs, save
 from tests.transformers_suite import fetch_once, marks
+from vaswani_transformer.cpu.linear import chosen_layouts
 
 torch.set_num_threads(1)
 
@@ -68,3 +70,13 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("saved") / "model"
     save(folder, *model_of_pairs())
     return folder
+
+
+@pytest.fixture
+def no_layouts() -> Generator[None]:
+    """Begin without a chosen layout, and restore those of before."""
+    before = dict(chosen_layouts)
+    chosen_layouts.clear()
+    yield
+    chosen_layouts.clear()
+    chosen_layouts.update(before)

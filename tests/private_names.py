@@ -80,9 +80,8 @@ PRIVATE_NAMES: dict[Any, dict[str, str]] = {
     TrainingArguments: {"_n_gpu": "training/trainer"},
     nn.Module: {
         "_apply": "cpu/model flowseq pretrained",
-        "_forward_hooks": "embeddings",
+        "_forward_hooks": "cpu/layers embeddings",
         "_forward_pre_hooks": "embeddings",
-        "_modules": "cpu/layers",
     },
     torch.ops.mkldnn: {
         "_is_mkldnn_bf16_supported": "training/machine",

@@ -366,15 +366,3 @@ def test_samples_are_ranked_by_estimate_and_length(monkeypatch: pytest.MonkeyPat
     expected, order = scores.sort(dim=1, descending=True)
     torch.testing.assert_close(generated.sequences_scores.view(2, 6), expected, **FLOAT32)
     assert torch.equal(generated.lengths.view(2, 6), lengths.gather(1, order))
-
-
-def test_settings_of_decoding_are_saved(tmp_path: Path) -> None:
-    model, source = tiny_flowseq(), random_tokens(3, 6)
-    settings: dict[str, Any] = {"length_beam_size": 2, "num_latent_samples": 3, "latent_temperature": 0.5}
-    model.generation_config = model.config.make_generation_config(**settings)
-    model.save_pretrained(tmp_path)
-    again: Any = VaswaniFlowSeqForConditionalGeneration.from_pretrained(tmp_path)
-    torch.manual_seed(0)
-    expected = tiny_flowseq().generate(source, **settings)
-    torch.manual_seed(0)
-    assert torch.equal(again.generate(source), expected)

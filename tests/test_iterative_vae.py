@@ -342,18 +342,6 @@ def test_padding_of_the_target_changes_no_training_loss() -> None:
         torch.testing.assert_close(wide_outputs[name], narrow_outputs[name], **FLOAT32)
 
 
-def test_hint_reaches_the_loss_in_training_and_kl_scale_is_never_counted() -> None:
-    model, source, labels = tiny_iterative_vae(**STILL).train(), random_tokens(3, 6), targets(5, 1, 4)
-    losses = {}
-    for scale in (0.0, 1.0):
-        model.kl_scale = scale
-        torch.manual_seed(0)
-        losses[scale] = model(input_ids=source, labels=labels)
-        assert model.kl_scale == scale
-    torch.testing.assert_close(losses[1.0].loss - losses[0.0].loss, losses[0.0].kl_loss, **FLOAT32)
-    assert float(losses[0.0].kl_loss.detach()) > 0
-
-
 def test_backward_pass_recomputes_the_latent_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """No tensor of the size tokens times vocabulary is kept, and the gradient is that without recomputation."""
     source, labels = random_tokens(3, 6), targets(5, 1, 4)

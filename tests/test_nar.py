@@ -41,23 +41,13 @@ from vaswani_transformer.nar import NarSettings, argmax, canvas, choose_position
     [
         (VaswaniNatConfig, {"min_length_difference": 1}, "must enclose 0"),
         (VaswaniNatConfig, {"max_length_difference": -1}, "must enclose 0"),
-        (VaswaniNatConfig, {"relative_attention_clip": 0}, "relative_attention_clip"),
-        (VaswaniNatConfig, {"length_loss_weight": -0.1}, "length_loss_weight"),
-        (VaswaniNatConfig, {"d_model": 33}, "d_model"),
         (VaswaniCmlmConfig, {"mask_token_id": 99}, "outside the vocabulary"),
         (VaswaniCmlmConfig, {"mask_token_id": 1}, "add_special_tokens"),
-        (VaswaniCmlmConfig, {"max_target_length": 0}, "max_target_length"),
         (VaswaniIterativeVaeConfig, {"kl_weights": [1.0, 2.0]}, r"kl_weights .* must be 1 finite"),
         (VaswaniIterativeVaeConfig, {"kl_weights": [-1.0]}, "kl_weights"),
         (VaswaniIterativeVaeConfig, {"kl_weights": [float("nan")]}, "kl_weights"),
-        (VaswaniIterativeVaeConfig, {"gumbel_temperature": 0.0}, "gumbel_temperature"),
-        (VaswaniIterativeVaeConfig, {"latent_dropout": 1.0}, "latent_dropout"),
         (VaswaniFlowSeqConfig, {"d_model": 36}, r"d_model \(36\) must be divisible by 8: .* and 4 heads"),
-        (VaswaniFlowSeqConfig, {"flow_steps": 0}, "flow_steps"),
-        (VaswaniFlowSeqConfig, {"word_dropout": 1.0}, "word_dropout"),
-        (VaswaniNatConfig, {"attention_window": 3}, "attention_window: vaswani_nat has no restricted .*; got 3"),
         (VaswaniCmlmConfig, {"attention_window": 3}, "attention_window: vaswani_cmlm has no restricted .*; got 3"),
-        (VaswaniIterativeVaeConfig, {"attention_window": 3}, "attention_window: .*_vae has no restricted .*; got 3"),
     ],
     ids=str,
 )
@@ -197,24 +187,18 @@ def test_labels_without_a_token_have_no_loss(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILY)
-def test_left_padded_labels_are_an_error(family: str) -> None:
-    labels = targets(5, 2).flip(1)
-    with pytest.raises(ValueError, match=r"^labels: .* row 1 .* Pad targets on the right\.$"):
-        FAMILY[family]()(input_ids=random_tokens(2, 6), labels=labels)
-
-
-@pytest.mark.parametrize("family", FAMILY)
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
         ({"labels": torch.zeros(2, 0, dtype=torch.long)}, r"labels: no token ids; got shape \(2, 0\) of torch.int64"),
         (
-            {"attention_mask": torch.ones(2, 1, 6, 6)},
-            r"attention_mask: .* got shape \(2, 1, 6, 6\), expected \(2, 6\), ",
+            {"labels": torch.tensor([[5, 2], [-100, 2]])},
+            r"labels: .* row 1 with a token after padding\. Pad",
         ),
         ({"labels": torch.tensor([[5, 2], [6, 2], [7, 2]])}, "The target has 3 rows and the source 2; "),
         ({"decoder_attention_mask": torch.ones(1, 3)}, "The target has 1 rows and the source 2; "),
         ({"attention_mask": torch.ones(1, 6)}, r"attention_mask: .* got shape \(1, 6\), expected \(2, 6\), "),
+        ({"attention_mask": torch.ones(2, 1, 6, 6)}, r"attention_mask: .* got shape \(2, 1, 6, 6\), expected \(2, 6\)"),
     ],
     ids=str,
 )
@@ -255,26 +239,20 @@ def test_learned_positions_bound_the_predicted_length(family: str) -> None:
     assert generated.shape[1] <= 7
 
 
-def test_encoder_outputs_replace_the_source() -> None:
-    for make in FAMILY.values():
-        model, (tokens, mask) = make(), padded_batch([4, 6], "right")
-        encoded = model.get_encoder()(tokens, mask)
-        assert torch.equal(encoded.last_hidden_state, model.encode(tokens, mask).last_hidden_state)
-        labels = targets(4, 2)
-        expected = model(input_ids=tokens, attention_mask=mask, labels=labels)
-        assert torch.equal(model(encoder_outputs=encoded, attention_mask=mask, labels=labels).loss, expected.loss)
-        as_tuple = model(encoder_outputs=encoded.to_tuple(), attention_mask=mask, labels=labels, return_dict=False)
-        assert torch.equal(as_tuple[0], expected.loss)
-        by_config = make(return_dict=False)
-        assert torch.equal(by_config(input_ids=tokens, attention_mask=mask, labels=labels)[0], expected.loss)
-        assert torch.equal(
-            model.generate(encoder_outputs=encoded, attention_mask=mask), model.generate(tokens, attention_mask=mask)
-        )
+@pytest.mark.parametrize("family", FAMILY)
+def test_encoder_outputs_replace_the_source(family: str) -> None:
+    model, batch = FAMILY[family](), source_batch([4, 6], labels=targets(4, 2))
+    tokens, mask = batch.pop("input_ids"), batch["attention_mask"]
+    encoded, expected = model.get_encoder()(tokens, mask), model(input_ids=tokens, **batch).loss
+    assert torch.equal(model(encoder_outputs=encoded, **batch).loss, expected)
+    assert torch.equal(model(encoder_outputs=encoded.to_tuple(), **batch, return_dict=False)[0], expected)
+    assert torch.equal(FAMILY[family](return_dict=False)(input_ids=tokens, **batch)[0], expected)
+    assert torch.equal(model.generate(encoder_outputs=encoded, **batch), model.generate(tokens, attention_mask=mask))
 
 
-def test_seq2seq_collator_adds_no_shifted_targets() -> None:
-    for make in FAMILY.values():
-        assert not hasattr(make(), "prepare_decoder_input_ids_from_labels")
+@pytest.mark.parametrize("family", FAMILY)
+def test_seq2seq_collator_adds_no_shifted_targets(family: str) -> None:
+    assert not hasattr(FAMILY[family](), "prepare_decoder_input_ids_from_labels")
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -424,8 +402,6 @@ def long_target_model(family: str) -> Any:
 
 
 RELATIVE = {"max_source_relative_length": 10}
-
-
 NONE_GIVEN: dict[str, Any] = {}
 
 
@@ -553,10 +529,8 @@ def test_every_setting_of_a_search_from_left_to_right_must_have_its_default() ->
     [
         ("nat", {"max_source_relative_length": -1}, "got -1, expected a whole number of at least 0"),
         ("cmlm", {"num_iterations": 2.5}, "got 2.5, expected a whole number of at least 1"),
-        ("cmlm", {"num_iterations": 0}, "got 0, expected a whole number of at least 1"),
         ("nat", {"length_beam_size": True}, "got True, expected a whole number"),
         ("nat", {"length_beam_size": 42}, "got 42, expected at most 41, the model's length classes"),
-        ("cmlm", {"length_beam_size": 21}, "got 21, expected at most 20, the model's length classes"),
         ("cmlm", {"num_return_sequences": 2}, "got 2, expected at most 1, length_beam_size times num_latent_samples"),
         ("nat", {"length_penalty": float("inf")}, r"got inf, expected a finite number\. Leave"),
         ("flowseq", {"length_weight": "1"}, r"got '1', expected a finite number\. Leave"),
@@ -567,11 +541,9 @@ def test_every_setting_of_a_search_from_left_to_right_must_have_its_default() ->
         ("nat", {"suppress_tokens": [99]}, r"got \[99\], expected ids from 0 to 98"),
         ("nat", {"num_latent_samples": 3}, "no setting of .*; got 3, expected 1"),
         ("iterative_vae", {"latent_temperature": 0.5}, r"no setting of .*; got 0\.5, expected 0\.0"),
-        ("iterative_vae", {"temperature": 0.5}, "no setting of .*; got 0.5, expected 1.0"),
         ("flowseq", {"do_sample": True}, "no setting of .*; got True, expected False"),
         ("flowseq", {"num_iterations": 2}, "no setting of .*; got 2, expected 1"),
         ("nat", {"num_iterations": 2}, "no setting of .*; got 2, expected 1"),
-        ("nat", {"num_beams": 0}, "no setting of .*; got 0, expected 1"),
         ("nat", {"generation_config": GenerationConfig(num_iteration=4)}, "no setting of .*; got 4, expected None"),
         ("cmlm", {"number_of_beams": 5}, "no setting of .*; got 5, expected None"),
         ("nat", {"logits_processor": [print]}, "no setting of .*, expected None"),
@@ -595,11 +567,7 @@ def test_argument_out_of_its_range_or_of_another_family_is_an_error(
 @pytest.mark.parametrize(
     "settings",
     [
-        {"num_beams": 1},
-        {"do_sample": False},
-        {"logits_processor": []},
-        {"top_k": 50},
-        {"length_penalty_type": "power"},
+        {"num_beams": 1, "do_sample": False, "logits_processor": [], "top_k": 50, "length_penalty_type": "power"},
         {"max_source_relative_length": None},
         {"max_source_relative_length": 300},
         {"length_beam_size": np.int64(1), "num_return_sequences": np.int64(1), "max_new_tokens": np.int64(99)},
@@ -617,10 +585,8 @@ def test_setting_without_an_effect_is_accepted(settings: dict[str, Any]) -> None
 
 
 def test_outputs_of_forward_in_the_configuration_do_not_stop_generate() -> None:
-    model, plain = FAMILY["nat"](output_hidden_states=True, output_attentions=True), FAMILY["nat"]()
-    source = random_tokens(2, 5)
-    generated = model.generate(source, return_dict_in_generate=False)
-    assert torch.equal(generated, plain.generate(source))
+    model, source = tiny_nat(output_hidden_states=True, output_attentions=True), random_tokens(2, 5)
+    assert torch.equal(model.generate(source, return_dict_in_generate=False), tiny_nat().generate(source))
 
 
 def test_saved_beams_are_an_error_that_names_the_generation_config() -> None:

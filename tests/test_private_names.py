@@ -16,7 +16,7 @@ from tests.private_names import PRIVATE_NAMES, describe, describe_all, print_cha
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
 from vaswani_transformer.cpu.decoder import DecoderStep
 from vaswani_transformer.cpu.encoder import PreparedEncoder
-from vaswani_transformer.cpu.linear import LINEAR_FACTORIES, is_supported, raw_op
+from vaswani_transformer.cpu.linear import LAYOUTS, PreparedLinear, TransposedLinear, is_supported, raw_op
 from vaswani_transformer.pretrained import PRIVATE_NAMES as MODEL_NAMES
 
 PACKAGE = ROOT / "vaswani_transformer"
@@ -134,7 +134,8 @@ def test_prepared_model_without_a_function_of_torch_has_plain_layers_and_the_sam
     monkeypatch.setattr(torch.ops, "mkldnn" if function.startswith("_") else "quantized", Missing())
     model, call = tiny_model(), source_batch([3, 2], max_new_tokens=4, num_beams=2)
     prepared = prepare_for_inference(model, dtype)
-    assert {type(module) for module in prepared.modules()} & {nn.Linear}
+    layers = [module for module in prepared.modules() if isinstance(module, nn.Linear | PreparedLinear)]
+    assert {type(layer) for layer in layers} == {TransposedLinear if dtype == "float32" else nn.Linear}
     assert torch.equal(prepared.generate(**call), model.generate(**call))
 
 
@@ -146,10 +147,10 @@ def test_operator_without_its_compiled_function_is_called_as_it_is() -> None:
 
 
 def test_fast_paths_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """float32 and int8 are packed on x86 in the tested versions, and encoder and decoder take the fast path."""
+    """float32 is packed on x86 in the tested versions, and encoder and decoder take the fast path."""
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this build of torch has no oneDNN")
-    assert is_supported(LINEAR_FACTORIES["float32"])
+    assert is_supported(LAYOUTS["float32"]["onednn"])
     taken = []
     for each, name in ((DecoderStep, "__call__"), (PreparedEncoder, "fast_pass")):
         call = getattr(each, name)

@@ -24,6 +24,7 @@ from transformers.utils.logging import disable_progress_bar
 from training.data import load_pairs
 from training.machine import commit, init_processes, versions
 from training.recipe import Recipe, load_recipe
+from vaswani_transformer.cpu.linear import chosen_layouts
 from vaswani_transformer.parsing.constraint import tree_constraint
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import write_atomically, write_errors
@@ -140,6 +141,10 @@ def distill(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     options.device = options.device or str(state.device)
     share, shares = (int(number) for number in options.shard.split("/"))
     share, shares = (share - 1) * state.num_processes + state.process_index, shares * state.num_processes
+    path = folder / f"{share:05d}-of-{shares:05d}.jsonl"
+    layouts = path.with_suffix(".layouts")  # of a teacher on a CPU, by which a resumed share has the same rounding
+    if layouts.exists():
+        chosen_layouts.update(json.loads(layouts.read_text(encoding="utf-8")))
     translator = load_teacher(options, recipe)
     with state.main_process_first():
         sources = load_pairs(recipe, ["train"])["train"]["source"][:]
@@ -157,8 +162,9 @@ def distill(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
         }
         check_record(folder, record)
     state.wait_for_everyone()
-    path = folder / f"{share:05d}-of-{shares:05d}.jsonl"
+    write_atomically(layouts, json.dumps(chosen_layouts))
     dropped = write_share(translator, list(itertools.islice(sources, share, None, shares)), path, options, recipe)
+    layouts.unlink()
     everyone = gather_object([dropped])
     kept = sum(len(file.read_bytes().splitlines()) for file in folder.glob("*.jsonl"))
     return {"output_dir": str(folder), "kept": kept, "dropped": dict(sum(everyone, Counter()))}

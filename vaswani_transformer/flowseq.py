@@ -384,15 +384,10 @@ class Posterior(nn.Module):
 
 @dataclass
 class FlowSeqLMOutput(NarLMOutput):
-    """The output of FlowSeq; the fields below are None unless the loss has a divergence.
+    """The output of FlowSeq; the fields below are None unless the loss has a divergence."""
 
-    Attributes:
-        kl_loss: the divergence of posterior and prior, one sample, in nats a target token.
-        log_determinant: log|det dF/dz| a target token.
-    """
-
-    kl_loss: Tensor | None = None
-    log_determinant: Tensor | None = None
+    kl_loss: Tensor | None = None  # the divergence of posterior and prior, one sample, in nats a target token
+    log_determinant: Tensor | None = None  # log|det dF/dz| a target token
 
 
 class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
@@ -518,9 +513,8 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
     ) -> None:
         """Set the flow's actnorms so that the posterior's latents of a batch have mean 0 and variance 1 after each.
 
-        It is saved with the weights. Call it in evaluation mode, once the posterior has learned something.
-
-        Args: as of `forward`.
+        It is saved with the weights. Call it in evaluation mode, once the posterior has learned something, with
+        arguments as of `forward`.
 
         Raises:
             ValueError: the labels have no token.
@@ -547,11 +541,7 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
     def estimate_log_probs(self, source: EncodedSource, tokens: Tensor, lengths: Tensor, samples: int) -> Tensor:
         """Return log mean_i p(y | z_i, x) p(z_i | x) / q(z_i | x, y) (k B,), an estimate of log p(y | x, m).
 
-        Args:
-            source: the encoded source.
-            tokens: (k B, T), y; padding has any token.
-            lengths: (k B,), m.
-            samples: the number of z_i, which are drawn from the posterior by torch's generator.
+        `tokens` (k B, T) are y, with any token at padding. `samples` latents z_i are drawn from the posterior.
         """
         mask = canvas(lengths, tokens.shape[1])
         posterior, weights = self.encode_target(source, mask, tokens), []

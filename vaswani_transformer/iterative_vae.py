@@ -56,13 +56,7 @@ class LatentStep(nn.Module):
     Let p = log softmax(logits). Then s = a p + b onehot(y) under a hint, a p otherwise. The latent z is the word
     argmax(s + g), with the gradient of softmax((s + g) / tau), or if it is relaxed softmax((s + g) / tau) itself. The
     result is LN(gate h + Dropout((1 - gate) sqrt(d_model) z E)). a and b are softplus, the gate a sigmoid, of linear
-    functions of h.
-
-    Args:
-        config: the model's.
-        temperature: tau.
-        dropout: of what the latent adds.
-        is_relaxed: whether z is the Gumbel-softmax in place of a word.
+    functions of h. `temperature` is tau.
     """
 
     def __init__(
@@ -145,24 +139,15 @@ class LatentStep(nn.Module):
 
 @dataclass
 class LatentPass:
-    """One pass of the decoder: what its latent steps are given, and their results, step by step.
+    """One pass of the decoder: what its latent steps are given, and their results, step by step."""
 
-    Attributes:
-        project: the output projection, states (n, d_model) to logits (n, V).
-        is_real: (k B, T), the positions of tokens; None: all.
-        labels: (k B, T), the target's words, -100 where a position has neither hint nor loss; None: unknown.
-        has_hint, has_noise: whether the latents see `labels`, and whether they are samples.
-        smoothing: of the cross-entropy.
-        tokens: the results of each step for the words; empty without `labels`.
-    """
-
-    project: Callable[[Tensor], Tensor]
-    is_real: Tensor | None = None
-    labels: Tensor | None = None
-    has_hint: bool = False
-    has_noise: bool = False
-    smoothing: float = 0.0
-    tokens: list[LatentTokens] = field(default_factory=list)
+    project: Callable[[Tensor], Tensor]  # the output projection, states (n, d_model) to logits (n, V)
+    is_real: Tensor | None = None  # (k B, T), the positions of tokens; None: all
+    labels: Tensor | None = None  # (k B, T), -100 where a position has neither hint nor loss; None: unknown
+    has_hint: bool = False  # whether the latents see the labels
+    has_noise: bool = False  # whether the latents are samples
+    smoothing: float = 0.0  # of the cross-entropy
+    tokens: list[LatentTokens] = field(default_factory=list)  # of each step; empty without labels
     real_rows: Tensor | None = field(default=None, init=False)
 
     def apply(self, step: LatentStep, hidden_states: Tensor, table: Tensor) -> Tensor:
@@ -294,21 +279,15 @@ class VaswaniIterativeVaeModel(VaswaniNatModel):
 class IterativeVaeLMOutput(NarLMOutput):
     """The output of IterativeVAE; with labels also the losses of its layers and latent steps, means a target token.
 
-    Attributes:
-        bound: the cross-entropy after the last layer plus the sum of `layer_kl`. Its mean over samples, in evaluation
-            mode with `has_hint`, is an upper bound of -log p(y | x, m) a target token.
-        kl_loss: the weighted sum of `layer_kl`, without `kl_scale`; 0 without a hint.
-        layer_losses: (N,), the cross-entropy after each layer; the last is `token_loss`.
-        layer_kl: (N - 1,), KL(q || prior) before each layer but the first.
-        prior_weights, hint_weights: (N - 1,), a and b, by which a latent weighs its own distribution and the hint.
+    The mean of `bound` over samples, in evaluation mode with `has_hint`, is an upper bound of -log p(y | x, m).
     """
 
-    bound: Tensor | None = None
-    kl_loss: Tensor | None = None
-    layer_losses: Tensor | None = None
-    layer_kl: Tensor | None = None
-    prior_weights: Tensor | None = None
-    hint_weights: Tensor | None = None
+    bound: Tensor | None = None  # the cross-entropy after the last layer plus the sum of layer_kl
+    kl_loss: Tensor | None = None  # the weighted sum of layer_kl, without kl_scale; 0 without a hint
+    layer_losses: Tensor | None = None  # (N,), the cross-entropy after each layer; the last is token_loss
+    layer_kl: Tensor | None = None  # (N - 1,), KL(q || prior) before each layer but the first
+    prior_weights: Tensor | None = None  # (N - 1,), a, by which a latent weighs its own distribution
+    hint_weights: Tensor | None = None  # (N - 1,), b, by which it weighs the hint
 
 
 class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGeneration):

@@ -168,17 +168,11 @@ class EncodedSource(NamedTuple):
 
 @dataclass
 class NarLMOutput(Seq2SeqLMOutput):
-    """The output of a non-autoregressive model; the fields that Transformers lacks are None without labels.
+    """The output of a non-autoregressive model; the fields that Transformers lacks are None without labels."""
 
-    Attributes:
-        token_loss: the loss of the tokens, a mean in nats; label-smoothed in training mode.
-        length_loss: the cross-entropy of the length over the same divisor; `loss` adds `length_loss_weight` times it.
-        accuracy: with glancing, the share of target tokens that the first pass predicts; otherwise None.
-    """
-
-    token_loss: Tensor | None = None
-    length_loss: Tensor | None = None
-    accuracy: Tensor | None = None
+    token_loss: Tensor | None = None  # of the tokens, a mean in nats; label-smoothed in training mode
+    length_loss: Tensor | None = None  # the cross-entropy of the length over the same divisor
+    accuracy: Tensor | None = None  # with glancing, the share of target tokens that the first pass predicts
 
 
 @dataclass
@@ -283,12 +277,12 @@ class NarSettings:
 
     @property
     def num_targets(self) -> int:
-        """Return the number of targets that are tried for each source."""
+        """The number of targets that are tried for each source."""
         return self.length_beam_size * self.num_latent_samples
 
     @property
     def reads_scores(self) -> bool:
-        """Return whether anything depends on the scores of targets."""
+        """Whether anything depends on the scores of targets."""
         return self.num_targets > 1 or self.return_dict_in_generate
 
 
@@ -313,12 +307,12 @@ class NarHead(ProjectedModel, GenerationMixin):
 
     @property
     def samples(self) -> bool:
-        """Return whether `do_sample` has an effect."""
+        """Whether `do_sample` has an effect."""
         return False
 
     @property
     def num_length_classes(self) -> int:
-        """Return the number of lengths that a length beam can try."""
+        """The number of lengths that a length beam can try."""
         raise NotImplementedError
 
     def read_source(self, states: Tensor, attention_mask: Tensor | None) -> EncodedSource:
@@ -463,10 +457,7 @@ class NarHead(ProjectedModel, GenerationMixin):
     def run_decoder(
         self, source: EncodedSource, target_mask: Tensor, cache: Cache | None = None, **inputs: Any
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Return the decoder's output (k B, T, d_model) where `target_mask` (k B, T) is 1.
-
-        `inputs` are `input_ids` or `inputs_embeds`, and settings.
-        """
+        """Return the decoder's output (k B, T, d_model) where `target_mask` (k B, T) is 1."""
         return self.model.decoder(
             attention_mask=target_mask,
             encoder_hidden_states=source.memory,
@@ -480,9 +471,7 @@ class NarHead(ProjectedModel, GenerationMixin):
     def logits_of(self, states: Tensor, is_real: Tensor, *values: Tensor) -> Iterator[tuple[Tensor, ...]]:
         """Yield the logits (N, V) of some positions at a time, in at least float32, and `values` (k B, T) there (N,).
 
-        Args:
-            states: (k B, T, d_model), the decoder's output.
-            is_real: (k B, T), the positions, for whose number an accelerator's host waits.
+        An accelerator's host waits for the number of positions, which are those where `is_real` (k B, T).
         """
         rows = is_real.flatten().nonzero()[:, 0]
         size = chunk_size(states.device)

@@ -229,7 +229,7 @@ def prepared() -> nn.Module:
     ("make", "options", "message"),
     [
         (lambda: tiny_model().model, {}, "A VaswaniTransformerModel is not a VaswaniTransformerFor"),
-        (prepared, {}, r"is a TransposedLinear that is wrapped, or whose weight is not loaded; merge adapters"),
+        (prepared, {}, r"is a \w+Linear that is wrapped, or whose weight is not loaded; merge adapters"),
         (lambda: tiny_model().to("meta"), {}, r"is a Linear that is wrapped, or whose weight is not loaded"),
         (lambda: tiny_model(activation_function="mish"), {}, "CTranslate2 has no activation function 'mish'; it has"),
         (lambda: tiny_model(attention_window=3), {}, "attention_window: CTranslate2 has no restricted self-attention"),

@@ -13,20 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from tests.builders import DTYPES, KINDS, needs, random_model
-from tests.helpers import FLOAT32, PAIRS, model_of_pairs, random_batch, run_python, source_batch, tiny_model
+from tests.builders import KINDS, needs, random_model
+from tests.helpers import FLOAT32, PAIRS, model_of_pairs, random_batch, source_batch, tiny_model
 from vaswani_transformer import VaswaniTransformerModel, prepare_for_inference
-from vaswani_transformer.cpu import linear as cpu_linear
 from vaswani_transformer.cpu import model as cpu_model
-from vaswani_transformer.cpu.layers import compose
-from vaswani_transformer.cpu.linear import (
-    LINEAR_FACTORIES,
-    PackedLinear,
-    QuantizedLinear,
-    TransposedLinear,
-    int8_sum_overflows,
-    is_supported,
-)
+from vaswani_transformer.cpu.linear import LAYOUTS, PackedLinear, PreparedLinear, TransposedLinear
 from vaswani_transformer.embeddings import Dropout
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -36,89 +27,28 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-EVERY_DTYPE = [needs(dtype) for dtype in LINEAR_FACTORIES]
-EVERY_LAYER = {dtype: make for dtype, make in LINEAR_FACTORIES.items() if dtype in DTYPES} | {
-    "narrow": TransposedLinear
-}
+EVERY_DTYPE = [needs(dtype) for dtype in LAYOUTS]
 
 
-def test_every_dtype_of_this_cpu_has_packed_layers() -> None:
-    assert set(DTYPES) <= {dtype for dtype, make in LINEAR_FACTORIES.items() if is_supported(make)}
-
-
-@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS["float32"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_float32_copy_finds_the_same_tokens_and_scores(
-    kind: str, way: str, is_packed: bool, monkeypatch: pytest.MonkeyPatch
+    kind: str, way: str, layout: str, choose_layout: Callable[[str], None]
 ) -> None:
-    """The sizes give layers that are too narrow to be packed, and packed ones."""
-    if is_packed:
-        monkeypatch.setattr(cpu_linear, "NARROW_WIDTH", 0)
+    choose_layout(layout)
     model = random_model(**KINDS[kind])
     model.use_paper_decoding()
     call = source_batch([5, 3, 6], max_new_tokens=8) | WAYS[way]
     outputs: dict[str, Any] = {"return_dict_in_generate": True, "output_scores": True}
     true = model.generate(**call, **outputs)
     prepared = prepare_for_inference(model)
-    assert type(prepared.lm_head) is (PackedLinear if is_packed else TransposedLinear)
+    assert type(prepared.lm_head) is {"onednn": PackedLinear, "torch": TransposedLinear}[layout]
     generated = prepared.generate(**call, **outputs)
     assert torch.equal(generated.sequences, true.sequences)
     if "sequences_scores" in true:
         torch.testing.assert_close(generated.sequences_scores, true.sequences_scores, **FLOAT32)
     assert torch.equal(prepared.generate(**call), true.sequences)
-
-
-@pytest.mark.parametrize("rows", [(1,), (7,), (2, 3), (2, 3, 4), (40,), (0,), (3, 0)], ids=str)
-@pytest.mark.parametrize("dtype", EVERY_LAYER)
-@pytest.mark.parametrize("bias", [True, False])
-def test_packed_layer_is_as_close_to_the_plain_one_as_its_dtype_allows(
-    dtype: str, bias: bool, rows: tuple[int, ...]
-) -> None:
-    """The error bound is that of a product of 48 pairs of numbers, each near 1.
-
-    bfloat16 has 8 bits, so each number, and the output, has a relative error of at most 2^-9; int8 splits the
-    range of a row's weights and of x into 127 and 255 steps (63 and 127 where it is reduced) with an error of half a
-    step.
-    """
-    linear = nn.Linear(48, 24, bias=bias).requires_grad_(False)
-    hidden_states = torch.randn(*rows, 48)
-    layer: Any = EVERY_LAYER[dtype](linear)
-    packed, true = layer(hidden_states), linear(hidden_states)
-    if hidden_states.dim() == 2:
-        assert torch.equal(layer.raw_forward()(hidden_states), packed)
-    assert packed.shape == true.shape
-    assert packed.dtype == torch.float32
-    if not true.numel():
-        return
-    size = hidden_states.abs() @ linear.weight.abs().T + (linear.bias.abs() if bias else 0)
-    largest = linear.weight.abs().amax(1)
-    span = (hidden_states.amax().clamp(min=0) - hidden_states.amin().clamp(max=0)) / (
-        127 if int8_sum_overflows() else 255
-    )
-    of_weights = hidden_states.abs().sum(-1, keepdim=True) * largest / 127 / 2
-    of_inputs = span / 2 * (linear.weight.abs().sum(1) + 48 * largest / 127)
-    bound = {"bfloat16": 3.1 * 2**-9 * size, "int8": of_weights + 2 * of_inputs}.get(dtype, 48 * 2**-24 * size)
-    assert ((packed - true).abs() <= bound + 1e-6).all()
-
-
-@pytest.mark.parametrize("rows", [3, 40])
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("dtype", EVERY_LAYER)
-def test_packed_layer_and_the_relu_after_it_are_the_same_as_one_function(dtype: str, bias: bool, rows: int) -> None:
-    layer, hidden_states = EVERY_LAYER[dtype](nn.Linear(16, 8, bias).requires_grad_(False)), torch.randn(rows, 16)
-    given = hidden_states.clone()
-    assert torch.equal(compose(layer, nn.ReLU())(hidden_states), layer(given).relu())
-    assert torch.equal(hidden_states, given)
-
-
-@pytest.mark.skipif("int8" not in DTYPES, reason="this CPU or torch has no int8")
-def test_packed_row_of_zero_weights_gives_its_bias() -> None:
-    linear = nn.Linear(8, 4).requires_grad_(False)
-    linear.weight[1] = 0
-    packed = LINEAR_FACTORIES["int8"](linear)(torch.randn(3, 8))
-    torch.testing.assert_close(packed[:, 1], linear.bias[1].expand(3))
-    torch.testing.assert_close(LINEAR_FACTORIES["int8"](linear)(torch.zeros(2, 8)), linear.bias.expand(2, 4))
 
 
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
@@ -241,7 +171,7 @@ def test_object_that_cannot_be_prepared_is_an_error(
 
 
 @pytest.mark.parametrize("missing", ["functions", "results"])
-@pytest.mark.parametrize("dtype", LINEAR_FACTORIES)
+@pytest.mark.parametrize("dtype", LAYOUTS)
 def test_prepared_model_has_plain_layers_and_a_warning_if_torch_lacks_packed_ones(
     dtype: str, missing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -250,7 +180,7 @@ def test_prepared_model_has_plain_layers_and_a_warning_if_torch_lacks_packed_one
             return torch.ops.mkldnn.no_such_function(linear.weight)
         return nn.Linear(linear.in_features, linear.out_features)
 
-    monkeypatch.setitem(LINEAR_FACTORIES, dtype, lack)
+    monkeypatch.setitem(LAYOUTS, dtype, dict.fromkeys(LAYOUTS[dtype], lack))
     monkeypatch.setattr(cpu_model.logger, "propagate", True)
     model, inputs = random_model().train(), random_batch()
     with caplog.at_level(logging.WARNING):
@@ -272,8 +202,7 @@ def test_prepared_model_is_of_its_class_and_has_a_dtype_and_a_device(dtype: str)
     kinds = [type(module) for module in prepared.modules()]
     assert nn.Linear not in kinds
     assert Dropout not in kinds
-    kind = {"float32": TransposedLinear, "bfloat16": PackedLinear, "int8": QuantizedLinear}[dtype]
-    assert kinds.count(kind) == 25
+    assert sum(isinstance(module, PreparedLinear) for module in prepared.modules()) == 25
     assert prepared.get_input_embeddings() is prepared.model.shared
     assert prepared.model.encoder.embed_tokens.weight is prepared.model.shared.weight
     assert prepared.generation_config.to_dict() == model.generation_config.to_dict()
@@ -346,46 +275,3 @@ def test_used_model_is_prepared_like_a_new_one() -> None:
     actual = prepare_for_inference(model)(**inputs, output_attentions=True)
     torch.testing.assert_close(actual.logits, model(**inputs).logits, **FLOAT32)
     assert len(actual.cross_attentions) == 2
-
-
-SUMS = """
-import torch
-torch.backends.quantized.engine = "onednn"
-from vaswani_transformer.cpu.linear import LINEAR_FACTORIES, int8_sum_overflows
-torch.manual_seed(0)
-linear = torch.nn.Linear(64, 32)
-torch.nn.init.uniform_(linear.weight, 0.5, 1.0)
-hidden_states = torch.rand(8, 64) + 0.5
-true = linear(hidden_states)
-error = (LINEAR_FACTORIES["int8"](linear)(hidden_states) - true).abs().max() / true.abs().max()
-print(int8_sum_overflows(), float(error))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    "onednn" not in torch.backends.quantized.supported_engines
-    or not torch.backends.cpu.get_cpu_capability().startswith("AVX"),
-    reason="oneDNN's older instructions are those of x86",
-)
-def test_int8_layer_uses_one_bit_less_if_its_sums_overflow() -> None:
-    """oneDNN is limited to instructions without sums of four products, which older CPUs lack."""
-    is_over, error = run_python(SUMS, ONEDNN_MAX_CPU_ISA="AVX2").split()
-    assert is_over == "True"
-    assert float(error) < 0.02
-
-
-@pytest.mark.parametrize("error", [0.0, 1.0])
-def test_packed_layer_whose_weights_are_wrong_is_not_used(error: float) -> None:
-    class Packed:
-        def __init__(self, linear: nn.Linear) -> None:
-            self.linear = linear
-
-        def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-            return self.linear(rows)
-
-        def unpacked(self) -> tuple[torch.Tensor, None]:
-            return self.linear.weight + error, None
-
-    with torch.no_grad():
-        assert is_supported(Packed) == (error == 0.0)

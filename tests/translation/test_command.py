@@ -27,6 +27,7 @@ from vaswani_transformer import (
     VaswaniTransformerTokenizer,
     prepare_for_inference,
 )
+from vaswani_transformer.cpu import linear
 from vaswani_transformer.cpu.model import Prepared
 from vaswani_transformer.translation import command, loading
 from vaswani_transformer.translation.lines import LineFormat
@@ -310,6 +311,27 @@ def test_interrupted_output_resumes_to_the_bytes_of_an_uninterrupted_one(
     assert path.read_bytes() == uninterrupted.read_bytes()
     monkeypatch.setattr(LineFormat, "load", lambda _: pytest.fail("the model is loaded"))
     assert run(*arguments, "--output", path) == ("", f"{path}: is finished already and stays unchanged.\n", 0)
+
+
+def test_resumed_output_has_the_layouts_of_its_record_whatever_the_times(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_layouts: None
+) -> None:
+    source, uninterrupted, path = (tmp_path / name for name in ("source", "whole", "path"))
+    source.write_text(lines(SOURCES))
+    arguments = ["--scores", "--window=4", "--input", source, "--output"]
+    monkeypatch.setattr(linear, "best_times", lambda products, rows: [2.0, 1.0])
+    run(*arguments, uninterrupted)
+    with monkeypatch.context() as patch:
+        patch.setattr(LineFormat, "write", interrupted(4))
+        run(*arguments, path)
+    recorded = dict(linear.chosen_layouts)
+    linear.chosen_layouts.clear()
+    monkeypatch.setattr(linear, "best_times", lambda products, rows: [1.0, 2.0])
+    assert run(*arguments, path)[2] == 0
+    assert path.read_bytes() == uninterrupted.read_bytes()
+    record = json.loads(path.with_name("path.record").read_text(encoding="utf-8"))
+    assert record["layouts"] == recorded == linear.chosen_layouts
+    assert set(recorded.values()) <= {"torch"}
 
 
 @pytest.fixture

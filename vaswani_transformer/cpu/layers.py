@@ -23,13 +23,12 @@ GROWTH = 32  # the least number of tokens by which a cache, or the encodings of 
 class FusedQKVAttention(CausalSelfAttention):
     """Self-attention of either stack with one product for queries, keys and values; it copies `attention`'s weights."""
 
-    qkv_proj: nn.Module
-
     def __init__(self, attention: SelfAttention) -> None:
         nn.Module.__init__(self)
-        modules = {name: module for name, module in attention._modules.items() if name not in QKV}
-        vars(self).update(vars(attention) | {"_modules": modules})
-        self.is_causal = attention.is_causal
+        self.config, self.layer_idx, self.is_causal = attention.config, attention.layer_idx, attention.is_causal
+        self.head_dim, self.value_head_dim = attention.head_dim, attention.value_head_dim
+        self.scaling, self.dropout = attention.scaling, attention.dropout
+        self._forward_hooks = attention._forward_hooks  # by which Transformers records weights
         linears = (attention.q_proj, attention.k_proj, attention.v_proj)
         outputs = sum(linear.out_features for linear in linears)
         self.qkv_proj = nn.utils.skip_init(nn.Linear, linears[0].in_features, outputs, bias=linears[0].bias is not None)
@@ -38,6 +37,7 @@ class FusedQKVAttention(CausalSelfAttention):
                 getattr(linear, name).detach().unflatten(0, (self.config.num_heads, -1)) for linear in linears
             ]
             parameter.data = torch.cat(head_weights, dim=1).flatten(0, 1)
+        self.o_proj = attention.o_proj
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values, which each head has side by side."""

@@ -8,6 +8,7 @@ import torch
 from tqdm import tqdm
 from transformers.utils import logging
 
+from ..cpu.linear import chosen_layouts
 from ..support.command_line import silence_stdout
 from ..support.errors import OutputError, UserError, exit_on_user_error
 from ..support.files import lines_of
@@ -57,9 +58,11 @@ def translate_lines(form: LineFormat) -> None:
                 pass
             log(f"{options.output}: is finished already and stays unchanged.")
             return
+        if isinstance(output, ResumableFile):
+            chosen_layouts.update(output.record["layouts"])
         translator = form.load()
         if isinstance(output, ResumableFile):
-            output.record["search"] = translator.search
+            output.record |= {"search": translator.search, "layouts": dict(chosen_layouts)}
             if output.done:
                 log(f"{options.output}: resumes after line {output.done} of {options.input_name}.")
             if output.batching_changed:

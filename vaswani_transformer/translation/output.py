@@ -63,7 +63,8 @@ class ResumableFile(StreamOutput):
         batches: what they depend on only by the rounding of sums.
 
     Attributes:
-        record: the content of the record, to which the command adds its complete search.
+        record: the content of the record, to which the command adds its complete search, and the layouts of a model that
+            is prepared for the CPU, which decide the rounding of sums.
         batching_changed: whether the unfinished file was started with other `batches`.
 
     Raises:
@@ -76,7 +77,7 @@ class ResumableFile(StreamOutput):
         with write_errors(path, "name another --output"):
             super().__init__(path.open("ab"), str(path))
         self.path, self.record_path = path, path.with_name(f"{path.name}.record")
-        self.record: dict[str, Any] = {"settings": settings, "batches": batches}
+        self.record: dict[str, Any] = {"settings": settings, "batches": batches, "layouts": {}}
         self.digest = TextDigest()
         try:
             lock(self.stream, f"{path}: another command is writing it; wait for that one, or give another --output.")
@@ -86,6 +87,7 @@ class ResumableFile(StreamOutput):
                     differ = f"{describe_option(name, old)}, not {describe_option(name, value)}"
                     raise self.conflict(f"was made {'by another model' if name == 'model' else differ}")
             self.batching_changed = before["batches"] != batches
+            self.record["layouts"] = before["layouts"]
             self.known, self.expected = before.get("texts", 0), before.get("sha256", "")
             self.is_finished = "output" in before
             self.done, end = self.count_results(lines_per_text)
@@ -105,7 +107,7 @@ class ResumableFile(StreamOutput):
         """Return the record that an earlier command wrote."""
         if not self.record_path.exists():
             raise self.conflict("exists already, without its record")
-        types = {"settings": dict, "batches": list, "texts": int, "sha256": str}
+        types = {"settings": dict, "batches": list, "layouts": dict, "texts": int, "sha256": str}
         try:
             record = parse_json(self.record_path.read_bytes())
             if not all(isinstance(record[name], types[name]) for name in types):

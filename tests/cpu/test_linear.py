@@ -1,0 +1,182 @@
+"""Layers of a prepared model: the error of each layout, and the choice of layouts by their times."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.builders import DTYPES, random_model
+from tests.helpers import FLOAT32, random_batch, run_python
+from vaswani_transformer import prepare_for_inference
+from vaswani_transformer.cpu import linear as cpu_linear
+from vaswani_transformer.cpu.layers import compose
+from vaswani_transformer.cpu.linear import (
+    FEW_ROWS,
+    LAYOUTS,
+    MANY_ROWS,
+    TransposedLinear,
+    TwoLayoutLinear,
+    chosen_layouts,
+    int8_sum_overflows,
+    is_supported,
+    linear_factory,
+)
+
+EVERY_LAYOUT = [(dtype, name) for dtype in DTYPES for name in LAYOUTS[dtype]]
+EACH = pytest.mark.parametrize(("dtype", "name"), EVERY_LAYOUT)
+
+
+def test_every_dtype_of_this_cpu_has_a_layout() -> None:
+    assert all(is_supported(LAYOUTS[dtype][name]) for dtype, name in EVERY_LAYOUT)
+
+
+@EACH
+@pytest.mark.parametrize("rows", [(1,), (7,), (2, 3, 4), (40,), (0,), (3, 0)], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+def test_layer_is_as_close_to_the_plain_one_as_its_dtype_allows(
+    dtype: str, name: str, bias: bool, rows: tuple[int, ...]
+) -> None:
+    """The error bound is that of a product of 48 pairs of numbers, each near 1.
+
+    bfloat16 has 8 bits, so each number, and the output, has a relative error of at most 2^-9; int8 splits the
+    range of a row's weights and of x into 127 and 255 steps (63 and 127 where it is reduced) with an error of half a
+    step.
+    """
+    linear = nn.Linear(48, 24, bias=bias).requires_grad_(False)
+    hidden_states = torch.randn(*rows, 48)
+    layer: Any = LAYOUTS[dtype][name](linear)
+    packed, true = layer(hidden_states), linear(hidden_states)
+    assert (packed.shape, packed.dtype) == (true.shape, torch.float32)
+    if not true.numel():
+        return
+    flat = hidden_states.flatten(0, -2)
+    given = flat.clone()
+    assert torch.equal(compose(layer, nn.ReLU())(flat), packed.flatten(0, -2).relu())
+    assert torch.equal(flat, given)
+    size = hidden_states.abs() @ linear.weight.abs().T + (linear.bias.abs() if bias else 0)
+    largest = linear.weight.abs().amax(1)
+    span = (hidden_states.amax().clamp(min=0) - hidden_states.amin().clamp(max=0)) / (
+        127 if int8_sum_overflows() else 255
+    )
+    of_weights = hidden_states.abs().sum(-1, keepdim=True) * largest / 127 / 2
+    of_inputs = span / 2 * (linear.weight.abs().sum(1) + 48 * largest / 127)
+    bound = {"bfloat16": 3.1 * 2**-9 * size, "int8": of_weights + 2 * of_inputs}.get(dtype, 48 * 2**-24 * size)
+    assert ((packed - true).abs() <= bound + 1e-6).all()
+
+
+@pytest.mark.parametrize("name", [name for dtype, name in EVERY_LAYOUT if dtype == "int8"])
+def test_row_of_zero_weights_in_int8_gives_its_bias(name: str) -> None:
+    linear = nn.Linear(8, 4).requires_grad_(False)
+    linear.weight[1] = 0
+    layer = LAYOUTS["int8"][name](linear)
+    torch.testing.assert_close(layer(torch.randn(3, 8))[:, 1], linear.bias[1].expand(3))
+    torch.testing.assert_close(layer(torch.zeros(2, 8)), linear.bias.expand(2, 4))
+
+
+SUMS = """
+import torch
+torch.backends.quantized.engine = "onednn"
+from vaswani_transformer.cpu.linear import QuantizedLinear, int8_sum_overflows
+torch.manual_seed(0)
+linear = torch.nn.Linear(64, 32)
+torch.nn.init.uniform_(linear.weight, 0.5, 1.0)
+hidden_states = torch.rand(8, 64) + 0.5
+true = linear(hidden_states)
+error = (QuantizedLinear(linear)(hidden_states) - true).abs().max() / true.abs().max()
+print(int8_sum_overflows(), float(error))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "onednn" not in torch.backends.quantized.supported_engines
+    or not torch.backends.cpu.get_cpu_capability().startswith("AVX"),
+    reason="oneDNN's older instructions are those of x86",
+)
+def test_int8_layer_uses_one_bit_less_if_its_sums_overflow() -> None:
+    """oneDNN is limited to instructions without sums of four products, which older CPUs lack."""
+    is_over, error = run_python(SUMS, ONEDNN_MAX_CPU_ISA="AVX2").split()
+    assert is_over == "True"
+    assert float(error) < 0.02
+
+
+@pytest.mark.parametrize("error", [0.0, 1.0])
+def test_layout_whose_weights_are_wrong_is_not_used(error: float) -> None:
+    class Wrong(TransposedLinear):
+        def unpacked(self) -> tuple[Tensor, Tensor | None]:
+            return self.weight.t() + error, None
+
+    with torch.no_grad():
+        assert is_supported(Wrong) == (error == 0.0)
+
+
+several = pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if len(LAYOUTS[dtype]) > 1])
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, times: Callable[[int], list[float]]) -> list[int]:
+    """Let the timer answer with `times` of a number of rows; return the list of the numbers that it is asked for."""
+    asked: list[int] = []
+    monkeypatch.setattr(cpu_linear, "best_times", lambda _, rows: asked.append(len(rows)) or times(len(rows)))
+    return asked
+
+
+@several
+@pytest.mark.parametrize(
+    ("few", "many"), [((1.0, 0.89), (1.0, 0.91)), ((1.0, 0.91), (1.0, 0.89)), ((1.0, 2.0), (2.0, 1.0))]
+)
+def test_layout_must_win_by_a_tenth_for_few_rows_and_for_many(
+    dtype: str, few: tuple[float, ...], many: tuple[float, ...], no_layouts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each shape is timed once; the layer computes as its layouts do."""
+    asked = answer(monkeypatch, lambda rows: list(few if rows == FEW_ROWS else many))
+    make: Any = linear_factory(dtype)
+    linear, rows = nn.Linear(48, 24).requires_grad_(False), torch.randn(MANY_ROWS, 48)
+    layer = make(linear)
+    names = list(LAYOUTS[dtype])
+    expected = [names[times[1] < 0.9 * times[0]] for times in (few, many)]
+    assert list(chosen_layouts.values()) == expected
+    assert isinstance(layer, TwoLayoutLinear) == (expected[0] != expected[1])
+    for name, batch in zip(expected, (rows[:FEW_ROWS], rows), strict=True):
+        assert torch.equal(layer(batch), LAYOUTS[dtype][name](linear)(batch))
+    weight, bias = layer.unpacked()
+    torch.testing.assert_close(weight, linear.weight, rtol=0, atol=1 / 127)
+    assert torch.equal(bias, linear.bias)
+    make(nn.Linear(48, 24))
+    assert asked == [FEW_ROWS, MANY_ROWS]
+    make(nn.Linear(24, 48))
+    assert len(asked) == 4
+
+
+@several
+def test_layouts_of_a_record_are_not_timed_again_unless_this_cpu_lacks_them(
+    dtype: str, no_layouts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = answer(monkeypatch, lambda rows: [2.0, 1.0])
+    make: Any = linear_factory(dtype)
+    make(nn.Linear(48, 24))
+    recorded = dict.fromkeys(chosen_layouts, next(iter(LAYOUTS[dtype])))
+    chosen_layouts.update(recorded)
+    make(nn.Linear(48, 24))
+    assert (chosen_layouts, len(asked)) == (recorded, 2)
+    chosen_layouts.update(dict.fromkeys(recorded, "of another CPU"))
+    make(nn.Linear(48, 24))
+    assert len(asked) == 4
+
+
+def test_opposite_times_leave_float32_logits_within_rounding(choose_layout: Callable[[str], None]) -> None:
+    model, inputs = random_model(), random_batch(batch=MANY_ROWS)
+    expected = model(**inputs).logits
+    for name in LAYOUTS["float32"]:
+        choose_layout(name)
+        torch.testing.assert_close(prepare_for_inference(model)(**inputs).logits, expected, **FLOAT32)
+
+
+def test_timer_takes_the_shortest_of_several_times_in_turns() -> None:
+    calls: list[str] = []
+    products: list[Any] = [lambda rows, name=name: calls.append(name) for name in "ab"]
+    times = cpu_linear.best_times(products, torch.ones(1))
+    assert calls == ["a", "b"] * cpu_linear.REPETITIONS
+    assert all(0 <= time < math.inf for time in times)
