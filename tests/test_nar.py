@@ -607,6 +607,26 @@ def test_random_choice_has_its_size_and_stays_among_the_candidates() -> None:
     assert not bool((chosen & ~is_candidate).any())
 
 
+@pytest.mark.parametrize(
+    ("family", "settings", "passes"),
+    [
+        *((family, NONE_GIVEN, 0) for family in FAMILY),
+        *((family, {"length_beam_size": 2}, 1) for family in FAMILY),
+        ("nat", {"return_dict_in_generate": True}, 1),
+        ("cmlm", {"num_iterations": 3}, 2),
+        ("flowseq", {"latent_temperature": 0.5}, 0),
+    ],
+    ids=str,
+)
+def test_words_are_scored_only_in_passes_whose_scores_something_reads(
+    family: str, settings: dict[str, Any], passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, logsumexp = [], torch.Tensor.logsumexp
+    monkeypatch.setattr(torch.Tensor, "logsumexp", lambda *args, **_: calls.append(1) or logsumexp(*args))
+    FAMILY[family]().generate(random_tokens(2, 5), **settings)
+    assert len(calls) == passes
+
+
 @pytest.mark.parametrize("size", [1, 127, 128, 129, 1000])
 def test_argmax_is_the_first_of_equal_numbers_in_any_vocabulary(size: int) -> None:
     for logits in (torch.randn(50, size), torch.randint(0, 3, (50, size)).float(), torch.full((2, size), -torch.inf)):

@@ -210,15 +210,15 @@ def test_prepared_model_is_of_its_class_and_has_a_dtype_and_a_device(dtype: str)
 
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
-def test_model_is_prepared_alike_under_another_default_dtype(dtype: str, default: torch.dtype) -> None:
+def test_model_is_prepared_and_decodes_alike_under_another_default_dtype(dtype: str, default: torch.dtype) -> None:
     model, call = random_model(), source_batch([5, 3], max_new_tokens=8)
     true = prepare_for_inference(model, dtype).generate(**call)
     torch.set_default_dtype(default)
     try:
-        prepared = prepare_for_inference(model, dtype).to("cpu")
+        generated = prepare_for_inference(model, dtype).to("cpu").generate(**call)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert torch.equal(prepared.generate(**call), true)
+    assert torch.equal(generated, true)
 
 
 @pytest.mark.parametrize("name", ["forward", "generate", "model.encoder.forward", "get_encoder().forward"])
