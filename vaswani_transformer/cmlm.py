@@ -111,9 +111,6 @@ class VaswaniCmlmConfig(NarConfig):
     Args:
         mask_token_id: the id of `<mask>`; a model needs one.
         max_target_length: C, the longest target that the model can predict; longer ones count as this.
-
-    Raises:
-        huggingface_hub.errors.StrictDataclassError: as for `VaswaniTransformerConfig`.
     """
 
     model_type = "vaswani_cmlm"

@@ -305,10 +305,6 @@ class VaswaniFlowSeqConfig(LengthDifferenceConfig):
     Args:
         flow_steps: K, the steps of the flow after its positional one; each has eight couplings.
         word_dropout: the share of the target's words that the posterior does not see in training.
-
-    Raises:
-        huggingface_hub.errors.StrictDataclassError: as for `VaswaniTransformerConfig`; half of d_model does not fit
-            the heads.
     """
 
     model_type = "vaswani_flowseq"

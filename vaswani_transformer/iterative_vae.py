@@ -203,9 +203,6 @@ class VaswaniIterativeVaeConfig(VaswaniNatConfig):
             before layer i.
         gumbel_temperature: tau of the Gumbel-softmax.
         latent_dropout: the dropout of what a latent adds to the states.
-
-    Raises:
-        huggingface_hub.errors.StrictDataclassError: as for `VaswaniNatConfig`.
     """
 
     model_type = "vaswani_iterative_vae"

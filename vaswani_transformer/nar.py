@@ -228,41 +228,26 @@ def number(default: float | None, least: float) -> Any:
 class NarSettings:
     """The settings of `generate()`, which the call, its generation config or the model's gives.
 
-    Attributes:
-        num_iterations: R, the passes of the decoder over each target, of a model that refines (CMLM).
-        length_beam_size: l, the best length classes that are tried for each source; the target with the largest score
-            wins. Classes below length 1, or beyond a limit, give equal targets.
-        num_return_sequences: n, the targets of a source, of those that are tried.
-        length_penalty, length_weight: alpha and w of the score (log p(y | x, m) + w log p(m | x)) / m^alpha of a target
-            of m tokens; the larger alpha, the longer the targets. log p(y | x, m) is the sum of the tokens'
-            log-probabilities, or at a `latent_temperature` above 0 an estimate by importance weights.
-        latent_temperature: the standard deviation of the noise that the latents of a model with a prior (FlowSeq) are
-            made from.
-        num_latent_samples: the number of such latents for each length.
-        max_new_tokens, max_length: bounds of m, the second with the start token; the first wins.
-        max_source_relative_length: how many tokens longer than its own source a target may become.
-        suppress_tokens: tokens that are not predicted, such as `<unk>`, besides the special ones.
-        do_sample: whether a model with noise (IterativeVAE) uses it.
-        return_history: whether the output has the tokens after each iteration, or after each layer of a model that
-            refines from layer to layer (IterativeVAE).
-        return_dict_in_generate: whether the output is a `NarGenerateOutput`; `output_scores` changes nothing in it.
+    Of the targets that are tried for a source, those with the largest (log p(y | x, m) + w log p(m | x)) / m^alpha win;
+    the larger alpha, the longer they are. log p(y | x, m) is the sum of the tokens' log-probabilities, or at a
+    `latent_temperature` above 0 an estimate by importance weights.
     """
 
-    num_iterations: int = number(1, least=1)
-    length_beam_size: int = number(1, least=1)
-    num_return_sequences: int = number(1, least=1)
-    length_penalty: float = number(1.0, least=-math.inf)
-    length_weight: float = number(1.0, least=-math.inf)
-    latent_temperature: float = number(0.0, least=0.0)
-    num_latent_samples: int = number(1, least=1)
-    max_new_tokens: int | None = number(None, least=1)
-    max_length: int | None = number(None, least=2)
-    max_source_relative_length: int | None = number(None, least=0)
-    suppress_tokens: list[int] | None = None
-    do_sample: bool = False
-    return_history: bool = False
-    return_dict_in_generate: bool = False
-    output_scores: bool = False
+    num_iterations: int = number(1, least=1)  # R, the passes over each target of a model that refines (CMLM)
+    length_beam_size: int = number(1, least=1)  # l, the best length classes; those beyond a limit give equal targets
+    num_return_sequences: int = number(1, least=1)  # n, of the targets that are tried
+    length_penalty: float = number(1.0, least=-math.inf)  # alpha
+    length_weight: float = number(1.0, least=-math.inf)  # w
+    latent_temperature: float = number(0.0, least=0.0)  # the standard deviation of a prior's noise (FlowSeq)
+    num_latent_samples: int = number(1, least=1)  # the latents of such noise for each length
+    max_new_tokens: int | None = number(None, least=1)  # the largest m
+    max_length: int | None = number(None, least=2)  # the same with the start token; max_new_tokens wins
+    max_source_relative_length: int | None = number(None, least=0)  # the largest m - n
+    suppress_tokens: list[int] | None = None  # are not predicted, such as <unk>; special tokens never are
+    do_sample: bool = False  # whether a model with noise (IterativeVAE) uses it
+    return_history: bool = False  # whether the output has the tokens after each iteration or layer
+    return_dict_in_generate: bool = False  # whether the output is a NarGenerateOutput
+    output_scores: bool = False  # without an effect: a NarGenerateOutput has them
 
     def __post_init__(self) -> None:
         for name, least in [(one.name, one.metadata["least"]) for one in fields(self) if one.metadata]:

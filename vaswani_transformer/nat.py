@@ -42,9 +42,6 @@ class LengthDifferenceConfig(NarConfig):
 
     Args:
         min_length_difference, max_length_difference: the smallest and the largest m - n that has a class.
-
-    Raises:
-        huggingface_hub.errors.StrictDataclassError: as for `VaswaniTransformerConfig`.
     """
 
     min_length_difference: int = -20
@@ -67,9 +64,6 @@ class VaswaniNatConfig(LengthDifferenceConfig):
         mask_diagonal: whether no position of the target attends to itself in self-attention.
         relative_attention_clip: the largest distance that relative self-attention distinguishes; None for plain
             self-attention.
-
-    Raises:
-        huggingface_hub.errors.StrictDataclassError: as for `VaswaniTransformerConfig`.
     """
 
     model_type = "vaswani_nat"

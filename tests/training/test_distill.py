@@ -23,6 +23,7 @@ from training import distill as command
 from training.data import load_pairs
 from training.distill import main
 from training.recipe import load_recipe
+from vaswani_transformer.cpu.linear import chosen_layouts
 from vaswani_transformer.translation import Hypothesis, Translation
 
 SOURCES = list(PAIRS) * 2
@@ -92,6 +93,19 @@ def test_interrupted_file_is_completed_to_the_bytes_of_an_uninterrupted_one(
     assert contents(folder) == whole
     assert not list(folder.glob("*.part"))
     assert (distill()[2], contents(folder)) == (0, whole)  # nothing is left to do
+
+
+def test_resumed_distillation_has_the_layouts_of_the_interrupted_one(
+    distill: Run, folder: Path, no_layouts: None
+) -> None:
+    distill()
+    (folder / WHOLE).rename(folder / f"{WHOLE}.part").write_bytes(b"")
+    recorded = dict.fromkeys(chosen_layouts, "torch")
+    (folder / WHOLE).with_suffix(".layouts").write_text(json.dumps(recorded))
+    chosen_layouts.clear()
+    assert distill()[2] == 0
+    assert chosen_layouts == recorded
+    assert not list(folder.glob("*.layouts"))
 
 
 def test_interrupted_distillation_whose_pairs_are_partly_dropped_is_completed(distill: Run, folder: Path) -> None:
