@@ -63,8 +63,8 @@ class ResumableFile(StreamOutput):
         batches: what they depend on only by the rounding of sums.
 
     Attributes:
-        record: the content of the record, to which the command adds its complete search, and the layouts of a model that
-            is prepared for the CPU, which decide the rounding of sums.
+        record: the content of the record, to which the command adds its complete search, and the layouts of a prepared
+            model, which decide the rounding of sums.
         batching_changed: whether the unfinished file was started with other `batches`.
 
     Raises:
