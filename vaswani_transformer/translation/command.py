@@ -32,7 +32,8 @@ def run(options: TranslationOptions, make_format: Callable[..., LineFormat]) -> 
         try:
             options.check()
             form = make_format(options)
-            translate_typed(form) if options.interactive else translate_lines(form)
+            translate = translate_typed if options.interactive else translate_lines
+            translate(form)
         except BrokenPipeError:  # the reader has closed the pipe, as `head` does
             silence_stdout()
             sys.exit(141)

@@ -121,12 +121,12 @@ def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> list[list[in
 
     A text with more tokens is a separate batch, and one of 0 tokens is in none.
     """
-    remaining = sorted((index for index, length in enumerate(lengths) if length), key=lambda index: -lengths[index])
-    batches = []
-    while remaining:
-        size = max(1, batch_tokens // max(lengths[remaining[0]], MIN_TEXT_TOKENS))
-        batches.append(remaining[:size])
-        remaining = remaining[size:]
+    order = sorted((index for index, length in enumerate(lengths) if length), key=lambda index: -lengths[index])
+    batches, start = [], 0
+    while start < len(order):
+        size = max(1, batch_tokens // max(lengths[order[start]], MIN_TEXT_TOKENS))
+        batches.append(order[start : start + size])
+        start += size
     return batches
 
 
