@@ -1,6 +1,5 @@
-"""Files and folders are written completely or not at all; locks keep others out; digests name contents."""
+"""Files and folders are written completely or not at all."""
 
-import hashlib
 from pathlib import Path
 
 import pytest
@@ -8,11 +7,7 @@ import pytest
 from tests.helpers import user_error
 from vaswani_transformer.support.errors import OutputError, UserError
 from vaswani_transformer.support.files import (
-    TextDigest,
     atomic_folder,
-    digest_of_file,
-    digest_of_model,
-    lock,
     staged_files,
     write_atomically,
     write_errors,
@@ -105,56 +100,6 @@ def test_failed_write_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(UnicodeEncodeError):
         write_atomically(path, "\ud800")
     assert path.read_text(encoding="utf-8") == "ä"
-
-
-def test_lock_keeps_others_out_until_the_file_is_closed(tmp_path: Path) -> None:
-    pytest.importorskip("fcntl")
-    path = tmp_path / "a"
-    with path.open("a") as first:
-        lock(first, "taken")
-        with path.open("a") as second, user_error(r"^taken$"):
-            lock(second, "taken")
-    with path.open("a") as third:
-        lock(third, "taken")
-
-
-def test_missing_locks_are_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fcntl, warnings = pytest.importorskip("fcntl"), []
-    monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(38, "not implemented")))
-    monkeypatch.setattr(
-        "vaswani_transformer.support.files.logger.warning", lambda text, *values: warnings.append(text % values)
-    )
-    with (tmp_path / "a").open("a") as file:
-        lock(file, "taken")
-    assert len(warnings) == 1
-    assert "its file system has no locks" in warnings[0]
-
-
-def test_digest_of_texts_is_that_of_their_bytes_with_zeros() -> None:
-    digest = TextDigest()
-    for text in ("a", "", "ä"):
-        digest.add(text)
-    assert (digest.count, digest.hexdigest()) == (3, hashlib.sha256(b"a\0\0\xc3\xa4\0").hexdigest())
-
-
-def test_digest_of_a_file_has_its_size(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"abc")
-    assert digest_of_file(tmp_path / "a") == [3, hashlib.sha256(b"abc").hexdigest()]
-
-
-def test_digest_of_a_model_changes_with_the_files_of_the_model_only(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"weights")
-    (tmp_path / "config.json").write_text("{}")
-    before = digest_of_model(tmp_path)
-    (tmp_path / "README.md").write_text("a card")
-    for name in ("results.json", "trainer_state.json", "translations.json", "out.txt", "out.txt.record"):
-        (tmp_path / name).write_text("what was made by the model")
-    (tmp_path / "checkpoints").mkdir()
-    assert digest_of_model(tmp_path) == before
-    for name in ("model.safetensors", "generation_config.json", "tokenizer.json", "merges.txt", "model.py"):
-        (tmp_path / name).write_bytes(b"other")
-        assert digest_of_model(tmp_path) != before
-        before = digest_of_model(tmp_path)
 
 
 def test_replaced_folder_comes_back_where_the_new_one_cannot_take_its_place(

@@ -7,7 +7,7 @@ from pathlib import Path
 from transformers.utils import logging
 
 from ..support.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
-from ..support.command_line import add_model_argument, check_output_file
+from ..support.command_line import add_model_argument
 from ..support.errors import UserError, exit_on_user_error, one_line
 from ..support.files import write_errors
 from .page import attention_page
@@ -26,8 +26,11 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=Path("attention.html"), help="the page (attention.html)")
     parser.add_argument("--force", action="store_true", help="replace the file that --output names")
     options = parser.parse_args(arguments)
-    check_output_file(parser, options.output)
-    if options.output.is_file() and not options.force:
+    if options.output.is_dir():
+        parser.error(f"--output={options.output}: is a folder; name a file.")
+    if not (folder := options.output.absolute().parent).is_dir():
+        parser.error(f"--output={options.output}: {folder} is not a folder; make it first.")
+    if options.output.exists() and not options.force:
         parser.error(f"{options.output}: the file exists; give another --output, or replace it with --force.")
     return options
 

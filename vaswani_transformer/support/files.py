@@ -1,15 +1,13 @@
-"""Files and folders that are written completely or not at all, locks, and digests."""
+"""Files and folders that are written completely or not at all."""
 
-import codecs
 import contextlib
-import hashlib
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from transformers.utils import logging
 
@@ -21,22 +19,6 @@ PARTIAL = ".part"
 """The suffix of a file or folder that is not finished yet."""
 MODEL_MARKER = "config.json"
 """The file that every model folder has; `atomic_folder` replaces no other folder."""
-MODEL_FILES = (
-    "*.bin", "*.index.json", "*.model", "*.py", "*.safetensors", "*.spm", "*config.json", "*vocab*",
-    "added_tokens.json", "merges.txt", "special_tokens_map.json", "tokenizer.json",
-)  # fmt: skip
-"""The files of a saved model: weights, settings, code and tokenizer."""
-BLOCK = 1 << 20  # bytes
-JSON_TYPES = {dict: "an object", list: "a list", str: "a text", bool: "a boolean", type(None): "null"}
-
-
-@contextlib.contextmanager
-def read_errors(name: str | os.PathLike[str]) -> Generator[None]:
-    """Turn an OSError into a UserError that names the input."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{name}: cannot be read: {error.strerror}; name a file that can be read.") from error
 
 
 @contextlib.contextmanager
@@ -112,115 +94,9 @@ def atomic_folder(path: str | os.PathLike[str], force: bool = False) -> Generato
         shutil.rmtree(backup, ignore_errors=True)
 
 
-def parse_json(text: str | bytes) -> Any:
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-
-
-def parse_json_line(line: str, where: str, fix: str = "correct the line.") -> Any:
-    """Return the value of a line of JSON Lines; `where` names the line in an error, which `fix` ends."""
-    try:
-        return parse_json(line)
-    except ValueError as error:  # also of a number with thousands of digits
-        is_syntax = isinstance(error, json.JSONDecodeError)
-        problem = f"{error.msg} at column {error.colno}" if is_syntax else one_line(error)
-        raise UserError(f"{where}: not JSON ({problem}); {fix}") from error
-
-
-def json_type(value: Any) -> str:
-    """Return JSON's name of a value's type."""
-    return JSON_TYPES.get(type(value), "a number")
-
-
 def read_json(path: Path, fix: str) -> dict[str, Any]:
     """Return the JSON object in a file that a command has written; `fix` ends the message of a damaged one."""
     try:
         return dict(json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{path}: cannot be read ({one_line(error)}); {fix}") from error
-
-
-def check_unicode(text: str, where: str) -> None:
-    """Check that a text can be written as UTF-8, as JSON's `\\ud800` without its other half cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        code = f"\\u{ord(text[error.start]):04x}"
-        raise UserError(
-            f"{where} holds {code} at character {error.start + 1}, half of a surrogate pair; correct the line."
-        ) from error
-
-
-def lines_of(stream: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a stream: a line feed ends one, or a carriage return in a text without line feeds."""
-    for number, line in enumerate(stream):
-        if number == 0 and not line.endswith(b"\n"):
-            yield from line.splitlines()
-        else:
-            yield line
-
-
-def utf8_lines(stream: Iterable[bytes], name: str | os.PathLike[str]) -> Iterator[str]:
-    """Yield the lines of UTF-8 text without line ends; a byte order mark is skipped."""
-    for number, line in enumerate(lines_of(stream), start=1):
-        try:
-            yield (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode().rstrip("\n")
-        except UnicodeDecodeError as error:
-            byte = error.object[error.start]  # of the line without its mark
-            raise UserError(
-                f"{name}, line {number}: not UTF-8 (byte 0x{byte:02x} at byte {error.start + 1} of the "
-                "line); correct the line, or convert the file, for example with iconv."
-            ) from error
-
-
-def lock(file: IO, message: str) -> None:
-    """Lock an open file until it is closed or the process ends; `message` says that another process holds the lock.
-
-    Windows has no such locks; a file system without them causes a warning.
-    """
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise UserError(message) from error
-    except OSError:
-        logger.warning("%s: its file system has no locks; check that no other process writes it.", file.name)
-
-
-class TextDigest:
-    """The SHA-256 of texts in UTF-8, each followed by a zero byte, and their `count`."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._sha256 = hashlib.sha256()
-
-    def add(self, text: str) -> None:
-        self.count += 1
-        self._sha256.update(text.encode() + b"\0")
-
-    def hexdigest(self) -> str:
-        return self._sha256.hexdigest()
-
-
-def digest_of_file(path: Path, algorithm: Any = "sha256") -> list[int | str]:
-    """Return the size of a file in bytes and the digest of its content, by an algorithm of `hashlib.file_digest`."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, algorithm)
-        return [file.tell(), digest.hexdigest()]
-
-
-def digest_of_model(folder: Path) -> str:
-    """Return the SHA-256 of the names, sizes and contents of `MODEL_FILES` in a folder."""
-    sha256 = hashlib.sha256()
-    for path in sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern)}):
-        if path.is_file():
-            sha256.update(f"{path.name}\0{path.stat().st_size}\0".encode())
-            with path.open("rb") as file:
-                while block := file.read(BLOCK):
-                    sha256.update(block)
-    return sha256.hexdigest()

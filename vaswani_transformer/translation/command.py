@@ -1,6 +1,7 @@
 """The command `vaswani-translate MODEL < source.txt > target.txt`, also `python -m vaswani_transformer.translation`."""
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 
@@ -9,10 +10,8 @@ from tqdm import tqdm
 from transformers.utils import logging
 
 from ..cpu.linear import chosen_layouts
-from ..support.command_line import silence_stdout
 from ..support.errors import OutputError, UserError, exit_on_user_error
-from ..support.files import lines_of
-from .lines import LineFormat, text_lines
+from .lines import LineFormat, lines_of, text_lines
 from .options import TranslationOptions, parse_arguments
 from .output import ResumableFile, StreamOutput
 from .translator import TooLongError, Translation, Translator
@@ -22,6 +21,12 @@ NAMED_WORDS = 10  # of a line, in a message about a file
 
 def main(arguments: list[str] | None = None) -> None:
     run(parse_arguments(arguments), LineFormat)
+
+
+def silence_stdout() -> None:
+    """Discard what standard output could not take, which Python would write again at exit."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run(options: TranslationOptions, make_format: Callable[..., LineFormat]) -> None:

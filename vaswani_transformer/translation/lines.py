@@ -1,15 +1,58 @@
 """Lines in, lines out: texts of text files and JSON Lines, and their translations as lines."""
 
+import codecs
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
-from ..support.errors import UserError
-from ..support.files import check_unicode, parse_json_line, utf8_lines
+from ..support.errors import UserError, one_line
 from .loading import load_model_and_tokenizer, make_translator
 from .options import TranslationOptions
 from .translator import Translation, Translator
+
+
+def lines_of(stream: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a stream: a line feed ends one, or a carriage return in a text without line feeds."""
+    for number, line in enumerate(stream):
+        if number == 0 and not line.endswith(b"\n"):
+            yield from line.splitlines()
+        else:
+            yield line
+
+
+def utf8_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
+    """Yield the lines of UTF-8 text without line ends; a byte order mark is skipped."""
+    for number, line in enumerate(lines_of(stream), start=1):
+        try:
+            yield (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode().rstrip("\n")
+        except UnicodeDecodeError as error:
+            byte = error.object[error.start]  # of the line without its mark
+            raise UserError(
+                f"{name}, line {number}: not UTF-8 (byte 0x{byte:02x} at byte {error.start + 1} of the "
+                "line); correct the line, or convert the file, for example with iconv."
+            ) from error
+
+
+def parse_json_line(line: str, where: str) -> Any:
+    """Return the value of a line of JSON Lines; `where` names the line in an error."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
+        is_syntax = isinstance(error, json.JSONDecodeError)
+        problem = f"{error.msg} at column {error.colno}" if is_syntax else one_line(error)
+        raise UserError(f"{where}: not JSON ({problem}); correct the line.") from error
+
+
+def check_unicode(text: str, where: str) -> None:
+    """Check that a text can be written as UTF-8, as JSON's `\\ud800` without its other half cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = f"\\u{ord(text[error.start]):04x}"
+        raise UserError(
+            f"{where} holds {code} at character {error.start + 1}, half of a surrogate pair; correct the line."
+        ) from error
 
 
 def text_lines(stream: BinaryIO, name: str) -> Iterator[str]:

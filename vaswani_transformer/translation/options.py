@@ -2,13 +2,13 @@
 
 import argparse
 import dataclasses
+import hashlib
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from ..support.checked_loading import load_config
 from ..support.command_line import add_model_argument, positive_argument
 from ..support.errors import UserError
-from ..support.files import digest_of_model
 from .translator import TooLong
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
@@ -18,6 +18,23 @@ RESULTS_DO_NOT_DEPEND_ON = {
     "sort_lines",
 }  # fmt: skip
 """The model has a digest of its own in a record; batches change only the rounding of sums."""
+MODEL_FILES = (
+    "*.bin", "*.index.json", "*.model", "*.py", "*.safetensors", "*.spm", "*config.json", "*vocab*",
+    "added_tokens.json", "merges.txt", "special_tokens_map.json", "tokenizer.json",
+)  # fmt: skip
+"""The files of a saved model: weights, settings, code and tokenizer."""
+
+
+def digest_of_model(folder: Path) -> str:
+    """Return the SHA-256 of the names, sizes and contents of `MODEL_FILES` in a folder."""
+    sha256 = hashlib.sha256()
+    for path in sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern)}):
+        if path.is_file():
+            sha256.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+            with path.open("rb") as file:
+                while block := file.read(1 << 20):
+                    sha256.update(block)
+    return sha256.hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,14 +1,58 @@
 """The output of results: a stream, or a file that a later command can resume."""
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
+
+from transformers.utils import logging
 
 from ..support.errors import UserError
-from ..support.files import TextDigest, digest_of_file, lock, parse_json, write_atomically, write_errors
+from ..support.files import write_atomically, write_errors
+
+logger = logging.get_logger(__name__)
+
+
+def lock(file: IO, message: str) -> None:
+    """Lock an open file until it is closed or the process ends; `message` says that another process holds the lock.
+
+    Windows has no such locks; a file system without them causes a warning.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UserError(message) from error
+    except OSError:
+        logger.warning("%s: its file system has no locks; check that no other process writes it.", file.name)
+
+
+class TextDigest:
+    """The SHA-256 of texts in UTF-8, each followed by a zero byte, and their `count`."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._sha256 = hashlib.sha256()
+
+    def add(self, text: str) -> None:
+        self.count += 1
+        self._sha256.update(text.encode() + b"\0")
+
+    def hexdigest(self) -> str:
+        return self._sha256.hexdigest()
+
+
+def digest_of_file(path: Path) -> list[int | str]:
+    """Return the size of a file in bytes and the SHA-256 of its content."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return [file.tell(), digest.hexdigest()]
 
 
 class StreamOutput:
@@ -109,7 +153,7 @@ class ResumableFile(StreamOutput):
             raise self.conflict("exists already, without its record")
         types = {"settings": dict, "batches": list, "layouts": dict, "texts": int, "sha256": str}
         try:
-            record = parse_json(self.record_path.read_bytes())
+            record = json.loads(self.record_path.read_bytes())
             if not all(isinstance(record[name], types[name]) for name in types):
                 raise TypeError("a value has another type")
         except (ValueError, TypeError, KeyError) as error:
