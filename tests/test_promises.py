@@ -176,7 +176,7 @@ def makes_a_pipeline(family: str, folder: Path) -> None:
 
 def exports_to_onnx(family: str, folder: Path) -> None:
     """The runtime has the logits of other batches and lengths than those of the export."""
-    model, batch = FAMILIES[family](), batch_of(9, 2, 7)
+    model, batch = FAMILIES[family](), target_of(family, batch_of(9, 2, 7))
     source = {name: batch[name] for name in ("input_ids", "attention_mask")}
     graphs = opened(exported_by_transformers(model, source_batch([5, 3]), "onnx"))
     logits = step_logits(graphs, source, batch["decoder_input_ids"])
