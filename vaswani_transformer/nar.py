@@ -586,7 +586,7 @@ class NarHead(ProjectedModel, GenerationMixin):
 
         The end token is at the last position of each of `lengths` (l B,), for any logits; no other position has a
         suppressed id. All of them keep their share of the probability. Where `is_read` (l B, T) is False both are those
-        of `known`; None: 0. Without `has_scores` all log-probabilities are: they take longer than the tokens.
+        of `known`; None: 0. Without `has_scores` no log-probability is computed, which takes longer than the tokens.
         """
         is_last = torch.arange(is_read.shape[1], device=lengths.device) == lengths[:, None] - 1  # (l B, T)
         suppressed = torch.tensor(settings.suppress_tokens, dtype=torch.long, device=states.device)
