@@ -1,20 +1,19 @@
 """A language in which two answers are equally right, which shows how ways of decoding differ.
 
-A source is 3 to 9 of 20 symbols, or what LENGTHS and SYMBOLS say. Its target is reversed, without symbol 0 and with
-symbol 1 doubled. A coin chooses one of two target vocabularies for the complete sentence. Positions that are predicted
+A source is 3 to 9 of 20 symbols, or what a `Language` says. Its target is reversed, without symbol 0 and with symbol 1
+doubled. A coin chooses one of two target vocabularies for the complete sentence. Positions that are predicted
 independently mix the two.
 
-`python -m bench.dialects iterative_vae --kl_scale 0.01 1 --seed 1 2` trains an IterativeVAE for each and prints the
-shares of held-out sentences that are right after each layer, without and with noise, and of words. `python -m
-bench.dialects flowseq` trains a FlowSeq, a third of the steps without the prior, and prints them at temperature 0, and
-of the targets that importance weights rank first of four latents of a temperature.
+`python -m bench.dialects FAMILY --seed 1 2` trains a model of the family for each seed, and prints the shares of held-out
+sentences and of words that are right by each of its searches; of an IterativeVAE after each layer, without and with
+noise; of a FlowSeq at temperature 0, and by importance weights of four latents of a temperature.
 
 B batch, S source, T target.
 """
 
-import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,38 +21,33 @@ from torch import Tensor
 
 from bench.measuring import Row, make_parser, report
 from vaswani_transformer import (
+    VaswaniCmlmConfig,
+    VaswaniCmlmForConditionalGeneration,
     VaswaniFlowSeqConfig,
     VaswaniFlowSeqForConditionalGeneration,
     VaswaniIterativeVaeConfig,
     VaswaniIterativeVaeForConditionalGeneration,
+    VaswaniNatConfig,
+    VaswaniNatForConditionalGeneration,
+    VaswaniTransformerConfig,
+    VaswaniTransformerForConditionalGeneration,
 )
 
 Batch = dict[str, Any]  # tensors, for `model(**batch)`
 
-SYMBOLS, FIRST = 20, 4  # after <s>, <pad>, </s> and <mask>
+FIRST = 4  # the first symbol, after <s>, <pad>, </s> and <mask>
 END, MASK = 2, 3
-SIZES: dict[str, Any] = {
-    "vocab_size": FIRST + 3 * SYMBOLS,
-    "d_model": 64,
-    "encoder_layers": 3,
-    "decoder_layers": 3,
-    "num_heads": 4,
-    "d_ff": 256,
-    "dropout": 0.0,
-    "label_smoothing": 0.0,
+SEARCHES: dict[str, list[dict[str, Any]]] = {  # what `generate()` gets
+    "autoregressive": [{"max_new_tokens": 20}],
+    "nat": [{}],
+    "glat": [{}],
+    "cmlm": [{"num_iterations": iterations} for iterations in (1, 4, 10)],
+    "iterative_vae": [{"do_sample": False}, {"do_sample": True}],
+    "flowseq": [
+        {"latent_temperature": 0.0},
+        *({"latent_temperature": heat, "num_latent_samples": 4} for heat in (0.5, 1.0)),
+    ],
 }
-LENGTHS = (3, 9)
-STEPS, BATCH, LEARNING_RATE, HELD_OUT = 1200, 64, 1e-3, 512
-
-
-def target_in(dialect: int, source: list[int]) -> list[int]:
-    """Return the only target of a source in a dialect, with its end."""
-    words = [symbol for symbol in reversed(source) for _ in range((0, 2)[symbol] if symbol < 2 else 1)]
-    return [FIRST + (1 + dialect) * SYMBOLS + word for word in words] + [END]
-
-
-def draw_sources(coins: random.Random, count: int) -> list[list[int]]:
-    return [[coins.randrange(SYMBOLS) for _ in range(coins.randint(*LENGTHS))] for _ in range(count)]
 
 
 def pad(rows: list[list[int]], value: int) -> Tensor:
@@ -67,81 +61,10 @@ def encode(sources: list[list[int]]) -> Batch:
     return {"input_ids": tokens, "attention_mask": tokens.ne(1).long()}
 
 
-def draw_batch(coins: random.Random) -> Batch:
-    """Return random sources, and the target of each in a random dialect."""
-    sources = draw_sources(coins, BATCH)
-    labels = pad([target_in(coins.randrange(2), source) for source in sources], -100)
-    return {**encode(sources), "labels": labels}
-
-
-def train(model: Any, steps: int = STEPS, **schedules: Callable[[float], float]) -> Any:
-    """Return the model after `steps` of Adam at LEARNING_RATE, falling to 0 over the last third.
-
-    Each of `schedules` gives an attribute of the model by the progress from 0 to 1.
-    """
-    coins = random.Random(1)
-    optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE, betas=(0.9, 0.98), eps=1e-9)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / 100, 1, 3 * (steps - step) / steps)
-    )
-    model.train()
-    for step in range(steps):
-        for name, value in schedules.items():
-            setattr(model, name, value(step / steps))
-        model(**draw_batch(coins)).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
-    return model.eval()
-
-
 def answers_of(sequences: Tensor) -> list[list[int]]:
     """Return the targets, with their ends, of sequences (B, T + 1)."""
     rows = sequences[:, 1:].tolist()
     return [row[: row.index(END) + 1] if END in row else row for row in rows]
-
-
-def share_of_answers(sources: list[list[int]], answers: list[list[int]]) -> float:
-    """Return the share of answers that are the target in one of the two dialects."""
-    pairs = zip(sources, answers, strict=True)
-    return sum(answer in [target_in(dialect, source) for dialect in (0, 1)] for source, answer in pairs) / len(sources)
-
-
-def share_of_words(sources: list[list[int]], answers: list[list[int]]) -> float:
-    """Return the share of words that are right in either dialect; a wrong length makes all words of an answer wrong."""
-    right = 0
-    for source, answer in zip(sources, answers, strict=True):
-        words = list(zip(target_in(0, source), target_in(1, source), strict=True))
-        if len(answer) == len(words):
-            right += sum(word in either for word, either in zip(answer, words, strict=True))
-    return right / sum(len(target_in(0, source)) for source in sources)
-
-
-def share_right(model: Any, **settings: Any) -> float:
-    """Return the share of held-out sentences whose translation is the target in one of the two dialects."""
-    sources = draw_sources(random.Random(2), HELD_OUT)
-    return share_of_answers(sources, answers_of(model.generate(**encode(sources), **settings)))
-
-
-def train_iterative_vae(kl_scale: float, steps: int = STEPS) -> VaswaniIterativeVaeForConditionalGeneration:
-    """Return an IterativeVAE of the language, trained with divergences that reach their full weight after a third."""
-    model = VaswaniIterativeVaeForConditionalGeneration(VaswaniIterativeVaeConfig(**SIZES))
-    return train(model, steps, kl_scale=lambda progress: kl_scale * min(1.0, 3 * progress))
-
-
-def train_flowseq(steps: int = STEPS, sizes: dict[str, Any] = SIZES) -> VaswaniFlowSeqForConditionalGeneration:
-    """Return a FlowSeq of the language: a third of the steps without the prior, a third in which its weight rises."""
-
-    class Phases(VaswaniFlowSeqForConditionalGeneration):
-        """The model, whose flow starts when its prior first counts."""
-
-        def __setattr__(self, name: str, value: Any) -> None:
-            super().__setattr__(name, value)
-            if name == "kl_scale" and value > 0 and not self.flow.started:
-                self.start_flow(**draw_batch(random.Random(3)))
-
-    model = Phases(VaswaniFlowSeqConfig(**sizes))
-    return train(model, steps, kl_scale=lambda progress: min(1.0, max(0.0, 3 * progress - 1)))
 
 
 def answers_by_layer(model: Any, sources: list[list[int]], **settings: Any) -> list[list[list[int]]]:
@@ -150,43 +73,138 @@ def answers_by_layer(model: Any, sources: list[list[int]], **settings: Any) -> l
     return [answers_of(words) for words in generated.history]
 
 
-def rows_of_iterative_vae(options: Any) -> list[Row]:
-    sources, rows = draw_sources(random.Random(2), options.held_out), []
-    for kl_scale, seed in itertools.product(options.kl_scale, options.seed):
-        torch.manual_seed(seed)
-        model = train_iterative_vae(kl_scale, options.steps)
-        plain, noisy = answers_by_layer(model, sources), answers_by_layer(model, sources, do_sample=True)
-        for layer, (answers, with_noise) in enumerate(zip(plain, noisy, strict=True), start=1):
-            shares = {"right": share_of_answers(sources, answers), "right words": share_of_words(sources, answers)}
-            shares["right with noise"] = share_of_answers(sources, with_noise)
-            rows.append({"kl_scale": kl_scale, "seed": seed, "layer": layer} | shares)
-    return rows
+@dataclass(frozen=True)
+class Language:
+    """The language, and the training of a model of it."""
+
+    symbols: int = 20
+    lengths: tuple[int, int] = (3, 9)
+    d_model: int = 64
+    steps: int = 1200
+    batch_size: int = 64
+    learning_rate: float = 1e-3
+    held_out: int = 512
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """The configuration of a model of the language."""
+        sizes = {"d_model": self.d_model, "encoder_layers": 3, "decoder_layers": 3, "num_heads": 4, "d_ff": 256}
+        return sizes | {"vocab_size": FIRST + 3 * self.symbols, "dropout": 0.0, "label_smoothing": 0.0}
+
+    def target_in(self, dialect: int, source: list[int]) -> list[int]:
+        """Return the only target of a source in a dialect, with its end."""
+        words = [symbol for symbol in reversed(source) for _ in range((0, 2)[symbol] if symbol < 2 else 1)]
+        return [FIRST + (1 + dialect) * self.symbols + word for word in words] + [END]
+
+    def draw_sources(self, coins: random.Random, count: int) -> list[list[int]]:
+        return [[coins.randrange(self.symbols) for _ in range(coins.randint(*self.lengths))] for _ in range(count)]
+
+    def held_out_sources(self) -> list[list[int]]:
+        return self.draw_sources(random.Random(2), self.held_out)
+
+    def draw_batch(self, coins: random.Random, count: int | None = None) -> Batch:
+        """Return random sources, and the target of each in a random dialect."""
+        sources = self.draw_sources(coins, self.batch_size if count is None else count)
+        labels = pad([self.target_in(coins.randrange(2), source) for source in sources], -100)
+        return {**encode(sources), "labels": labels}
+
+    def train(self, model: Any, **schedules: Callable[[float], float]) -> Any:
+        """Return the model after `steps` of Adam, whose learning rate falls to 0 over the last third.
+
+        Each of `schedules` gives an attribute of the model by the progress from 0 to 1.
+        """
+        coins, steps = random.Random(1), self.steps
+        optimizer = torch.optim.Adam(model.parameters(), self.learning_rate, betas=(0.9, 0.98), eps=1e-9)
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: min((step + 1) / 100, 1, 3 * (steps - step) / steps)
+        )
+        model.train()
+        for step in range(steps):
+            for name, value in schedules.items():
+                setattr(model, name, value(step / steps))
+            model(**self.draw_batch(coins)).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+        return model.eval()
+
+    def train_family(self, family: str) -> Any:
+        """Return a trained model of a family; the divergences of an IterativeVAE have full weight after a third."""
+        if family == "flowseq":
+            return self.train_flowseq()
+        if family == "iterative_vae":
+            vae = VaswaniIterativeVaeForConditionalGeneration(VaswaniIterativeVaeConfig(**self.sizes))
+            return self.train(vae, kl_scale=lambda progress: min(1.0, 3 * progress))
+        if family == "cmlm":
+            config = VaswaniCmlmConfig(**self.sizes, mask_token_id=MASK, max_target_length=30)
+            return self.train(VaswaniCmlmForConditionalGeneration(config))
+        if family == "autoregressive":
+            return self.train(VaswaniTransformerForConditionalGeneration(VaswaniTransformerConfig(**self.sizes)))
+        nat = VaswaniNatForConditionalGeneration(VaswaniNatConfig(**self.sizes))
+        return self.train(nat, glancing_ratio=lambda progress: 0.5 - 0.2 * progress if family == "glat" else 0.0)
+
+    def train_flowseq(self) -> VaswaniFlowSeqForConditionalGeneration:
+        """Return a FlowSeq: a third of the steps without the prior, a third in which its weight rises."""
+        language = self
+
+        class Phases(VaswaniFlowSeqForConditionalGeneration):
+            """The model, whose flow starts when its prior first counts."""
+
+            def __setattr__(self, name: str, value: Any) -> None:
+                super().__setattr__(name, value)
+                if name == "kl_scale" and value > 0 and not self.flow.started:
+                    self.start_flow(**language.draw_batch(random.Random(3)))
+
+        model = Phases(VaswaniFlowSeqConfig(**self.sizes))
+        return self.train(model, kl_scale=lambda progress: min(1.0, max(0.0, 3 * progress - 1)))
+
+    def share_of_answers(self, sources: list[list[int]], answers: list[list[int]]) -> float:
+        """Return the share of answers that are the target in one of the two dialects."""
+        pairs = zip(sources, answers, strict=True)
+        right = [answer in [self.target_in(dialect, source) for dialect in (0, 1)] for source, answer in pairs]
+        return sum(right) / len(sources)
+
+    def share_of_words(self, sources: list[list[int]], answers: list[list[int]]) -> float:
+        """Return the share of words that are right in either dialect; with a wrong length all words are wrong."""
+        right = 0
+        for source, answer in zip(sources, answers, strict=True):
+            words = list(zip(self.target_in(0, source), self.target_in(1, source), strict=True))
+            if len(answer) == len(words):
+                right += sum(word in either for word, either in zip(answer, words, strict=True))
+        return right / sum(len(self.target_in(0, source)) for source in sources)
+
+    def share_right(self, model: Any, **settings: Any) -> float:
+        """Return the share of held-out sentences whose translation is the target in one of the two dialects."""
+        sources = self.held_out_sources()
+        return self.share_of_answers(sources, answers_of(model.generate(**encode(sources), **settings)))
 
 
-def rows_of_flowseq(options: Any) -> list[Row]:
-    sources, rows = draw_sources(random.Random(2), options.held_out), []
-    for seed in options.seed:
-        torch.manual_seed(seed)
-        model: Any = train_flowseq(options.steps)
-        for temperature in (0, 0.5, 1):
-            settings = {"latent_temperature": temperature, "num_latent_samples": 4} if temperature else {}
-            answers = answers_of(model.generate(**encode(sources), **settings))
-            shares = {"right": share_of_answers(sources, answers), "right words": share_of_words(sources, answers)}
-            rows.append({"seed": seed, "temperature": temperature} | shares)
-    return rows
+def rows_of(family: str, language: Language, seed: int) -> Iterator[Row]:
+    sources = language.held_out_sources()
+    torch.manual_seed(seed)
+    model = language.train_family(family)
+    for search in SEARCHES[family]:
+        if family == "iterative_vae":
+            by_layer = answers_by_layer(model, sources, **search)
+        else:
+            by_layer = [answers_of(model.generate(**encode(sources), **search))]
+        for layer, answers in enumerate(by_layer, start=1):
+            right, words = language.share_of_answers(sources, answers), language.share_of_words(sources, answers)
+            named = {"seed": seed} | search | ({"layer": layer} if len(by_layer) > 1 else {})
+            yield named | {"right": right, "right words": words}
 
 
 def main(arguments: list[str] | None = None) -> None:
-    families = {"iterative_vae": rows_of_iterative_vae, "flowseq": rows_of_flowseq}
     parser = make_parser("dialects", __doc__, {"steps": 3, "held_out": 8})
-    parser.add_argument("family", choices=families)
-    parser.add_argument("--steps", type=int, default=STEPS, help="of training")
-    parser.add_argument("--kl_scale", type=float, nargs="+", default=[1.0], help="of IterativeVAE, later in training")
+    parser.add_argument("family", choices=SEARCHES)
+    parser.add_argument("--steps", type=int, default=Language.steps, help="of training")
     parser.add_argument("--seed", type=int, nargs="+", default=[1], help="of the weights, the dropout and the noise")
-    parser.add_argument("--held_out", type=int, default=HELD_OUT, help="sentences to translate")
+    parser.add_argument("--held_out", type=int, default=Language.held_out, help="sentences to translate")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    report(families[options.family](options), options)
+    language = Language(steps=options.steps, held_out=options.held_out)
+    rows = [row for seed in options.seed for row in rows_of(options.family, language, seed)]
+    report(rows, options)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.distributions import Normal
 from torch.nn import functional
 
-from bench import dialects
-from bench.dialects import SIZES, encode, train_flowseq
+from bench.dialects import Language, encode
 from tests.helpers import FLOAT32, TINY, padded_batch, random_tokens
 from tests.nar_models import END, targets, tiny_flowseq
 from vaswani_transformer import VaswaniFlowSeqConfig, VaswaniFlowSeqForConditionalGeneration, prepare_for_inference
@@ -74,11 +73,9 @@ def test_every_layer_and_the_whole_are_inverted() -> None:
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_trained_flow_of_width_128_is_inverted_in_float32_over_40_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dialects, "BATCH", 8)
-    monkeypatch.setattr(dialects, "LEARNING_RATE", 2e-3)
+def test_trained_flow_of_width_128_is_inverted_in_float32_over_40_places() -> None:
     with torch.enable_grad():
-        model: Any = train_flowseq(30, sizes=SIZES | {"d_model": 128})
+        model: Any = Language(d_model=128, steps=30, batch_size=8, learning_rate=2e-3).train_flowseq()
     source = encode([[symbol % 20 for symbol in range(20)]] * 2)
     encoded = model.read_source(model.encode(**source).last_hidden_state, None)
     inputs = model.flow_inputs(encoded, canvas(torch.tensor([40, 40])))
