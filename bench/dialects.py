@@ -4,9 +4,9 @@ A source is 3 to 9 of 20 symbols, or what a `Language` says. Its target is rever
 doubled. A coin chooses one of two target vocabularies for the complete sentence. Positions that are predicted
 independently mix the two.
 
-`python -m bench.dialects FAMILY --seed 1 2` trains a model of the family for each seed, and prints the shares of held-out
-sentences and of words that are right by each of its searches; of an IterativeVAE after each layer, without and with
-noise; of a FlowSeq at temperature 0, and by importance weights of four latents of a temperature.
+`python -m bench.dialects FAMILY --seed 1 2` trains a model of the family for each seed. It prints the shares of
+held-out sentences and of words that are right by each search: of an IterativeVAE after each layer, without and with
+noise, and of a FlowSeq at temperature 0 and by importance weights of four latents of a temperature.
 
 B batch, S source, T target.
 """
@@ -45,7 +45,8 @@ SEARCHES: dict[str, list[dict[str, Any]]] = {  # what `generate()` gets
     "iterative_vae": [{"do_sample": False}, {"do_sample": True}],
     "flowseq": [
         {"latent_temperature": 0.0},
-        *({"latent_temperature": heat, "num_latent_samples": 4} for heat in (0.5, 1.0)),
+        {"latent_temperature": 0.5, "num_latent_samples": 4},
+        {"latent_temperature": 1.0, "num_latent_samples": 4},
     ],
 }
 
