@@ -64,7 +64,7 @@ def test_cmlm_answers_in_one_dialect_after_four_iterations() -> None:
 
 def test_engine_lowers_the_energy_of_the_likeliest_words_and_settles_on_a_dialect() -> None:
     """A CMLM with little training learns from an autoregressive teacher, without any word of a target."""
-    energy, student = Energy(trained_autoregressive()), replace(LANGUAGE, steps=150).train_family("cmlm")
+    energy, student = Energy(trained_autoregressive()), replace(LANGUAGE, steps=250).train_family("cmlm")
     optimizer, coins = torch.optim.Adam(student.parameters(), lr=5e-4), random.Random(5)
 
     def held_out() -> float:
@@ -78,7 +78,7 @@ def test_engine_lowers_the_energy_of_the_likeliest_words_and_settles_on_a_dialec
 
     before, right = held_out(), LANGUAGE.share_right(student)
     student.train()
-    for _ in range(150):
+    for _ in range(200):
         batch = LANGUAGE.draw_batch(coins)
         labels = batch.pop("labels")
         is_real = labels.ne(-100)
@@ -93,5 +93,5 @@ def test_engine_lowers_the_energy_of_the_likeliest_words_and_settles_on_a_dialec
     after = held_out()
     print(f"energy {before:.3f} to {after:.3f}, share right {right:.3f} to {LANGUAGE.share_right(student):.3f}")
     assert after < 0.3 * before
-    assert right < 0.2
-    assert LANGUAGE.share_right(student) > 0.6
+    assert right < 0.5
+    assert LANGUAGE.share_right(student) > 0.8
