@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 ROWS = 8  # of logits whose loss is computed at a time, in float32
 
 
-def training_arguments(recipe: Recipe, run: Path) -> Seq2SeqTrainingArguments:
+def training_arguments(recipe: Recipe, run: Path, use_cache: bool) -> Seq2SeqTrainingArguments:
     training, selection = recipe.training, selection_metric(recipe)
     step_tokens = max(training.source_tokens, training.target_tokens)
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(run / "tensorboard")
@@ -85,6 +85,7 @@ def training_arguments(recipe: Recipe, run: Path) -> Seq2SeqTrainingArguments:
         disable_tqdm=True,
         seed=recipe.seed,
         remove_unused_columns=False,
+        use_cache=use_cache,  # which the Trainer writes into the model's configuration
     )
     arguments._n_gpu = min(arguments.n_gpu, 1)  # the Trainer would split batches by DataParallel
     return arguments
@@ -115,7 +116,7 @@ class PaperTrainer(Seq2SeqTrainer):
         tokens: Any = data.tokens
         super().__init__(
             model=model,
-            args=training_arguments(recipe, run),
+            args=training_arguments(recipe, run, model.config.use_cache),
             data_collator=DataCollatorForSeq2Seq(data.tokenizer, model),
             train_dataset=tokens["train"],
             eval_dataset=tokens["validation"],

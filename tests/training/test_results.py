@@ -13,7 +13,7 @@ from training.tasks import make_task
 from training.train import flat, without_folders
 
 KEPT = ROOT / "training" / "recipes" / "results"
-PATHS = sorted(KEPT.glob("*.json"))
+PATHS = [*sorted(KEPT.glob("*.json")), *sorted(ROOT.glob("models/*/results.json"))]
 FAMILY = sorted(KEPT.glob("*-family/*.json"))
 DESCRIPTIONS = {"name", "task", "expected", "published", "note", "output_dir"}
 OF_A_MACHINE = {"data.path", "data.distilled", "tokenizer.path", "training.precision", "training.minutes", "seed"}

@@ -1,0 +1,37 @@
+"""The trained model in the repository: small, loaded without a flag, and as its card and results say."""
+
+import json
+
+import torch
+from huggingface_hub import ModelCard
+from transformers import AutoModelForSeq2SeqLM, pipeline
+
+from tests.helpers import ROOT
+
+MODEL = ROOT / "models" / "tatoeba-en-de"
+
+
+def test_trained_model_is_small_and_has_float32_weights_and_no_code() -> None:
+    files = [path for path in MODEL.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 20e6
+    assert {path.suffix for path in files} == {".json", ".md", ".safetensors"}
+    model = AutoModelForSeq2SeqLM.from_pretrained(MODEL)
+    assert {weights.dtype for weights in model.parameters()} == {torch.float32}
+    assert model.config.use_cache
+    assert model.num_parameters() == json.loads((MODEL / "results.json").read_text(encoding="utf-8"))["parameters"]
+
+
+def test_pipeline_translates_with_the_trained_model() -> None:
+    translator = pipeline("vaswani-translation", model=str(MODEL))
+    texts = ["Where are they?", "I would like a cup of tea."]
+    assert all(output["translation_text"].strip() for output in translator(texts))
+
+
+def test_card_has_the_scores_and_the_source_of_the_data() -> None:
+    results = json.loads((MODEL / "results.json").read_text(encoding="utf-8"))
+    card = ModelCard.load(MODEL / "README.md")
+    scores = {(score.dataset_split, score.metric_type): score.metric_value for score in card.data.eval_results}
+    assert scores["test", "bleu"] == round(results["test"]["bleu"], 2)
+    assert scores["test", "chrf"] == round(results["test"]["chrf"], 2)
+    assert "[CC BY 2.0 FR]" in card.text
+    assert "contributors of [Tatoeba]" in card.text
