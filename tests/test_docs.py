@@ -86,6 +86,7 @@ def page_outputs(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> 
             folder = tmp_path_factory.mktemp(page.stem)
             (folder / "runs").mkdir()
             (folder / "runs" / "quickstart").symlink_to(quickstart)
+            (folder / "models").symlink_to(ROOT / "models")
             with serving(Hub()) as url:
                 environment = client_environment(url, folder / "home")
                 pages[page] = [run_block(block, folder, environment) for block in blocks_of(page, "python")], folder
@@ -119,11 +120,6 @@ def test_pages_have_blocks_to_run() -> None:
 def test_every_python_block_runs(page: Path, page_outputs: PageOutputs) -> None:
     outputs, _ = page_outputs(page)
     assert len(outputs) == len(blocks_of(page, "python"))
-
-
-@pytest.mark.slow
-def test_script_with_the_stock_trainer_learns_its_three_pairs(page_outputs: PageOutputs) -> None:
-    assert output_with(page_outputs, "Seq2SeqTrainer").splitlines()[-1] == "['hola mundo', 'te amo', 'buenos dias']"
 
 
 @pytest.mark.slow
@@ -263,7 +259,7 @@ def test_link_leads_to_a_file_and_a_heading_that_exist_without_markup_that_githu
 def test_readme_is_short_and_two_commands_do_the_set_up() -> None:
     """One command trains the quickstart model and one runs the tests, as CI does."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(readme.splitlines()) <= 200
+    assert len(readme.splitlines()) <= 120
     commands = [block.strip() for block in blocks_of(ROOT / "README.md", "bash")]
     assert any("venv" in command and "training/recipes/quickstart.yaml" in command for command in commands)
     assert 'pip install -e ".[dev]" && python -m pytest' in commands
