@@ -14,14 +14,18 @@ from vaswani_transformer import VaswaniTransformerTokenizer, attention_page
 from vaswani_transformer.demo import page as page_module
 from vaswani_transformer.demo.page import (
     CHANGED,
+    EXAMPLES,
     PageContent,
     attention_frame,
     make_page,
     mark_changes,
     page_content,
-    page_title,
+    title_and_examples,
 )
 from vaswani_transformer.translation.options import LoadOptions
+
+gr: Any = pytest.importorskip("gradio")
+RECIPE = {"data": {"source": "en", "target": "de"}}
 
 
 @pytest.mark.parametrize(
@@ -95,20 +99,27 @@ def test_non_autoregressive_model_shows_its_last_pass_under_the_pages_settings()
 
 
 @pytest.mark.parametrize(
-    ("results", "title"),
+    ("results", "title", "examples"),
     [
-        ({"recipe": {"data": {"source": "en", "target": "de"}}}, "English to German"),
-        ({"recipe": {"data": {"source": "sentence", "target": "tree"}}}, None),
-        ([], None),
-        (None, None),
+        ({"recipe": RECIPE}, "English to German", EXAMPLES["en"]),
+        ({"recipe": RECIPE, "test": {"examples": [{"source": "Hi."}]}}, "English to German", ["Hi."]),
+        ({"recipe": {"data": {"source": "sentence", "target": "tree"}}}, None, []),
+        ([], None, []),
+        (None, None, []),
     ],
 )
-def test_title_is_the_languages_of_the_run_or_else_the_models_name(
-    tmp_path: Path, results: Any, title: str | None
+def test_page_has_the_languages_and_examples_of_the_run_or_else_the_models_name(
+    tmp_path: Path, results: Any, title: str | None, examples: list[str]
 ) -> None:
     if results is not None:
         (tmp_path / "results.json").write_text(json.dumps(results))
-    assert page_title(LoadOptions(str(tmp_path))) == (title or str(tmp_path))
+    assert title_and_examples(LoadOptions(str(tmp_path))) == (title or str(tmp_path), examples)
+
+
+def test_page_offers_its_examples() -> None:
+    page = make_page(*model_of_pairs(), "a model", ["i love you", "good morning"])
+    (samples,) = [block.samples for block in page.blocks.values() if isinstance(block, gr.Dataset)]
+    assert samples == [["i love you"], ["good morning"]]
 
 
 def test_empty_field_leaves_the_setting_to_the_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import html
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,16 @@ LANGUAGES = {
     "cs": "Czech", "de": "German", "en": "English", "es": "Spanish", "fi": "Finnish", "fr": "French", "it": "Italian",
     "ja": "Japanese", "nl": "Dutch", "pt": "Portuguese", "ro": "Romanian", "ru": "Russian", "zh": "Chinese",
 }  # fmt: skip
+EXAMPLES = {  # by the source's language
+    "en": [
+        "Where is the nearest station?",
+        "My sister has lived in Berlin for three years.",
+        "If it rains tomorrow, we will stay at home.",
+        "I would like a cup of tea without milk.",
+        "Tom lost his hat because it was too big.",
+        "She asked me whether I could help her.",
+    ],
+}
 
 
 @dataclass(frozen=True)
@@ -132,13 +143,16 @@ def setting_inputs(model: PreTrainedModel) -> dict[str, Any]:
     return inputs | {"max_new_tokens": gr.Number(0, label="Length limit (0: the model's)", **limits)}
 
 
-def make_page(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, title: str) -> "gr.Blocks":
+def make_page(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, title: str, examples: Sequence[str] = ()
+) -> "gr.Blocks":
     """Return the page of a model, which Gradio's `launch()` serves.
 
     Args:
         model: any model of this package that generates.
         tokenizer: its tokenizer.
         title: the heading.
+        examples: sources to choose from.
     """
     import gradio as gr
 
@@ -146,6 +160,8 @@ def make_page(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, title:
     with gr.Blocks(title=title, analytics_enabled=False) as page:
         gr.HTML(f'<h1 style="overflow-wrap: anywhere">{html.escape(title)}</h1>')
         source = gr.Textbox(label="Source", lines=2, max_length=10_000)
+        if examples:
+            gr.Examples([[example] for example in examples], source)
         with gr.Row():
             settings = setting_inputs(model)
         button = gr.Button("Parse" if writes_trees else "Translate", variant="primary")
@@ -202,14 +218,20 @@ def make_page(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, title:
     return page
 
 
-def page_title(options: LoadOptions) -> str:
-    """Return the languages of a run's `results.json`, such as "English to German", or else the model's name."""
+def title_and_examples(options: LoadOptions) -> tuple[str, list[str]]:
+    """Return the heading of a model's page, and texts to translate, by the `results.json` of its run.
+
+    The heading is its languages, such as "English to German", or else the model's name. The texts are the sources of
+    the run's example translations, or else sentences of its source language.
+    """
     path = find_file(options.model, "results.json", **options.hub_settings)
     try:
-        data = {} if path is None else json.loads(path.read_bytes())["recipe"]["data"]
-        return f"{LANGUAGES[data['source']]} to {LANGUAGES[data['target']]}"
-    except (ValueError, KeyError, TypeError):
-        return options.model
+        results = {} if path is None else json.loads(path.read_bytes())
+        data, translated = results["recipe"]["data"], results.get("test", {}).get("examples", [])
+        title = f"{LANGUAGES[data['source']]} to {LANGUAGES[data['target']]}"
+        return title, [str(each["source"]) for each in translated] or EXAMPLES.get(data["source"], [])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return options.model, []
 
 
 def load_page(model: str, **settings: Any) -> "gr.Blocks":
@@ -227,4 +249,4 @@ def load_page(model: str, **settings: Any) -> "gr.Blocks":
     if find_spec("gradio") is None:
         raise UserError('The page needs Gradio, which is not installed; run pip install "vaswani-transformer[demo]".')
     options = LoadOptions(model, **settings)
-    return make_page(*load_model_and_tokenizer(options), page_title(options))
+    return make_page(*load_model_and_tokenizer(options), *title_and_examples(options))
