@@ -1,11 +1,12 @@
-"""FlowSeq: one pass over latents that an invertible flow draws for a source (Ma et al. 2019).
+"""FlowSeq: non-autoregressive decoding of latents with a normalizing flow as their prior (Ma et al. 2019).
 
-B batch, S source, T target, k target rows of one source row, l lengths of a length beam, d = d_model the latent width,
-h = d / 2, L layers of the flow, V vocabulary. A posterior turns a target into latents z (T, d), the decoder turns them
-into all words at once, and the flow, an invertible map F between latents and standard normal numbers given a source,
-learns the posterior's latents as a prior. Decoding reads z = F^-1(temperature eps). A layer of the flow maps x to y,
-and back; for densities it adds up log|det dy/dx|, in at least float32. The length is predicted as NAT's. The flow has
-one level, of the three in the paper, so a target may have any length.
+B batch, S source, T target, k target rows per source row, l lengths of a length beam, d = d_model the latent width,
+h = d / 2, L layers of the flow, V vocabulary.
+
+The posterior maps a target to latents z (T, d), and the decoder predicts all words from them. The flow F maps latents
+to standard normal noise eps given the source, and its inverse gives z = F^-1(temperature eps). A layer of the flow maps
+x to y and returns log|det dy/dx|, in at least float32. The length is predicted as in NAT. The flow has one level,
+instead of the paper's three, and supports any target length.
 """
 
 import copy
@@ -32,33 +33,33 @@ from .nat import LengthDifferenceConfig, LengthDifferenceHead, PositionalAttenti
 
 logger = logging.get_logger(__name__)
 
-HEAD = 32  # features that one matrix mixes; less where 32 does not divide d
+HEAD = 32  # largest number of features that one matrix mixes
 
 
 class FlowError(ValueError):
-    """A flow without a start, or with numbers that are not finite."""
+    """Raised for a flow that is not initialized from data or produces non-finite numbers."""
 
 
 class FlowInputs(NamedTuple):
-    """What every layer gets in addition to the latents."""
+    """Inputs of every flow layer besides the latents."""
 
-    is_real: Tensor  # (k B, T, 1), 1.0 at the places of tokens, else 0.0
-    positions: Tensor  # (1, T, h), PE of the places, half as wide as the latents
-    attention_mask: Any  # of self-attention, in the form that the attention implementation takes
-    memory: Tensor  # (B, S, d_model), the encoder's output; row i of the latents belongs to source i // k
-    memory_mask: Any  # of cross-attention
+    is_real: Tensor  # (k B, T, 1), 1.0 at tokens, else 0.0
+    positions: Tensor  # (1, T, h), position encodings
+    attention_mask: Any  # self-attention mask, in the attention implementation's format
+    memory: Tensor  # (B, S, d_model), encoder output; row i of the latents belongs to source i // k
+    memory_mask: Any  # cross-attention mask
 
 
 class LatentAttention(PositionalAttention):
-    """Attention whose queries are the positions, and whose keys and values are the latents."""
+    """Attention with positions as queries, and latents as keys and values."""
 
     def keys(self, hidden_states: Tensor, positions: Tensor) -> Tensor:
-        """Return what the keys are projected from, (B, T, d_model)."""
+        """Return the input (B, T, d_model) of the key projection."""
         return hidden_states
 
 
 class LatentReader(nn.Module):
-    """Positions that attend to latents: LayerNorm(PE + Dropout(Attention(PE, z, z)))."""
+    """Attention from positions to latents: LayerNorm(PE + Dropout(Attention(PE, z, z)))."""
 
     def __init__(self, config: VaswaniTransformerConfig) -> None:
         super().__init__()
@@ -66,24 +67,21 @@ class LatentReader(nn.Module):
         self.add_norm = AddAndNorm(config)
 
     def forward(self, latents: Tensor, positions: Tensor, attention_mask: Any, **kwargs: object) -> Tensor:
-        """Return states (k B, T, d_model) from latents of that shape and PE (1, T, d_model)."""
+        """Return states (k B, T, d_model) for latents of that shape and `positions` (1, T, d_model)."""
         attended, _ = self.latent_attn(latents, positions, attention_mask, **kwargs)
         return self.add_norm(positions, attended)
 
 
 class FlowLayer(nn.Module):
-    """An invertible map of latents (k B, T, d) at the same places, in both directions by `forward`.
-
-    Accelerate loads offloaded weights for a call of the module, and for no other method.
-    """
+    """Invertible map of latents (k B, T, d); `forward` computes both directions, as Accelerate's offloading needs."""
 
     def forward(self, latents: Tensor, inputs: FlowInputs, inverts: bool = False) -> tuple[Tensor, Tensor]:
-        """Return y, or x for y where it `inverts`, and log|det dy/dx| of each place: a scalar, or (k B, T)."""
+        """Return y, or x if `inverts`, and log|det dy/dx| at each position: a scalar or (k B, T)."""
         raise NotImplementedError
 
 
 class ActNorm(FlowLayer):
-    """y = x exp(s) + t, with s and t of each feature (Kingma and Dhariwal 2018, 3.1)."""
+    """Per-feature affine map y = x exp(s) + t (Kingma and Dhariwal 2018, 3.1)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -96,7 +94,7 @@ class ActNorm(FlowLayer):
         return latents * self.log_scale.exp() + self.shift, self.log_scale.sum()
 
     def start(self, latents: Tensor, inputs: FlowInputs) -> None:
-        """Set s and t so that every feature of `latents` has mean 0 and variance 1 over the places of tokens."""
+        """Set s and t so that every output feature has mean 0 and variance 1 over the tokens of `latents`."""
         count = inputs.is_real.sum()
         mean = (latents * inputs.is_real).sum((0, 1)) / count  # (d,)
         variance = ((latents - mean).square() * inputs.is_real).sum((0, 1)) / count
@@ -106,7 +104,7 @@ class ActNorm(FlowLayer):
 
 
 class HeadLinear(FlowLayer):
-    """One matrix W for all heads of features, contiguous or interleaved ones: y = W x in each (Ma et al. 2019, 3.2)."""
+    """Map y = W x of each head of features, contiguous or interleaved, with one shared W (Ma et al. 2019, 3.2)."""
 
     def __init__(self, width: int, is_interleaved: bool) -> None:
         super().__init__()
@@ -116,7 +114,7 @@ class HeadLinear(FlowLayer):
 
     def forward(self, latents: Tensor, inputs: FlowInputs, inverts: bool = False) -> tuple[Tensor, Tensor]:
         matrix = torch.linalg.inv_ex(self.weight).inverse if inverts else self.weight
-        log_det = self.num_heads * torch.linalg.slogdet(self.weight)[1]  # -inf where the matrix is singular
+        log_det = self.num_heads * torch.linalg.slogdet(self.weight)[1]  # -inf if singular
         if self.is_interleaved:  # head i has the features i, i + num_heads, ...
             heads = latents.unflatten(-1, (-1, self.num_heads)).transpose(-1, -2)  # (k B, T, heads, size)
             return (heads @ matrix.T).transpose(-1, -2).flatten(-2), log_det
@@ -124,7 +122,7 @@ class HeadLinear(FlowLayer):
 
 
 class SmallLinear(nn.Linear):
-    """A linear layer that starts at `gain` times the usual weights; at 0 it starts with none."""
+    """Linear layer whose initial weights are scaled by `gain`."""
 
     def __init__(self, inputs: int, outputs: int, gain: float) -> None:
         super().__init__(inputs, outputs)
@@ -132,15 +130,15 @@ class SmallLinear(nn.Linear):
 
 
 class Coupling(FlowLayer):
-    """v' = sigmoid(r + 2) v + mu, where a decoder layer computes mu and r from the other half c, which stays.
+    """Affine coupling v' = sigmoid(r + 2) v + mu, with mu and r computed from the unchanged half c.
 
-    The layer is half as wide as the model's and has no dropout.
+    The network is a decoder layer of half the model's width, without dropout.
 
     Args:
-        config: the model's.
-        is_interleaved: whether the halves are the even and the odd features, or the first and the second ones.
-        is_reversed: whether the second half is c.
-        attends: whether positions are queries to c, as in the positional step; otherwise they are added to it.
+        config: the model's configuration.
+        is_interleaved: whether the halves are the even and odd features instead of the first and second half.
+        is_reversed: whether c is the second half.
+        attends: whether positions attend to c, as in the positional step, instead of being added to it.
     """
 
     def __init__(
@@ -157,10 +155,10 @@ class Coupling(FlowLayer):
         self.affine = SmallLinear(narrow.d_model, config.d_model, gain=0.0)
         for module in self.modules():
             if isinstance(module, MultiHeadAttention):
-                module.config = config  # the model's own, which `set_attn_implementation` changes
+                module.config = config  # so that `set_attn_implementation` reaches it
 
     def split(self, latents: Tensor) -> tuple[Tensor, Tensor]:
-        """Return c and v (k B, T, h)."""
+        """Return c and v, each (k B, T, h)."""
         shape, dim = ((-1, 2), -1) if self.is_interleaved else ((2, -1), -2)
         first, second = latents.unflatten(-1, shape).unbind(dim)
         return (second, first) if self.is_reversed else (first, second)
@@ -171,7 +169,7 @@ class Coupling(FlowLayer):
         return torch.stack(halves, dim=-1 if self.is_interleaved else -2).flatten(-2)
 
     def network(self, conditions: Tensor, inputs: FlowInputs) -> tuple[Tensor, Tensor]:
-        """Return mu, and log sigmoid(r + 2), both (k B, T, h)."""
+        """Return mu and log sigmoid(r + 2), each (k B, T, h)."""
         if self.reader is None:
             states = conditions + inputs.positions
         else:
@@ -189,15 +187,15 @@ class Coupling(FlowLayer):
 
 
 class Flow(nn.Module):
-    """eps = F(z) and z = F^-1(eps): a positional step and K = `steps` further ones, on one level.
+    """Normalizing flow eps = F(z) of a positional step and K = `steps` further steps.
 
-    Such a step is twice an actnorm, a linear map over heads, and a unit of four couplings.
+    Each further step is, twice in a row, an actnorm, a linear map over heads and four couplings.
 
     Attributes:
-        started: 1.0 once `start` has set the actnorms from data, else 0.0; saved with the weights.
+        started: 1.0 once `start` has initialized the actnorms from data, else 0.0; saved with the weights.
     """
 
-    keeps_float32: ClassVar[bool] = True  # also in a copy prepared for inference
+    keeps_float32: ClassVar[bool] = True  # read by `prepare_for_inference`
     started: Tensor
 
     def __init__(self, config: VaswaniTransformerConfig, steps: int) -> None:
@@ -214,11 +212,11 @@ class Flow(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the dtype of the latents, in which every layer computes."""
+        """Return the dtype of the latents and of all computations."""
         return self.started.dtype
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move the flow as `fn` does, but keep at least float32."""
+        """Apply `fn` to all tensors, but keep at least float32."""
 
         def keep_wide(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
@@ -229,9 +227,9 @@ class Flow(nn.Module):
         return super()._apply(keep_wide, recurse)
 
     def forward(self, latents: Tensor, inputs: FlowInputs, inverts: bool = False) -> tuple[Tensor, Tensor]:
-        """Return eps (k B, T, d), or z for eps where it `inverts`, and log|det F| (k B,) over the places of tokens.
+        """Return eps (k B, T, d), or z if `inverts`, and log|det F| (k B,) over the tokens.
 
-        A flow without a start is inverted too, with a warning.
+        Inverting a flow that is not initialized from data gives a warning.
         """
         by_place = torch.zeros_like(latents[..., 0])  # (k B, T)
         for layer in reversed(self.layers) if inverts else self.layers:
@@ -242,13 +240,13 @@ class Flow(nn.Module):
         return latents, log_det
 
     def log_prob(self, latents: Tensor, inputs: FlowInputs) -> tuple[Tensor, Tensor]:
-        """Return log p(z | x) (k B,) of latents (k B, T, d), and the part of it that is the log-determinant."""
+        """Return log p(z | x) (k B,) of latents (k B, T, d), and its log-determinant term (k B,)."""
         noise, log_det = self(latents, inputs)
         return normal_log_prob(noise, inputs.is_real) + log_det, log_det
 
     @torch.no_grad()
     def start(self, latents: Tensor, inputs: FlowInputs) -> None:
-        """Set every actnorm from a batch of latents (k B, T, d), one after the other."""
+        """Initialize the actnorms, in order, from a batch of latents (k B, T, d)."""
         for layer in self.layers:
             if isinstance(layer, ActNorm):
                 layer.start(latents, inputs)
@@ -256,9 +254,9 @@ class Flow(nn.Module):
         self.started.fill_(1.0)
 
     def check(self, values: Tensor, inverts: bool) -> None:
-        """Check that `values` are finite, and for a density that the flow has a start.
+        """Raise FlowError for non-finite `values`, or a density of a flow that is not initialized from data.
 
-        An accelerator's host waits here; a compiled graph cannot check.
+        The check synchronizes with an accelerator, and is skipped in a compiled graph.
         """
         if torch.compiler.is_compiling():
             return
@@ -280,7 +278,7 @@ class Flow(nn.Module):
 
 @torch.no_grad()
 def init_flow(module: nn.Module) -> None:
-    """Initialize a module of a flow or a posterior: no shift, equal scales, random rotations, and no start."""
+    """Initialize a module of a flow or posterior: zero shift, unit scale, random rotations."""
     if isinstance(module, ActNorm):
         init.zeros_(module.log_scale)
         init.zeros_(module.shift)
@@ -293,18 +291,18 @@ def init_flow(module: nn.Module) -> None:
 
 
 def normal_log_prob(noise: Tensor, is_real: Tensor) -> Tensor:
-    """Return log N(eps; 0, I) (k B,) of eps (k B, T, d) over the places of tokens, `is_real` (k B, T, 1)."""
+    """Return log N(eps; 0, I) (k B,) of eps (k B, T, d) over the tokens, `is_real` (k B, T, 1)."""
     log_probs = -0.5 * (noise.square() + math.log(2 * math.pi))
     return (log_probs * is_real).sum((1, 2))
 
 
 @strict
 class VaswaniFlowSeqConfig(LengthDifferenceConfig):
-    """The hyperparameters of FlowSeq, in addition to those of `LengthDifferenceConfig`.
+    """Hyperparameters of FlowSeq, in addition to those of `LengthDifferenceConfig`.
 
     Args:
-        flow_steps: K, the steps of the flow after its positional one; each has eight couplings.
-        word_dropout: the share of the target's words that the posterior does not see in training.
+        flow_steps: K, the steps of the flow after its positional step; each has eight couplings.
+        word_dropout: share of the target words that are hidden from the posterior in training.
     """
 
     model_type = "vaswani_flowseq"
@@ -314,7 +312,7 @@ class VaswaniFlowSeqConfig(LengthDifferenceConfig):
     word_dropout: float | int = unit_rate(default=0.2)
 
     def validate_couplings(self) -> None:
-        """Check that half of the features fit the heads."""
+        """Check that the width of a coupling, half of d_model, fits the heads."""
         heads = 1 if self.d_k is not None and self.d_v is not None else self.num_heads
         if self.d_model % (2 * heads):
             raise ValueError(
@@ -324,7 +322,7 @@ class VaswaniFlowSeqConfig(LengthDifferenceConfig):
 
 
 class LatentEmbedding(InputEmbedding):
-    """Latents as the decoder's input; the decoder reads them at positions and adds none here."""
+    """Decoder input of latents, without position encodings."""
 
     def forward(self, inputs_embeds: Tensor, positions: Tensor, max_position: int | None = None) -> Tensor:
         """Apply dropout to latents (k B, T, d)."""
@@ -332,7 +330,7 @@ class LatentEmbedding(InputEmbedding):
 
 
 class FlowSeqDecoder(NarDecoder):
-    """A non-autoregressive decoder whose first states are positions that attend to the latents."""
+    """Non-autoregressive decoder whose initial states are positions that attend to latents."""
 
     _supports_flash_attn = False
     _supports_flex_attn = False
@@ -344,13 +342,13 @@ class FlowSeqDecoder(NarDecoder):
         self.post_init()
 
     def run_layers(self, hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
-        """Pass latents (k B, T, d) through the reader and every layer."""
+        """Run the reader and all layers on latents (k B, T, d)."""
         hidden_states = self.reader(hidden_states, self.position_encodings(hidden_states), args[0])
         return super().run_layers(hidden_states, *args, **kwargs)
 
 
 class VaswaniFlowSeqModel(EncoderDecoder):
-    """Encoder and decoder of latents over one embedding matrix, without posterior, prior and predictions."""
+    """Encoder and latent decoder with a shared embedding matrix, without posterior, prior and predictions."""
 
     config_class = VaswaniFlowSeqConfig
     decoder_class = FlowSeqDecoder
@@ -359,7 +357,7 @@ class VaswaniFlowSeqModel(EncoderDecoder):
 
 
 class Posterior(nn.Module):
-    """q(z | x, y), independent normal numbers given the complete target and the source."""
+    """Posterior q(z | x, y): a diagonal normal distribution given the source and the complete target."""
 
     def __init__(self, config: VaswaniFlowSeqConfig) -> None:
         super().__init__()
@@ -369,7 +367,7 @@ class Posterior(nn.Module):
         self.log_variance = SmallLinear(config.d_model, config.d_model, gain=0.1)
 
     def forward(self, inputs_embeds: Tensor, inputs: FlowInputs) -> tuple[Tensor, Tensor]:
-        """Return the mean and the log-variance (k B, T, d), in at least float32, of embedded words (k B, T, d)."""
+        """Return mean and log-variance (k B, T, d), in at least float32, given embedded words (k B, T, d)."""
         positions = text_positions(inputs_embeds, None)  # (1, T)
         states = self.input_embedding(inputs_embeds, positions, inputs_embeds.shape[1])
         for layer in self.layers:
@@ -380,25 +378,24 @@ class Posterior(nn.Module):
 
 @dataclass
 class FlowSeqLMOutput(NarLMOutput):
-    """The output of FlowSeq; the fields below are None unless the loss has a divergence."""
+    """Output of FlowSeq; the fields below are None unless the loss includes the KL divergence."""
 
-    kl_loss: Tensor | None = None  # the divergence of posterior and prior, one sample, in nats a target token
-    log_determinant: Tensor | None = None  # log|det dF/dz| a target token
+    kl_loss: Tensor | None = None  # KL(posterior || prior) estimated with one sample, in nats per target token
+    log_determinant: Tensor | None = None  # log|det dF/dz| per target token
 
 
 class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
     """FlowSeq, with `generate()` in one pass of the inverse flow and of the decoder.
 
-    Train in three phases: with `kl_scale` 0 the loss has no prior and the latents are the posterior's means; then
-    `start_flow` sets the flow's actnorms from a batch; then `kl_scale` rises to 1, and the `loss` has `kl_scale`
-    `kl_loss`. In evaluation mode the latents are F^-1(0), which see no word. The flow computes in float32 whatever the
-    model's precision.
+    Training has three phases. With `kl_scale` 0 the latents are the posterior's means and the loss has no KL term. Then
+    `start_flow` initializes the flow's actnorms from a batch. Then `kl_scale` rises to 1, and the `loss` includes
+    `kl_scale` `kl_loss`. In evaluation mode the latents are F^-1(0). The flow always computes in float32.
 
-    `forward` also takes `word_draws` (k B, T), uniform on [0, 1), by which the posterior's words are dropped, and
-    `latent_noise` (k B, T, d), standard normal, of its sample; None: drawn from torch's generator.
+    `forward` also takes `word_draws` (k B, T), uniform on [0, 1), for the word dropout, and `latent_noise` (k B, T, d),
+    standard normal, for the posterior's sample. If None, they are drawn from torch's generator.
 
     Attributes:
-        kl_scale: kappa, the weight of the divergence in training. It is no part of the configuration.
+        kl_scale: kappa, the weight of the KL divergence in training; not part of the configuration.
     """
 
     config_class = VaswaniFlowSeqConfig
@@ -413,20 +410,20 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
     def __init__(self, config: VaswaniFlowSeqConfig) -> None:
         super().__init__(config)
         self.posterior = Posterior(config)
-        self.flow = Flow(config, config.flow_steps).float()  # a reduced precision would not invert it
+        self.flow = Flow(config, config.flow_steps).float()  # half precision is too coarse to invert it
         self.post_init()
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialize as every model does, and the flow and the posterior as they start."""
+        """Initialize the flow and the posterior, and the rest as every model does."""
         super()._init_weights(module)
         init_flow(module)
 
     def embed_target(self, source: EncodedSource, target: Target, **draws: Any) -> Tensor:
-        """Return latents (k B, T, d): in training mode the posterior's for the words, otherwise F^-1(0).
+        """Return latents (k B, T, d): the posterior's in training mode, otherwise F^-1(0).
 
         Raises:
-            FlowError: the flow has no start and `kl_scale` is above 0; it has numbers that are not finite.
+            FlowError: `kl_scale` is above 0 before `start_flow`, or the flow produces non-finite numbers.
         """
         mask, dtype = target.mask, source.memory.dtype
         if target.labels is None or not self.training:
@@ -440,20 +437,20 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
         return latents.to(dtype)
 
     def losses(self, source: EncodedSource, target: Target, token_loss: Tensor) -> dict[str, Any]:
-        """Return the losses of every model, and with a sample the divergence in `loss`."""
+        """Return the losses of every model, and the KL divergence if the posterior was sampled."""
         losses = super().losses(source, target, token_loss)
         if "kl_loss" in losses:
             losses["loss"] = losses["loss"] + self.kl_scale * losses["kl_loss"]
         return losses
 
     def flow_inputs(self, source: EncodedSource, mask: Tensor, dtype: torch.dtype | None = None) -> FlowInputs:
-        """Return what posterior and flow get for targets of `mask` (k B, T), in a dtype; None: the flow's."""
+        """Return the inputs of posterior and flow for targets of `mask` (k B, T); `dtype` defaults to the flow's."""
         memory = source.memory.to(self.flow.dtype if dtype is None else dtype)
-        states = memory.new_zeros(*mask.shape, memory.shape[-1])  # the masks have the form for such states
+        states = memory.new_zeros(*mask.shape, memory.shape[-1])  # their shape and dtype determine the masks
         half, places = memory.shape[-1] // 2, torch.arange(mask.shape[1], device=memory.device)
         return FlowInputs(
             is_real=mask.unsqueeze(-1).to(memory.dtype),
-            positions=sinusoids(places, half)[None, :, :half].to(memory.dtype),  # an odd h cuts the last cosine
+            positions=sinusoids(places, half)[None, :, :half].to(memory.dtype),  # an odd h drops the last cosine
             attention_mask=self.model.decoder.self_attention_mask(states, mask, None),
             memory=memory,
             memory_mask=self.model.decoder.source_mask(states, memory, source.attention_mask),
@@ -462,7 +459,7 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
     def encode_target(
         self, source: EncodedSource, mask: Tensor, words: Tensor, word_draws: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the posterior's mean and log-variance (k B, T, d) for `words` (k B, T) where `mask` (k B, T) is 1."""
+        """Return the posterior's mean and log-variance (k B, T, d) for `words` (k B, T) with `mask` (k B, T)."""
         embedded = self.model.decoder.embed_tokens(words).to(source.memory.dtype)  # (k B, T, d)
         if self.training and self.config.word_dropout > 0:
             draws = torch.rand(words.shape, device=words.device) if word_draws is None else word_draws
@@ -472,10 +469,11 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
     def sample(
         self, source: EncodedSource, mask: Tensor, posterior: tuple[Tensor, Tensor], noise: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a sample of the posterior, given by mean and log-variance (k B, T, d), and its probabilities.
+        """Sample from the posterior with the given mean and log-variance (k B, T, d).
 
-        These are z (k B, T, d), log q(z | x, y) - log p(z | x) (k B,), whose mean over samples is the KL divergence,
-        and the log-determinant (k B,) in log p(z | x).
+        Returns:
+            z (k B, T, d); log q(z | x, y) - log p(z | x) (k B,), an estimate of the KL divergence; and the
+            log-determinant (k B,) in log p(z | x).
         """
         with torch.autocast(mask.device.type, enabled=False):
             inputs = self.flow_inputs(source, mask)
@@ -485,13 +483,13 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
         return latents, log_q - log_p, log_det
 
     def reparametrize(self, posterior: tuple[Tensor, Tensor], noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return mu + exp(log var / 2) eps, eps and log var, all (k B, T, d) in the flow's dtype."""
+        """Return mu + exp(log var / 2) eps, eps and log var, each (k B, T, d) in the flow's dtype."""
         mean, log_variance = (part.to(self.flow.dtype) for part in posterior)
         noise = torch.randn_like(mean) if noise is None else noise.to(mean.dtype)
         return mean + (log_variance / 2).exp() * noise, noise, log_variance
 
     def prior_latents(self, source: EncodedSource, mask: Tensor, temperature: float = 0.0) -> Tensor:
-        """Return F^-1(temperature eps) (k B, T, d), eps from torch's generator, in the dtype of the states."""
+        """Return F^-1(temperature eps) (k B, T, d) in the encoder output's dtype; torch's generator draws eps."""
         with torch.autocast(mask.device.type, enabled=False):
             inputs = self.flow_inputs(source, mask)
             noise = inputs.is_real.new_zeros(*mask.shape, source.memory.shape[-1])
@@ -507,10 +505,10 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
         word_draws: Tensor | None = None,
         latent_noise: Tensor | None = None,
     ) -> None:
-        """Set the flow's actnorms so that the posterior's latents of a batch have mean 0 and variance 1 after each.
+        """Initialize the flow's actnorms from the posterior's latents of a batch.
 
-        It is saved with the weights. Call it in evaluation mode, once the posterior has learned something, with
-        arguments as of `forward`.
+        Each actnorm then gives features of mean 0 and variance 1. Call it in evaluation mode after the first phase of
+        training, with the arguments of `forward`. The result is saved with the weights.
 
         Raises:
             ValueError: the labels have no token.
@@ -525,7 +523,7 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
             self.flow.start(self.reparametrize(posterior, latent_noise)[0], self.flow_inputs(source, mask))
 
     def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
-        """Predict a target for each of `lengths` (l B,) in one pass, from latents of the prior."""
+        """Predict a target for each of `lengths` (l B,) in one pass from the prior's latents."""
         mask, temperature = canvas(lengths), settings.latent_temperature  # (l B, T)
         states = self.run_decoder(source, mask, inputs_embeds=self.prior_latents(source, mask, temperature))[0]
         tokens, log_probs = self.read_words(states, lengths, mask.bool(), settings, settings.reads_scores)
@@ -535,9 +533,9 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
         return NarTargets(tokens, log_probs, [tokens], estimates)
 
     def estimate_log_probs(self, source: EncodedSource, tokens: Tensor, lengths: Tensor, samples: int) -> Tensor:
-        """Return log mean_i p(y | z_i, x) p(z_i | x) / q(z_i | x, y) (k B,), an estimate of log p(y | x, m).
+        """Estimate log p(y | x, m) (k B,) by importance sampling: log mean_i p(y | z_i, x) p(z_i | x) / q(z_i | x, y).
 
-        `tokens` (k B, T) are y, with any token at padding. `samples` latents z_i are drawn from the posterior.
+        y is `tokens` (k B, T), with any token at padding. The `samples` latents z_i come from the posterior.
         """
         mask = canvas(lengths, tokens.shape[1])
         posterior, weights = self.encode_target(source, mask, tokens), []
@@ -548,7 +546,7 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
         return torch.stack(weights).logsumexp(0) - math.log(samples)
 
     def log_likelihoods(self, states: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
-        """Return log p(y | z, x) (k B,) of `tokens` (k B, T) where `mask` (k B, T) is 1, in at least float32."""
+        """Return log p(y | z, x) (k B,), in at least float32, of `tokens` (k B, T) with `mask` (k B, T)."""
         chunks = self.logits_of(states, mask, tokens)
         losses = torch.cat([functional.cross_entropy(logits, words, reduction="none") for logits, words in chunks])
         return losses.new_zeros(mask.shape).masked_scatter(mask.bool(), -losses).sum(1)

@@ -1,7 +1,6 @@
-"""The paper's decoding inside `generate()` (6.1): the settings of a call, and the entry points of `search.py`.
+"""The paper's decoding inside Transformers' `generate()` (6.1), which calls `_beam_search` or `_sample`.
 
-B sources, k beams or n samples of a source, T tokens of a target so far, V vocabulary. `generate()` prepares a call as
-for every model of Transformers and then calls `_beam_search` or `_sample`, which are overridden here.
+B sources, k beams or n samples per source, T target tokens so far, V vocabulary.
 """
 
 import copy
@@ -31,18 +30,18 @@ from .pretrained import CACHE, given_cache
 from .search import LENGTH_PENALTY_TYPES, Decoder, SearchSettings, beam_search, greedy_search
 from .stacks import empty_cache
 
-DEFAULT_NEW_TOKENS = 20  # of Transformers, where nothing limits a target
+DEFAULT_NEW_TOKENS = 20  # Transformers' default limit
 PAPER_LIMIT = {"max_source_relative_length": 50}  # 6.1
 LIMITS = ("max_new_tokens", "max_length")
-BEAM_DEFAULTS = {"num_beams": 1, "length_penalty": 1.0}  # which None stands for
-WEIGHTS = ("length_penalty", "length_penalty_type", "early_stopping")  # of beams, without a meaning for one
+BEAM_DEFAULTS = {"num_beams": 1, "length_penalty": 1.0}  # values of None
+WEIGHTS = ("length_penalty", "length_penalty_type", "early_stopping")  # no effect with a single beam
 SOURCE_INPUTS = ("attention_mask", "position_ids")
 TARGET_INPUTS = ("decoder_attention_mask", "decoder_position_ids")
 
 
 @functools.cache
 def default_settings() -> dict[str, Any]:
-    """Return Transformers' settings with their defaults, and the one that `PaperBeamSearch` adds to a search."""
+    """Return the defaults of Transformers' settings and of those that `PaperBeamSearch` adds."""
     defaults = vars(GenerationConfig()) | GenerationConfig._get_default_generation_params()
     return defaults | {"length_penalty_type": "power"}
 
@@ -63,11 +62,11 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 class SourceLimitCriteria(StoppingCriteria):
-    """End each target at its own limit: "input length + 50" in the paper (6.1).
+    """Stop each target at its own limit: "input length + 50" in the paper (6.1).
 
     Args:
-        limits: (B,) the number of new tokens.
-        prompt_length: the tokens that each target begins with.
+        limits: (B,), largest number of new tokens of each source's targets.
+        prompt_length: number of tokens that each target begins with.
     """
 
     def __init__(self, limits: Tensor, prompt_length: int) -> None:
@@ -80,7 +79,7 @@ class SourceLimitCriteria(StoppingCriteria):
 
 
 class GivenCache(EncoderDecoderCache):
-    """A caller's cache: it gets a row for each beam, where the search's own has one for each source."""
+    """A caller's cache, with a row for each beam; the search's own cache has a row for each source."""
 
     def __init__(self, cache: EncoderDecoderCache) -> None:
         super().__init__(cache.self_attention_cache, cache.cross_attention_cache)
@@ -88,13 +87,13 @@ class GivenCache(EncoderDecoderCache):
 
 
 class CallSettings:
-    """The settings of one call of any model: its arguments, else its generation config's, else the model's.
+    """Settings of one `generate()` call: its arguments, else its generation config, else that of the model.
 
     Attributes:
-        arguments: the settings among the call's arguments.
-        inputs: the other arguments.
-        given: the settings of the call, None included.
-        values: the settings that hold, None excluded.
+        arguments: settings among the call's arguments.
+        inputs: other arguments.
+        given: settings of the call, including None.
+        values: effective settings, excluding None.
     """
 
     def __init__(self, generation_config: GenerationConfig | None, model: Any, kwargs: dict[str, Any]) -> None:
@@ -113,11 +112,11 @@ class CallSettings:
         self.values = self.merge()
 
     def merge(self) -> dict[str, Any]:
-        """Return the settings of the call over the model's own, without those that have no effect beside others.
+        """Return the effective settings.
 
-        A limit of the call switches a saved `max_source_relative_length` off. A saved `max_length` holds only without
-        another limit, and unless it is Transformers' default, which Seq2SeqTrainer saves. Where each source has a limit
-        of its own, no target is forced to its end.
+        A limit in the call disables a saved `max_source_relative_length`. A saved `max_length` applies only without
+        another limit, and only if it is not Transformers' default, which Seq2SeqTrainer saves. With a limit per source,
+        no end token is forced.
         """
         saved, relative = dict(vars(self.saved)), "max_source_relative_length"
         if any(self.given.get(name) is not None for name in LIMITS):
@@ -132,11 +131,11 @@ class CallSettings:
         return values
 
     def resolve(self, name: str, default: Any = None) -> Any:
-        """Return a setting of the call, else of its generation config, else of the model."""
+        """Return a setting from the call, else its generation config, else the model."""
         return self.values.get(name, default)
 
     def search(self) -> dict[str, Any]:
-        """Return the complete search, as commands record it: no defaults but those of beams and length penalty."""
+        """Return the settings that commands record: those that are set, beams and length penalty."""
         hidden = ("_", "output_", "return_", "transformers_version", "use_cache")
         hidden += WEIGHTS if self.is_autoregressive and self.resolve("num_beams", 1) == 1 else ()
         return {
@@ -147,7 +146,7 @@ class CallSettings:
         }
 
     def check(self) -> None:
-        """Raise ValueError for a setting that is out of its range, or two that exclude each other."""
+        """Raise ValueError for settings that are out of range or exclude each other."""
         for name, (is_valid, expected) in RANGES.items():
             if (value := self.resolve(name)) is not None and not is_valid(value):
                 raise ValueError(f"{name}: out of range; got {value!r}, expected {expected}.")
@@ -160,7 +159,7 @@ class CallSettings:
 
     @functools.cached_property
     def prompt_length(self) -> int:
-        """The number of tokens that each target begins with, the start token included."""
+        """Number of tokens that each target begins with, including the start token."""
         prompt = self.inputs.get("decoder_input_ids")
         if prompt is None:
             return 1
@@ -169,19 +168,19 @@ class CallSettings:
 
     @property
     def table(self) -> int | None:
-        """The number of learned positions of a model of this package; None where positions have no end."""
+        """Number of learned positions of a model of this package; None for sinusoidal ones."""
         is_learned = getattr(self.model.config, "position_embedding", None) == "learned"
         return self.model.config.max_position_embeddings if is_learned else None
 
     def common_limit(self) -> int | None:
-        """Return how many new tokens every target may have; None where only sources limit them, or nothing does."""
+        """Return the limit of new tokens that all targets share; None if there is none."""
         limit = self.resolve("max_new_tokens")
         if limit is None and (max_length := self.resolve("max_length")) is not None:
             limit = max_length - self.prompt_length
         return limit
 
     def source_limits(self, inputs: Tensor | None = None) -> Tensor | None:
-        """Return how many new tokens each target may have (B,); None where its source does not limit it."""
+        """Return the source-dependent limit (B,) of new tokens; None if there is none."""
         relative, mask = self.resolve("max_source_relative_length"), self.inputs.get("attention_mask")
         if relative is None:
             return None
@@ -196,7 +195,7 @@ class CallSettings:
         return limits if self.table is None else limits.clamp(max=self.table + 1 - self.prompt_length)
 
     def target_limits(self) -> Tensor:
-        """Return how many new tokens each target may have (B,); `attention_mask` must be one of the arguments."""
+        """Return the limit (B,) of new tokens of each target; the arguments must include `attention_mask`."""
         limits, common = self.source_limits(), self.common_limit()
         if limits is not None:
             return limits if common is None else limits.clamp(max=common)
@@ -204,17 +203,17 @@ class CallSettings:
         return torch.full((len(mask),), DEFAULT_NEW_TOKENS if common is None else common, device=mask.device)
 
     def for_transformers(self, limits: Tensor | None) -> tuple[GenerationConfig, dict[str, None]]:
-        """Return a generation config of the call, and the saved settings that it switches off.
+        """Return a generation config for Transformers, and the saved settings that the call disables.
 
         Args:
-            limits: (B,) the number of new tokens of each target, where its source limits it.
+            limits: (B,), source-dependent limit of new tokens.
 
         Raises:
-            ValueError: a target may go beyond learned positions.
+            ValueError: a target may exceed the learned positions.
         """
         config = copy.copy(self.generation_config)
         vars(config).update(self.arguments, length_penalty_type=self.resolve("length_penalty_type", "power"))
-        if self.resolve("num_beams", 1) == 1:  # they mean nothing then, and Transformers would warn of saved ones
+        if self.resolve("num_beams", 1) == 1:  # Transformers would warn of saved ones
             config.length_penalty, config.early_stopping = 1.0, False
         saved = {name for name, value in vars(self.saved).items() if value is not None}
         off = {name for name in self.arguments.keys() & saved if self.given[name] is None}
@@ -240,10 +239,9 @@ class CallSettings:
 
 
 def default_limit(model: Any, **settings: Any) -> dict[str, Any]:
-    """Return the paper's limit for a call to which neither its settings nor the model's own give any, else nothing.
+    """Return the paper's length limit if neither the call nor the model sets one, else no settings.
 
-    `generate()` would end such a target at Transformers' default of 20 tokens. Models of other packages have no such
-    setting, and one that predicts all words at once predicts the length.
+    It replaces Transformers' default of 20 tokens. Non-autoregressive models and those of other packages need none.
     """
     values = CallSettings(settings.pop("generation_config", None), model, settings).values
     has_limit = not values.keys().isdisjoint({*LIMITS, *PAPER_LIMIT})
@@ -251,7 +249,7 @@ def default_limit(model: Any, **settings: Any) -> dict[str, Any]:
 
 
 def free_end(processors: Any, criteria: StoppingCriteriaList) -> Any:
-    """Return the processors of a search, without a forced end where each source has a limit of its own."""
+    """Return `processors`, without the forced end token if each source has its own limit."""
     if not any(isinstance(criterion, SourceLimitCriteria) for criterion in criteria):
         return processors
     return type(processors)(one for one in processors if not isinstance(one, ForcedEOSTokenLogitsProcessor))
@@ -260,9 +258,9 @@ def free_end(processors: Any, criteria: StoppingCriteriaList) -> Any:
 def search_settings(
     prompt: Tensor, processors: Any, criteria: StoppingCriteriaList, config: GenerationConfig, compacts: bool = True
 ) -> tuple[SearchSettings, list[Tensor]]:
-    """Return the settings of a search over `prompt` (k B, T), and a list for each step's scores (k B, V).
+    """Return the settings of a search from `prompt` (k B, T), and a list that collects each step's scores (k B, V).
 
-    Limits and end tokens are numbers that the search compares; it calls only the other criteria at every step.
+    The search handles limits and end tokens itself, and calls only the other criteria at every step.
     """
     rows = max(config.num_beams, config.num_return_sequences)
     limits = torch.full((len(prompt) // rows,), config.max_length - prompt.shape[1], device=prompt.device)
@@ -281,7 +279,7 @@ def search_settings(
     scores: list[Tensor] = []
     keeps_scores = bool(config.return_dict_in_generate and config.output_scores)
     follows = bool(processors) and all(hasattr(processor, "keep") for processor in processors)
-    if follows:  # copies: the caller's processors keep all sources
+    if follows:  # do not change the caller's processors
         processors = type(processors)(map(copy.copy, processors))
 
     def keep(sources: Tensor) -> None:
@@ -314,14 +312,14 @@ def search_settings(
 
 
 class ModelDecoder:
-    """A `Decoder` of any model of the package: its `forward` and a cache.
+    """`Decoder` that calls a model's `forward` with a cache.
 
     Args:
         model: the model.
-        inputs: what `generate()` has prepared for `forward`: encoder outputs, masks, cache.
-        beams_per_source: k; the sources' inputs have one row each, or k equal ones.
-        records: whether to keep logits and outputs of every step.
-        synced: whether every process has to take as many steps as all others.
+        inputs: inputs of `forward`, prepared by `generate()`: encoder outputs, masks, cache.
+        beams_per_source: k; source inputs have one row per source, or k equal ones.
+        records: whether to keep the outputs of every step.
+        synced: whether all processes must take the same number of steps.
     """
 
     def __init__(
@@ -331,15 +329,15 @@ class ModelDecoder:
             inputs = inputs | {CACHE: empty_cache(model.config)}
         self.model, self.inputs, self.beams_per_source, self.synced = model, inputs, beams_per_source, synced
         self.records: list[Any] | None = [] if records else None
-        self.last_inputs: dict[str, Any] = {}  # empty before the first step
+        self.last_inputs: dict[str, Any] = {}
 
     @property
     def cache(self) -> Cache | None:
-        """Keys and values of earlier tokens and of the sources."""
+        """Cached keys and values of earlier tokens and of the sources."""
         return self.inputs.get(CACHE)
 
     def next_length(self, tokens: Tensor) -> int | None:
-        """Return how many of `tokens` (k A, T) `forward` has not had yet; None for all of them."""
+        """Return how many of `tokens` (k A, T) are new to `forward`; None for all."""
         if self.last_inputs:
             return 1 if self.inputs.get("use_cache") else None
         mask = self.inputs.get("decoder_attention_mask")
@@ -366,10 +364,7 @@ class ModelDecoder:
         return outputs.logits[:, -1].to(tokens.device)
 
     def reorder(self, beams: Tensor) -> None:
-        """Continue each row from another of its source, whose keys and values stay where they are.
-
-        Tensors of a static cache keep their addresses, as CUDA graphs need.
-        """
+        """Reorder the self-attention cache; tensors of a static cache keep their addresses, as CUDA graphs need."""
         for layer in getattr(self.cache, "self_attention_cache", self.cache).layers if self.cache is not None else ():
             if not isinstance(layer, StaticLayer):
                 layer.reorder_cache(beams)
@@ -397,19 +392,19 @@ class ModelDecoder:
                     layer.batch_select_indices(index.to(layer.keys.device))
 
     def any_peer(self, goes_on: bool) -> bool:
-        """Return whether this or any other process takes another step."""
+        """Return whether any process takes another step."""
         counter = torch.tensor(float(goes_on), device=self.model.device)
         torch.distributed.all_reduce(counter)
         return bool(counter > 0)
 
     def finish(self) -> None:
-        """Take steps without a result while other processes take theirs."""
+        """Run `forward` until all processes have finished."""
         while self.synced and self.any_peer(False):
             self.model(**self.last_inputs, return_dict=True)
 
 
 def shares_sources(inputs: dict[str, Any]) -> bool:
-    """Return whether the search may use its own cache: `inputs` have none, or the default one of `generate()`."""
+    """Return whether the search may use its own cache: `inputs` have none or the default of `generate()`."""
     cache = inputs.get(CACHE)
     if type(cache) is not EncoderDecoderCache:
         return cache is None
@@ -418,19 +413,19 @@ def shares_sources(inputs: dict[str, Any]) -> bool:
 
 
 def with_sources(inputs: dict[str, Any], select: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    """Return inputs of `forward` with those rows of the sources' inputs that `select` returns."""
+    """Return inputs of `forward` with `select` applied to the source inputs."""
     memory = select(inputs["encoder_outputs"][0]).contiguous()
     selected = {name: select(inputs[name]) for name in SOURCE_INPUTS if inputs.get(name) is not None}
     return inputs | selected | {"encoder_outputs": BaseModelOutput(last_hidden_state=memory)}
 
 
 def share_sources(inputs: dict[str, Any], rows: int) -> dict[str, Any]:
-    """Return inputs of `forward` with one row a source for its `rows` beams, and without a cache."""
+    """Return inputs of `forward` with one row per source instead of `rows` equal ones, and without a cache."""
     return with_sources(inputs, lambda values: values[::rows]) | {CACHE: None}
 
 
 def step_outputs(decoder: ModelDecoder, encoder_outputs: Any, config: GenerationConfig) -> dict[str, Any]:
-    """Return the outputs of a search by step that `return_dict_in_generate` and its companions ask for."""
+    """Return the requested outputs of each step: logits, attentions, hidden states."""
     outputs: dict[str, Any] = {CACHE: decoder.cache}
 
     def each_step(name: str) -> tuple[Any, ...]:
@@ -448,25 +443,27 @@ def step_outputs(decoder: ModelDecoder, encoder_outputs: Any, config: Generation
 
 
 class PaperBeamSearch(GenerationMixin):
-    """Two settings of a generation config, or arguments of `generate()`, in addition to Transformers' own.
+    """The paper's beam search (6.1), with two settings in addition to those of Transformers.
 
-    length_penalty_type: "gnmt", where a target's score is log P(Y | X) / lp(Y) with `length_penalty` as alpha, or
-        "power", Transformers' own |Y|^length_penalty and its default.
-    max_source_relative_length: how many tokens longer than its own source, `</s>` counted on both sides, a target may
-        become; None for no such limit. `max_new_tokens` or `max_length` given in the call switch a saved limit off;
-        given together with it in the call, the shorter holds.
+    Both may stand in a generation config or be arguments of `generate()`:
 
-    Under "gnmt" the search for a source stops when no open beam can still enter the n best, whether `early_stopping`
-    is False or "never"; True stops it at `num_beams` finished targets.
+    length_penalty_type: "gnmt" divides log P(Y | X) by lp(Y) with `length_penalty` as alpha; "power", the default, by
+        Transformers' |Y|^length_penalty.
+    max_source_relative_length: largest difference of target and source length, both including `</s>`; None for no
+        limit. `max_new_tokens` or `max_length` in the call disable a saved limit; if the call has both, the shorter one
+        applies.
+
+    Under "gnmt" the search of a source stops when no open beam can still enter the n best, if `early_stopping` is False
+    or "never". True stops it at `num_beams` finished targets.
     """
 
     config: VaswaniTransformerConfig
     generation_config: GenerationConfig
-    model: Any  # encoder and decoder
+    model: Any
     training: bool
 
     def use_paper_decoding(self) -> None:
-        """Decode as the paper does from now on: beam 4, lp(Y) with alpha 0.6, at most source length + 50 (6.1)."""
+        """Set the paper's decoding: beam size 4, lp(Y) with alpha 0.6, at most source length + 50 tokens (6.1)."""
         self.generation_config = self.config.make_generation_config(
             num_beams=4, length_penalty=0.6, length_penalty_type="gnmt", **PAPER_LIMIT
         )
@@ -481,10 +478,10 @@ class PaperBeamSearch(GenerationMixin):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Generate as every model of Transformers does, with the two settings of this class in addition.
+        """Generate targets as Transformers does, with the two additional settings of this class.
 
         Raises:
-            ValueError: a setting is out of its range, or a target may go beyond learned positions.
+            ValueError: a setting is out of range, or a target may exceed the learned positions.
         """
         self.config.check_generation_settings(generation_config)
         call = CallSettings(generation_config, self, kwargs)
@@ -494,7 +491,7 @@ class PaperBeamSearch(GenerationMixin):
         if limits is not None and len(limits):
             criterion = SourceLimitCriteria(limits, call.prompt_length)
             stopping_criteria = StoppingCriteriaList([*(stopping_criteria or []), criterion])
-        if self.training and self.model.decoder.gradient_checkpointing:  # Transformers' layers take no cache then
+        if self.training and self.model.decoder.gradient_checkpointing:  # excludes a cache in Transformers
             config.use_cache = False
         model_inputs = call.inputs
         cache = given_cache(model_inputs.pop("past_key_values", None), model_inputs)
@@ -502,7 +499,7 @@ class PaperBeamSearch(GenerationMixin):
             model_inputs[CACHE] = GivenCache(cache) if isinstance(cache, EncoderDecoderCache) else cache
             prompt, name = model_inputs.get("decoder_input_ids"), "decoder_attention_mask"
             if prompt is not None and model_inputs.get(name) is None and 0 < cache.get_seq_length() < prompt.shape[1]:
-                model_inputs[name] = torch.ones_like(prompt)  # by which Transformers sees that the cache holds a prefix
+                model_inputs[name] = torch.ones_like(prompt)  # tells Transformers that the cache holds a prefix
         if (encoded := model_inputs.get("encoder_outputs")) is not None:  # a copy: Transformers may repeat its rows
             values = dict(encoded) if isinstance(encoded, dict) else {"last_hidden_state": encoded[0]}
             model_inputs["encoder_outputs"] = BaseModelOutput(**values)
@@ -510,7 +507,7 @@ class PaperBeamSearch(GenerationMixin):
         return super().generate(inputs, config, logits_processor, stopping_criteria, *args, **others)
 
     def make_decoder(self, inputs: dict[str, Any], beams_per_source: int, **options: bool) -> Decoder:
-        """Return what takes the steps of a search; `ModelDecoder` explains the arguments."""
+        """Return the decoder of a search; arguments as in `ModelDecoder`."""
         return ModelDecoder(self, inputs, beams_per_source, **options)
 
     def _beam_search(
@@ -522,7 +519,7 @@ class PaperBeamSearch(GenerationMixin):
         synced_gpus: bool = False,
         **model_kwargs: Any,
     ) -> Any:
-        """Beam search for `generate()`, over the k rows of each source (k B, T)."""
+        """Run a beam search for `generate()` from `input_ids` (k B, T)."""
         config, k = generation_config, generation_config.num_beams
         given = input_ids, free_end(logits_processor, stopping_criteria), stopping_criteria, config
         if config.prefill_chunk_size is not None or config.low_memory:
@@ -541,7 +538,7 @@ class PaperBeamSearch(GenerationMixin):
             decoder.finish()
         if not records:
             return hypotheses.tokens
-        if is_shared and decoder.cache is not None:  # who gets the cache expects a row for each beam in it
+        if is_shared and decoder.cache is not None:  # callers expect a row per beam
             decoder.cache.cross_attention_cache.batch_repeat_interleave(k)
         return GenerateBeamEncoderDecoderOutput(
             sequences=hypotheses.tokens,
@@ -561,7 +558,7 @@ class PaperBeamSearch(GenerationMixin):
         streamer: Any = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Greedy search or sampling for `generate()`; what shows more than tokens goes to Transformers' own loop."""
+        """Run greedy search or sampling for `generate()`; Transformers' loop handles output beyond tokens."""
         config, rows = generation_config, generation_config.num_return_sequences
         given = input_ids, free_end(logits_processor, stopping_criteria), stopping_criteria, config
         is_special = config.is_assistant or config.prefill_chunk_size is not None

@@ -1,8 +1,8 @@
-"""What the models share that predict all words at once: lengths, decoder, losses, `generate()`.
+"""Shared code of the non-autoregressive models: length prediction, decoder, losses and `generate()`.
 
-B batch, S source, T target, k target rows of one source row, C length classes, l lengths of a length beam, n returned
-targets of a source, N positions, V vocabulary, R iterations, or layers of a model that refines from layer to layer. n
-and m are also a sentence's real source and target tokens, `</s>` counted on both sides.
+B batch, S source, T target, k target rows per source row, C length classes, l lengths of a length beam, n targets
+returned per source, N positions, V vocabulary, R iterations or refining layers. For lengths, n and m are the numbers of
+source and target tokens, both including `</s>`.
 """
 
 import math
@@ -34,10 +34,10 @@ from .stacks import VaswaniTransformerDecoder, check_rows
 
 @strict
 class NarConfig(VaswaniTransformerConfig):
-    """The hyperparameters of every non-autoregressive model, beyond those of `VaswaniTransformerConfig`.
+    """Hyperparameters of every non-autoregressive model, in addition to those of `VaswaniTransformerConfig`.
 
     Args:
-        length_loss_weight: w, the weight of the length's cross-entropy relative to a token's.
+        length_loss_weight: weight of the length's cross-entropy relative to that of a token.
     """
 
     keys_to_ignore_at_inference = [
@@ -49,7 +49,7 @@ class NarConfig(VaswaniTransformerConfig):
     use_cache: bool = False
 
     def validate_attention_window(self) -> None:
-        """Check that no restricted self-attention is asked for."""
+        """Reject an attention window."""
         if self.attention_window is not None:
             raise ValueError(
                 f"attention_window: {self.model_type} has no restricted self-attention; got {self.attention_window}, "
@@ -58,7 +58,7 @@ class NarConfig(VaswaniTransformerConfig):
 
 
 def check_right_padded(mask: Tensor, name: str) -> None:
-    """Raise ValueError if a row of `mask` (B, T) has a token after padding; a compiled graph cannot check it."""
+    """Raise ValueError if a row of `mask` (B, T) has a token after padding; skipped in a compiled graph."""
     if torch.compiler.is_compiling() or mask.shape[1] < 2:
         return
     is_late = (mask[:, 1:] & ~mask[:, :-1]).any(1)  # (B,)
@@ -70,7 +70,7 @@ def check_right_padded(mask: Tensor, name: str) -> None:
 
 
 def real_tokens(attention_mask: Tensor | None, memory: Tensor) -> Tensor:
-    """Return which rows of `memory` (B, S, d_model) are tokens: (B, S), bool; in a source without any, all are."""
+    """Return the mask (B, S), bool, of the tokens in `memory` (B, S, d_model); all True for a source without any."""
     if attention_mask is None:
         return torch.ones(memory.shape[:2], dtype=torch.bool, device=memory.device)
     if attention_mask.shape != memory.shape[:2]:
@@ -84,7 +84,7 @@ def real_tokens(attention_mask: Tensor | None, memory: Tensor) -> Tensor:
 
 
 def canvas(lengths: Tensor, width: int | None = None) -> Tensor:
-    """Return the target's mask (k B, T), 1 at positions 0..m-1, for `lengths` (k B,); T is `width` or the longest."""
+    """Return the target mask (k B, T), 1 at positions 0..m-1, for `lengths` (k B,); T defaults to the longest."""
     width = int(lengths.max()) if width is None else width
     return (torch.arange(width, device=lengths.device) < lengths[:, None]).long()
 
@@ -92,9 +92,9 @@ def canvas(lengths: Tensor, width: int | None = None) -> Tensor:
 def choose_positions(
     is_candidate: Tensor, counts: Tensor, generator: torch.Generator | None = None, draws: Tensor | None = None
 ) -> Tensor:
-    """Return a random choice of `counts` (B,) of the candidates (B, T) in each row: (B, T), bool.
+    """Choose `counts` (B,) random candidates per row, and return them as a mask (B, T).
 
-    `draws` (B, T), uniform on [0, 1), decide; None: they are drawn from `generator`.
+    `draws` (B, T), uniform on [0, 1), determine the choice; if None, they come from `generator`.
     """
     if draws is None:
         draws = torch.rand(is_candidate.shape, generator=generator, device=is_candidate.device)
@@ -102,28 +102,27 @@ def choose_positions(
     return is_candidate & (ranks < counts[:, None])
 
 
-GROUP = 128  # logits whose maximum torch finds many at a time
+GROUP = 128  # neighboring logits whose maximum `argmax` computes first
 
 
 def argmax(logits: Tensor) -> Tensor:
     """Return the index (N,) of the largest of `logits` (N, V), the first of equal ones.
 
-    On a CPU torch's `argmax` compares one number at a time, which takes longer than the product that makes the logits.
-    `amax` compares many, so only the best group of neighbors is searched one by one.
+    On CPUs torch's `amax` is vectorized and `argmax` is not, so only the best group is searched with `argmax`.
     """
     groups = logits.shape[1] // GROUP
     if not groups or logits.device.type != "cpu" or torch.compiler.is_compiling():
         return logits.argmax(1)
     grouped = logits[:, : groups * GROUP].unflatten(1, (groups, GROUP))  # (N, groups, 128)
     best = grouped.amax(2).argmax(1)  # (N,)
-    others = logits[:, groups * GROUP :]  # in no group
+    others = logits[:, groups * GROUP :]  # remainder after the last group
     members = torch.cat([grouped[torch.arange(len(best)), best], others], dim=1)  # (N, 128 + others)
     index = members.argmax(1)
     return index + GROUP * torch.where(index < GROUP, best, groups - 1)
 
 
 class NarDecoderLayer(VaswaniTransformerDecoderLayer):
-    """The paper's decoder layer without a causal mask; a cache holds only cross-attention."""
+    """The paper's decoder layer without a causal mask; it caches only cross-attention."""
 
     self_attention = SelfAttention
 
@@ -142,112 +141,112 @@ class NarDecoder(VaswaniTransformerDecoder):
     def self_attention_mask(
         self, inputs_embeds: Tensor, attention_mask: Tensor | None, cache: Cache | None
     ) -> Tensor | BlockMask | None:
-        """Return the mask of padding, in the form that the attention implementation takes."""
+        """Return the padding mask in the attention implementation's format."""
         return padding_mask(self.config, inputs_embeds, attention_mask)
 
     def position_encodings(self, hidden_states: Tensor) -> Tensor:
-        """Return PE (1, T, d_model) of the positions of `hidden_states` (k B, T, d_model), in their dtype."""
+        """Return the position encodings (1, T, d_model) for `hidden_states` (k B, T, d_model), in their dtype."""
         positions = text_positions(hidden_states, None)  # (1, T)
         return self.input_embedding.positions(positions, hidden_states.shape[1]).to(hidden_states.dtype)
 
 
 class EncodedSource(NamedTuple):
-    """An encoded source, as the non-autoregressive heads read it."""
+    """An encoded source with its length prediction."""
 
-    memory: Tensor  # (B, S, d_model), what cross-attention reads
-    attention_mask: Tensor | None  # (B, S), as the caller gave it
-    is_real: Tensor  # (B, S), which rows are tokens
-    length_logits: Tensor  # (B, C), of the length classes
-    first_length: Tensor  # (B,), the target length of the first class; that of each further class is one token longer
+    memory: Tensor  # (B, S, d_model), input of cross-attention
+    attention_mask: Tensor | None  # (B, S), as passed by the caller
+    is_real: Tensor  # (B, S), True at tokens
+    length_logits: Tensor  # (B, C)
+    first_length: Tensor  # (B,), target length of class 0; each further class is one token longer
 
     @property
     def lengths(self) -> Tensor:
-        """Return n (B,), the real tokens of each source."""
+        """Return n (B,), the number of tokens of each source."""
         return self.is_real.sum(1)
 
 
 @dataclass
 class NarLMOutput(Seq2SeqLMOutput):
-    """The output of a non-autoregressive model; the fields that Transformers lacks are None without labels."""
+    """Output of a non-autoregressive model; the fields below are None without labels."""
 
-    token_loss: Tensor | None = None  # of the tokens, a mean in nats; label-smoothed in training mode
-    length_loss: Tensor | None = None  # the cross-entropy of the length over the same divisor
-    accuracy: Tensor | None = None  # with glancing, the share of target tokens that the first pass predicts
+    token_loss: Tensor | None = None  # mean in nats per target token; label-smoothed in training mode
+    length_loss: Tensor | None = None  # cross-entropy of the length, divided by the same number of tokens
+    accuracy: Tensor | None = None  # with glancing: share of target tokens that the first pass predicts
 
 
 @dataclass
 class Target:
-    """A target, as a family prepares it for its decoder and its losses."""
+    """A target prepared for a model family's decoder and losses."""
 
     lengths: Tensor  # (k B,), m
-    mask: Tensor  # (k B, T), 1 at the positions of its tokens
-    labels: Tensor | None = None  # (k B, T), the tokens whose loss counts, -100 elsewhere; None: there is no loss
-    num_items: Tensor | int | None = None  # divides every summed loss; None: the number of labels
+    mask: Tensor  # (k B, T), 1 at tokens
+    labels: Tensor | None = None  # (k B, T), token ids, -100 at positions without a loss; None: no loss
+    num_items: Tensor | int | None = None  # divisor of every summed loss; None: the number of labels
     decoder_inputs: dict[str, Any] = field(default_factory=dict)  # input_ids or inputs_embeds, and settings
-    outputs: dict[str, Tensor] = field(default_factory=dict)  # the family's own, as far as they need no decoder
+    outputs: dict[str, Tensor] = field(default_factory=dict)  # output fields computed before the decoder
 
     def mean(self, summed: Tensor) -> Tensor:
-        """Return a sum over targets as a mean over their tokens."""
+        """Divide a sum over targets by the number of their tokens."""
         return summed if self.labels is None else reduce_loss(summed, self.labels, self.num_items)
 
 
 @dataclass
 class NarGenerateOutput(ModelOutput):
-    """The result of `generate(return_dict_in_generate=True)`; the n targets of a source are neighbors, best first."""
+    """Result of `generate(return_dict_in_generate=True)`; the n targets of a source are consecutive, best first."""
 
-    sequences: Tensor | None = None  # (n B, T + 1), the start token, the target, padding
-    sequences_scores: Tensor | None = None  # (n B,), which rank the targets, as `NarSettings` says
-    token_scores: Tensor | None = None  # (n B, T), the log-probability of each token after the start; 0 at padding
-    lengths: Tensor | None = None  # (n B,), m of each target, `</s>` counted
-    history: Tensor | None = None  # (R, n B, T + 1), the sequences after each iteration or layer, on request
+    sequences: Tensor | None = None  # (n B, T + 1), start token, target, padding
+    sequences_scores: Tensor | None = None  # (n B,), the scores of `NarSettings`
+    token_scores: Tensor | None = None  # (n B, T), log-probability of each token after the start; 0 at padding
+    lengths: Tensor | None = None  # (n B,), m of each target, including `</s>`
+    history: Tensor | None = None  # (R, n B, T + 1), sequences after each iteration or layer, on request
 
 
 class NarTargets(NamedTuple):
-    """Targets as they are predicted, one row for each length of each source."""
+    """Predicted targets, one row for each length of each source."""
 
     tokens: Tensor  # (l B, T)
-    log_probs: Tensor  # (l B, T), of the tokens; 0 at padding, and where nothing reads them
-    history: list[Tensor]  # the tokens after each iteration or layer
+    log_probs: Tensor  # (l B, T), of the tokens; 0 at padding or if no scores are needed
+    history: list[Tensor]  # tokens after each iteration or layer
     likelihoods: Tensor | None = None  # (l B,), log p(y | x, m); None: the sum of log_probs
 
 
 def refuse(name: str, problem: str, value: object, expected: str) -> Never:
     """Raise ValueError for an argument or setting of `generate()`."""
-    got = textwrap.shorten(repr(value), 100)  # of a model or a tensor
+    got = textwrap.shorten(repr(value), 100)
     raise ValueError(
         f"{name}: {problem}; got {got}, expected {expected}. Leave it out, or set it to None in the generation config."
     )
 
 
 def number(default: float | None, least: float) -> Any:
-    """Return a field of settings for finite numbers of at least `least`, whole ones where `least` is whole."""
+    """Return a dataclass field for finite numbers of at least `least`; an integer `least` requires integers."""
     return field(default=default, metadata={"least": least})
 
 
 @dataclass
 class NarSettings:
-    """The settings of `generate()`, which the call, its generation config or the model's gives.
+    """Settings of `generate()`.
 
-    Of the targets that are tried for a source, those with the largest (log p(y | x, m) + w log p(m | x)) / m^alpha win;
-    the larger alpha, the longer they are. log p(y | x, m) is the sum of the tokens' log-probabilities, or at a
-    `latent_temperature` above 0 an estimate by importance weights.
+    Candidate targets of a source are ranked by (log p(y | x, m) + w log p(m | x)) / m^alpha; a larger alpha favors
+    longer targets. log p(y | x, m) is the sum of the tokens' log-probabilities. With a `latent_temperature` above 0 it
+    is estimated by importance sampling.
     """
 
-    num_iterations: int = number(1, least=1)  # R, the passes over each target of a model that refines (CMLM)
-    length_beam_size: int = number(1, least=1)  # l, the best length classes; those beyond a limit give equal targets
-    num_return_sequences: int = number(1, least=1)  # n, of the targets that are tried
+    num_iterations: int = number(1, least=1)  # R, decoder passes of a refining model (CMLM)
+    length_beam_size: int = number(1, least=1)  # l, the number of best lengths to decode
+    num_return_sequences: int = number(1, least=1)  # n, at most the number of candidates
     length_penalty: float = number(1.0, least=-math.inf)  # alpha
     length_weight: float = number(1.0, least=-math.inf)  # w
-    latent_temperature: float = number(0.0, least=0.0)  # the standard deviation of a prior's noise (FlowSeq)
-    num_latent_samples: int = number(1, least=1)  # the latents of such noise for each length
-    max_new_tokens: int | None = number(None, least=1)  # the largest m
-    max_length: int | None = number(None, least=2)  # the same with the start token; max_new_tokens wins
-    max_source_relative_length: int | None = number(None, least=0)  # the largest m - n
-    suppress_tokens: list[int] | None = None  # are not predicted, such as <unk>; special tokens never are
-    do_sample: bool = False  # whether a model with noise (IterativeVAE) uses it
-    return_history: bool = False  # whether the output has the tokens after each iteration or layer
-    return_dict_in_generate: bool = False  # whether the output is a NarGenerateOutput
-    output_scores: bool = False  # without an effect: a NarGenerateOutput has them
+    latent_temperature: float = number(0.0, least=0.0)  # standard deviation of the prior's noise (FlowSeq)
+    num_latent_samples: int = number(1, least=1)  # noisy latents for each length
+    max_new_tokens: int | None = number(None, least=1)  # largest m
+    max_length: int | None = number(None, least=2)  # largest m + 1; max_new_tokens takes precedence
+    max_source_relative_length: int | None = number(None, least=0)  # largest m - n
+    suppress_tokens: list[int] | None = None  # never predicted, such as <unk>; special tokens never are
+    do_sample: bool = False  # sample latents (IterativeVAE)
+    return_history: bool = False  # return the tokens after each iteration or layer
+    return_dict_in_generate: bool = False  # return a NarGenerateOutput
+    output_scores: bool = False  # no effect: a NarGenerateOutput always has scores
 
     def __post_init__(self) -> None:
         for name, least in [(one.name, one.metadata["least"]) for one in fields(self) if one.metadata]:
@@ -258,30 +257,29 @@ class NarSettings:
             if not is_number or not math.isfinite(value) or value < least:
                 limit = f" of at least {least}" if math.isfinite(least) else ""
                 refuse(name, "out of range", value, f"a {'whole' if is_whole else 'finite'} number{limit}")
-            setattr(self, name, type(least)(value))  # it may be NumPy's
+            setattr(self, name, type(least)(value))  # may be a NumPy number
 
     @property
     def num_targets(self) -> int:
-        """The number of targets that are tried for each source."""
+        """Number of candidate targets of each source."""
         return self.length_beam_size * self.num_latent_samples
 
     @property
     def reads_scores(self) -> bool:
-        """Whether anything depends on the scores of targets."""
+        """Return whether the result depends on the scores of targets."""
         return self.num_targets > 1 or self.return_dict_in_generate
 
 
 class NarHead(ProjectedModel, GenerationMixin):
-    """A body, its projection, a prediction of length, and `generate()` with the settings of `NarSettings`.
+    """Base class of non-autoregressive heads: length prediction, output projection, and `generate()`.
 
-    A subclass defines how it reads the encoder's output (`read_source`), what its decoder gets for a target
-    (`make_target`), and how it decodes (`decode_targets`). It adds its own terms of the loss (`losses`).
+    Subclasses implement `read_source`, `make_target` and `decode_targets`, and extend `losses`.
 
     Attributes:
-        output_class: the output of `forward`.
-        draws: the names of random numbers that `forward` takes in addition, for `make_target`; torch's generator draws
-            those that are not given.
-        refines, has_latents: whether `num_iterations`, and whether the settings of latents have an effect.
+        output_class: output class of `forward`.
+        draws: names of the random tensors that `forward` passes to `make_target`; missing ones are drawn.
+        refines: whether `num_iterations` has an effect.
+        has_latents: whether the settings of latents have an effect.
     """
 
     is_autoregressive = False
@@ -292,20 +290,20 @@ class NarHead(ProjectedModel, GenerationMixin):
 
     @property
     def samples(self) -> bool:
-        """Whether `do_sample` has an effect."""
+        """Return whether `do_sample` has an effect."""
         return False
 
     @property
     def num_length_classes(self) -> int:
-        """The number of lengths that a length beam can try."""
+        """Largest possible `length_beam_size`."""
         raise NotImplementedError
 
     def read_source(self, states: Tensor, attention_mask: Tensor | None) -> EncodedSource:
-        """Return what the head reads in the encoder's output."""
+        """Return the encoded source with its length prediction."""
         raise NotImplementedError
 
     def make_target(self, source: EncodedSource, **given: Any) -> Target:
-        """Return the target of `forward`, whose arguments that describe one are `given`, with `draws` as a dict."""
+        """Build the target from the target arguments of `forward`; random tensors are in the dict `draws`."""
         raise NotImplementedError
 
     def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
@@ -328,30 +326,31 @@ class NarHead(ProjectedModel, GenerationMixin):
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> NarLMOutput:
-        """Compute the logits (k B, T, V) of every target token in one pass, or the loss of a target.
+        """Compute the logits (k B, T, V) of all target tokens in one pass, or the loss of a target.
 
-        The arguments of the source are those of an autoregressive model. Without labels and mask T is predicted.
+        The source arguments are those of an autoregressive model. Without labels or a target mask, T is predicted.
 
         Args:
             decoder_input_ids: (k B, T) target token ids, for a decoder that reads words (CMLM); others ignore them.
-            decoder_attention_mask: (k B, T), as many ones in a row as its target has tokens.
-            decoder_inputs_embeds: (k B, T, d_model) in place of what the decoder begins with.
-            labels: (k B, T) target token ids with their end token, not shifted, -100 or `<pad>` at padding, which is
-                on the right. They give the lengths. Row i belongs to source i // k.
+            decoder_attention_mask: (k B, T), 1 at target tokens.
+            decoder_inputs_embeds: (k B, T, d_model), replaces the decoder's initial states.
+            labels: (k B, T) target token ids including the end token, not shifted, padded on the right with -100 or
+                `<pad>`. They determine the lengths. Row i belongs to source i // k.
             target_lengths: (k B,), m of each target of `decoder_input_ids`.
-            skip_logits: whether to leave out `logits` when there are labels; None: in training mode only.
-            num_items_in_batch: the number of target tokens to divide all summed losses by; None: those of `labels`.
+            skip_logits: whether to omit `logits` if there are labels; None: in training mode only.
+            num_items_in_batch: number of target tokens that divides all summed losses; None: that of `labels`.
 
         Returns:
-            With `labels` the `loss`, which is `token_loss` + `length_loss_weight` `length_loss` and the family's own
-            terms, all means over target tokens in nats.
+            The logits, and with `labels` the `loss`: `token_loss` + `length_loss_weight` `length_loss` + the terms of
+            the model family, all in nats per target token.
 
         Raises:
-            ValueError: the stacks' errors; labels with a token after padding; a count without labels; a cache.
+            ValueError: the source or target inputs are inconsistent, labels have a token after padding, the number of
+                items comes without labels, or a cache is passed.
         """
         if labels is not None:
             labels, num_items_in_batch = without_padding(labels, num_items_in_batch, self.config)
-        elif num_items_in_batch is not None:  # a Trainer that computes its own loss of logits keeps the labels
+        elif num_items_in_batch is not None:  # from a Trainer that computes the loss itself
             raise ValueError(
                 "labels: got none with num_items_in_batch, and a loss of only the logits trains no length. Set the "
                 "Trainer's label_smoothing_factor to 0 and no compute_loss_func; config.label_smoothing smooths."
@@ -397,7 +396,7 @@ class NarHead(ProjectedModel, GenerationMixin):
         inputs_embeds: Tensor | None = None,
         **settings: Any,
     ) -> BaseModelOutput:
-        """Return the encoder's output for a source, or `encoder_outputs` where they are given."""
+        """Run the encoder, unless `encoder_outputs` are given."""
         self.model.check_adapters()
         if encoder_outputs is not None:
             return as_encoder_output(encoder_outputs)
@@ -408,12 +407,12 @@ class NarHead(ProjectedModel, GenerationMixin):
         return self.model.encoder(**inputs)
 
     def length_classes(self, source: EncodedSource, lengths: Tensor) -> Tensor:
-        """Return the length class (k B,) of `lengths` (k B,); beyond the classes the nearest."""
+        """Return the nearest length class (k B,) of `lengths` (k B,)."""
         first = source.first_length.repeat_interleave(len(lengths) // len(source.first_length))
         return (lengths.clamp(min=1) - first).clamp(0, source.length_logits.shape[1] - 1)
 
     def best_lengths(self, source: EncodedSource, count: int) -> Tensor:
-        """Return the `count` best target lengths (B, l) of each source, the best first."""
+        """Return the `count` most likely target lengths (B, l) of each source, best first."""
         classes = source.length_logits.sort(dim=1, descending=True, stable=True).indices[:, :count]
         return (source.first_length[:, None] + classes).clamp(min=1)
 
@@ -424,7 +423,7 @@ class NarHead(ProjectedModel, GenerationMixin):
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
     ) -> tuple[Tensor, int]:
-        """Return the target lengths (k B,) and T: of the labels, else of the mask, else as they are predicted."""
+        """Return the target lengths (k B,) and T, from the labels, else the mask, else the prediction."""
         device = source.memory.device
         if labels is not None:
             is_token = labels.to(device).ne(-100)  # (k B, T)
@@ -442,7 +441,7 @@ class NarHead(ProjectedModel, GenerationMixin):
     def run_decoder(
         self, source: EncodedSource, target_mask: Tensor, cache: Cache | None = None, **inputs: Any
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Return the decoder's output (k B, T, d_model) where `target_mask` (k B, T) is 1."""
+        """Run the decoder on targets with the mask `target_mask` (k B, T)."""
         return self.model.decoder(
             attention_mask=target_mask,
             encoder_hidden_states=source.memory,
@@ -454,9 +453,9 @@ class NarHead(ProjectedModel, GenerationMixin):
         )
 
     def logits_of(self, states: Tensor, is_real: Tensor, *values: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Yield the logits (N, V) of some positions at a time, in at least float32, and `values` (k B, T) there (N,).
+        """Yield chunks of logits (N, V), in at least float32, with the corresponding entries (N,) of `values` (k B, T).
 
-        An accelerator's host waits for the number of positions, which are those where `is_real` (k B, T).
+        The positions are those where `is_real` (k B, T). Counting them synchronizes with an accelerator.
         """
         rows = is_real.flatten().nonzero()[:, 0]
         size = chunk_size(states.device)
@@ -466,7 +465,7 @@ class NarHead(ProjectedModel, GenerationMixin):
             yield logits.to(accumulation_dtype(logits.dtype)), *others
 
     def losses(self, source: EncodedSource, target: Target, token_loss: Tensor) -> dict[str, Any]:
-        """Return the `loss`, its parts, and the family's own fields of the output."""
+        """Return the `loss`, its terms, and further output fields of the model family."""
         lengths, logits = target.lengths, source.length_logits  # (k B,), (B, C)
         logits = logits.to(accumulation_dtype(logits.dtype)).repeat_interleave(len(lengths) // len(logits), dim=0)
         losses = nn.functional.cross_entropy(logits, self.length_classes(source, lengths), reduction="none")  # (k B,)
@@ -496,19 +495,19 @@ class NarHead(ProjectedModel, GenerationMixin):
         """Predict a target for each source.
 
         Args:
-            inputs: (B, S) source token ids; `input_ids` is another name for it.
-            generation_config: settings that win over the model's own; arguments of the call win over both.
+            inputs: (B, S) source token ids; `input_ids` is an alias.
+            generation_config: settings that override those of the model; arguments of the call override both.
             attention_mask, inputs_embeds, encoder_outputs, position_ids: of the source, as in `forward`.
             labels, decoder_input_ids, decoder_attention_mask, decoder_inputs_embeds, target_lengths: ignored, so that a
                 trainer can pass a complete batch.
-            synced_gpus: ignored: every process makes the same number of passes.
+            synced_gpus: ignored; every process runs the same number of passes.
             call: settings of `NarSettings`.
 
         Returns:
-            (n B, T + 1) tokens that begin with the start token, or a `NarGenerateOutput`.
+            Tokens (n B, T + 1) that begin with the start token, or a `NarGenerateOutput`.
 
         Raises:
-            ValueError: an argument or a setting that this model does not have, or a value out of its range.
+            ValueError: this model does not support an argument or a setting, or a value is out of range.
         """
         self.config.check_generation_settings(generation_config)
         if inputs is not None and input_ids is not None:
@@ -523,12 +522,12 @@ class NarHead(ProjectedModel, GenerationMixin):
         return self.best_targets(source, targets, lengths, settings)
 
     def read_settings(self, generation_config: GenerationConfig | None, call: dict[str, Any]) -> NarSettings:
-        """Return the settings of a call: its own, then its configuration's, then the model's.
+        """Return the settings of the call, else of its generation config, else of the model.
 
-        One rule refuses the rest: what is no setting of this model must be None, False, empty, or have its default.
+        Settings that this model does not support must be None, False, empty or at their defaults.
         """
         merged, config = CallSettings(generation_config, self, call), self.config
-        copied = {*TOKEN_IDS, "output_attentions", "output_hidden_states"}  # from the model's configuration, read there
+        copied = {*TOKEN_IDS, "output_attentions", "output_hidden_states"}  # from the model's configuration
         values = {name: value for name, value in merged.values.items() if name in merged.given or name not in copied}
         values |= {name: value for name, value in call.items() if name not in merged.given and value is not None}
         has_effect = {"num_iterations": self.refines, "do_sample": self.samples}
@@ -561,7 +560,7 @@ class NarHead(ProjectedModel, GenerationMixin):
         return settings
 
     def limit(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> Tensor:
-        """Return target lengths (B, l) within the bounds of the settings and of learned positions."""
+        """Clamp target lengths (B, l) to the limits of the settings and the table of learned positions."""
         longest = settings.max_new_tokens
         if longest is None and settings.max_length is not None:
             longest = settings.max_length - 1  # without the start token
@@ -584,16 +583,16 @@ class NarHead(ProjectedModel, GenerationMixin):
     ) -> tuple[Tensor, Tensor]:
         """Return the most likely tokens (l B, T) of `states` (l B, T, d_model), and their log-probabilities (l B, T).
 
-        The end token is at the last position of each of `lengths` (l B,), for any logits; no other position has a
-        suppressed id. All of them keep their share of the probability. Where `is_read` (l B, T) is False both are those
-        of `known`; None: 0. Without `has_scores` no log-probability is computed, which takes longer than the tokens.
+        The last position of each of `lengths` (l B,) is always the end token, and no other position has a suppressed
+        id; probabilities are not renormalized. Where `is_read` (l B, T) is False, both results come from `known`, or
+        are 0. Without `has_scores` the log-probabilities are not computed.
         """
         is_last = torch.arange(is_read.shape[1], device=lengths.device) == lengths[:, None] - 1  # (l B, T)
         suppressed = torch.tensor(settings.suppress_tokens, dtype=torch.long, device=states.device)
         chosen, chosen_log_probs = [], []
         for logits, ends in self.logits_of(states, is_read, is_last):  # (N, V), (N,)
             kept = logits.index_select(1, suppressed)
-            best = argmax(logits.index_fill_(1, suppressed, float("-inf")))  # in place: a copy takes as long again
+            best = argmax(logits.index_fill_(1, suppressed, float("-inf")))
             if self.config.end_token_id is not None:
                 best = best.masked_fill(ends, self.config.end_token_id)
             chosen.append(best)
@@ -608,7 +607,7 @@ class NarHead(ProjectedModel, GenerationMixin):
     def best_targets(
         self, source: EncodedSource, targets: NarTargets, lengths: Tensor, settings: NarSettings
     ) -> Tensor | NarGenerateOutput:
-        """Return the n targets of each source with the largest scores; `lengths` is (B, l)."""
+        """Return the n best targets of each source, given `lengths` (B, l)."""
         start, pad = self.config.token_id("target_start_token_id"), self.config.token_id("pad_token_id")
         likelihoods = targets.log_probs.sum(1) if targets.likelihoods is None else targets.likelihoods
         classes = self.length_classes(source, lengths.flatten()).view_as(lengths)
