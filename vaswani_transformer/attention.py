@@ -1,7 +1,7 @@
 """Scaled dot-product attention, multi-head self-attention and cross-attention (3.2).
 
-B batch, H heads, Q queries, K keys, k target rows of one source row. Widths: d_model, d_k a head's queries and keys,
-d_v a head's values.
+B batch, H heads, Q queries, K keys, k target rows per source row; d_k is the width of a head's queries and keys, d_v
+that of its values.
 """
 
 from abc import ABC, abstractmethod
@@ -31,15 +31,13 @@ def scaled_dot_product_attention(
     dropout: float = 0.0,
     **kwargs: object,
 ) -> tuple[Tensor, Tensor]:
-    """Equation (1): softmax(Q K^T / sqrt(d_k)) V.
-
-    This is the "eager" implementation; the signature is that of all of Transformers' implementations.
+    """Equation (1), softmax(Q K^T / sqrt(d_k)) V, as Transformers' attention implementation "eager".
 
     Args:
         query: (B, H, Q, d_k).
         key: (B, H, K, d_k).
         value: (B, H, K, d_v).
-        attention_mask: added to the scores, broadcast to (B, H, Q, K); very negative where a query must not attend.
+        attention_mask: added to the scores, broadcast to (B, H, Q, K); very negative at masked keys.
         scaling: 1 / sqrt(d_k).
 
     Returns:
@@ -68,14 +66,14 @@ def disabled_cudnn() -> Generator[None]:
 
 
 def without_cudnn(device: torch.device) -> AbstractContextManager:
-    """Return a context in which "sdpa" uses no cuDNN; uncompiled it does if torch may use nothing else.
+    """Return a context that disables cuDNN in "sdpa", unless it is the only enabled backend.
 
-    Torch 2.11 prefers cuDNN on Hopper and Blackwell GPUs. But cuDNN makes a plan for each new shape, which takes longer
-    than a training step, and batches by tokens and decoding bring new shapes all the time.
+    Torch 2.11 prefers cuDNN on Hopper and Blackwell GPUs, but cuDNN spends longer than a training step on a plan for
+    every new shape.
     """
     if device.type != "cuda":
         return nullcontext()
-    if torch.compiler.is_compiling():  # torch.compile knows this context, but cannot read torch's settings
+    if torch.compiler.is_compiling():  # torch.compile supports this context, but not reading torch's settings
         return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
     return disabled_cudnn()
 
@@ -83,15 +81,14 @@ def without_cudnn(device: torch.device) -> AbstractContextManager:
 def padding_mask(
     config: VaswaniTransformerConfig, queries: Tensor, attention_mask: Tensor | None, memory: Tensor | None = None
 ) -> Tensor | BlockMask | None:
-    """Return the mask of attention to all tokens of a text, in the form that the attention implementation takes.
+    """Return the padding mask in the attention implementation's format.
 
-    Transformers omits the mask of "sdpa" if no token is padding. To find that out the host would wait for an
-    accelerator, in each stack of a training step and at each decoded token. So on accelerators the mask is always made.
+    On accelerators "sdpa" always gets a mask, since a check for padding would synchronize with the device.
 
     Args:
-        queries: (B, Q, d_model), the embeddings that attend.
-        attention_mask: (B, K), 0 where a token is padding; None: every token counts.
-        memory: (B, K, d_model), what they attend to; None: the queries themselves.
+        queries: (B, Q, d_model), embeddings of the queries.
+        attention_mask: (B, K), 0 at padding; None for no padding.
+        memory: (B, K, d_model), embeddings of the keys; None for `queries`.
     """
     keys = queries if memory is None else memory
     is_on_accelerator = queries.device.type != "cpu" and config._attn_implementation == "sdpa"
@@ -102,15 +99,14 @@ def padding_mask(
 
 
 def additive_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return what "eager" attention adds to scores: 0 where a boolean mask allows attention, else the lowest number."""
+    """Return a boolean mask as the additive mask of "eager" attention: 0 where True, else the lowest number."""
     return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
 
 
 class MultiHeadAttention(nn.Module):
     """MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V) (3.2.2).
 
-    One projection holds the h matrices W_i^Q side by side, and so for W^K and W^V. They have no biases, as in the
-    paper; `attention_bias` adds them. Dropout on the attention weights is an option that the paper does not use.
+    One projection concatenates the matrices W_i^Q of all heads; likewise for W^K and W^V.
     """
 
     is_causal = False
@@ -146,7 +142,7 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Compute equation (1) with the configured implementation; shapes as in `scaled_dot_product_attention`.
 
-        Flash attention needs d_k = d_v: zeros pad the narrower heads, which changes no product, and are cut off again.
+        Flash attention needs d_k = d_v, so the narrower heads are padded with zeros.
         """
         implementation = self.config._attn_implementation or "eager"
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, scaled_dot_product_attention)
@@ -160,25 +156,22 @@ class MultiHeadAttention(nn.Module):
             attended, weights = attention(
                 self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
             )
-        has_weights = weights is not None and weights.dim() == 4  # flex attention returns logarithms of sums (B, H, Q)
+        has_weights = weights is not None and weights.dim() == 4  # flex attention returns log-sum-exps (B, H, Q)
         return attended[..., : self.value_head_dim], weights if has_weights else None  # (B, Q, H, d_v)
 
 
 class BlockwiseMask(ABC):
-    """A mask that computes attention block by block."""
+    """Mask that computes attention block by block."""
 
     @abstractmethod
     def attend(
         self, attend: Callable, query: Tensor, key: Tensor, value: Tensor, **kwargs: object
     ) -> tuple[Tensor, None]:
-        """Return the output (B, Q, H, d_v) by `attend`, equation (1) of a block; there are no weights."""
+        """Return the output (B, Q, H, d_v), using `attend` for each block, and None for the weights."""
 
 
 class SelfAttention(MultiHeadAttention):
-    """Self-attention: every position attends to every position of the same text (3.2.3).
-
-    With an `attention_window` it attends to its neighborhood (section 4), as the mask says.
-    """
+    """Self-attention over all positions of a text (3.2.3), or with an `attention_window` over a neighborhood (4)."""
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys (B, H, Q, d_k) and values (B, H, Q, d_v) of `hidden_states` (B, Q, d_model)."""
@@ -187,7 +180,7 @@ class SelfAttention(MultiHeadAttention):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: object
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute equation (1); the mask has the window, which flash attention gets as a number."""
+        """Compute equation (1); flash attention gets the window as a number, the others in the mask."""
         reach = self.config.attention_window
         if reach is not None and self.is_flash:
             kwargs["sliding_window"] = reach + 1  # Transformers counts the token itself
@@ -200,7 +193,7 @@ class SelfAttention(MultiHeadAttention):
         past_key_values: Cache | None = None,
         **kwargs: object,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output (B, Q, d_model) for `hidden_states`, and the weights where the implementation has them."""
+        """Return the output (B, Q, d_model), and the weights if the implementation returns them."""
         query, key, value = self.project(hidden_states)  # (B, H, Q, d_k), the same, (B, H, Q, d_v)
         if past_key_values is not None:
             if isinstance(past_key_values, EncoderDecoderCache):
@@ -214,7 +207,7 @@ class SelfAttention(MultiHeadAttention):
 
 
 class CausalSelfAttention(SelfAttention):
-    """Self-attention of the decoder, where no position attends to a later one (3.2.3)."""
+    """Self-attention of the decoder, in which no position attends to a later one (3.2.3)."""
 
     is_causal = True
 
@@ -227,14 +220,14 @@ def split_weights_by_beam(weights: Tensor, rows: int, length: int) -> Tensor:
 
 
 class CrossAttention(MultiHeadAttention):
-    """Every position of the target attends to every position of the source ("encoder-decoder attention", 3.2.3).
+    """Attention from all target positions to all source positions ("encoder-decoder attention", 3.2.3).
 
-    There may be k target rows per source row, such as the beams of one source; row i belongs to source i // k. All of
-    them query the same keys and values, which are computed and cached once per source.
+    A source may have k target rows, such as beams: target row i belongs to source i // k. They share keys and values,
+    which are computed and cached once per source.
     """
 
     def source_key_values(self, memory: Tensor, past_key_values: Cache | None) -> tuple[Tensor, Tensor]:
-        """Return the source's keys and values, from the cache once they are in it."""
+        """Return the source's keys and values, from the cache if possible."""
         if not isinstance(past_key_values, EncoderDecoderCache):
             return self.project_key_values(memory)
         cache = past_key_values.cross_attention_cache
@@ -247,7 +240,7 @@ class CrossAttention(MultiHeadAttention):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: object
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute equation (1); flash attention gets padded sources without their padding.
+        """Compute equation (1); for flash attention, remove the padding of the sources.
 
         Transformers' flash attention would apply the source's mask (B, K) to the target too.
         """
@@ -256,7 +249,7 @@ class CrossAttention(MultiHeadAttention):
         batch, _, length, _ = query.shape
         is_token = attention_mask[:, : key.shape[2]].bool()  # (B, K)
         counts = is_token.sum(-1, dtype=torch.int32)  # (B,)
-        tokens = is_token.flatten().nonzero()[:, 0]  # their number is all that the host waits for
+        tokens = is_token.flatten().nonzero()[:, 0]  # the only synchronization
 
         def without_padding(heads: Tensor) -> Tensor:
             rows = heads.transpose(1, 2).flatten(0, 1)  # (B K, H, width)

@@ -1,9 +1,8 @@
-"""CMLM: a decoder that fills in masked words, and Mask-Predict, which decodes with it (Ghazvininejad et al. 2019).
+"""CMLM, a conditional masked language model, and its decoding by Mask-Predict (Ghazvininejad et al. 2019).
 
-B batch, S source, T target, k target rows of one source row, l lengths of a length beam, R iterations, V vocabulary.
-The decoder is the paper's without its causal mask. A token before the source predicts the target's length m. In
-training (3.1) k is uniform on 1..m, and k of the m positions are masked. The authors' code draws 1..m-1, and so never
-trains the all-masked start of decoding.
+B batch, S source, T target, k target rows per source row, l lengths of a length beam, R iterations, V vocabulary. The
+decoder is the paper's without the causal mask. A length token before the source predicts the target length m. In
+training the number of masked tokens is uniform on 1..m, as in section 3.1; the authors' code draws from 1..m-1.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,9 +42,9 @@ logger = logging.get_logger(__name__)
 def sample_masks(
     is_real: Tensor, generator: torch.Generator | None = None, draws: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """Return the positions (B, T) to mask among the real ones (B, T): k of each row's m, k uniform on 1..m.
+    """Return the positions (B, T) to mask: k of the m tokens of each row, with k uniform on 1..m.
 
-    `draws`, (B,) and (B, T), uniform on [0, 1), decide k and the positions; None: they are drawn from `generator`.
+    `draws`, (B,) and (B, T), uniform on [0, 1), determine k and the positions; if None, they come from `generator`.
     """
     lengths = is_real.sum(1)  # (B,), m
     if draws is None:
@@ -57,10 +56,10 @@ def sample_masks(
 
 
 def mask_targets(batch: dict[str, Any], is_masked: Tensor, mask_token_id: int, pad_token_id: int) -> dict[str, Any]:
-    """Return a batch with `labels` (B, T) whose targets are masked where `is_masked` (B, T).
+    """Return `batch` with masked targets.
 
-    It also has `decoder_input_ids` (B, T), the targets with `<mask>`, and `target_lengths` (B,); its `labels` are the
-    masked tokens only.
+    `decoder_input_ids` (B, T) are the targets with `<mask>` where `is_masked` (B, T), `labels` (B, T) are the masked
+    tokens, and `target_lengths` (B,) are added.
     """
     labels: Tensor = batch["labels"]
     is_real = labels.ne(-100)
@@ -71,18 +70,18 @@ def mask_targets(batch: dict[str, Any], is_masked: Tensor, mask_token_id: int, p
 
 
 class MaskingCollator:
-    """Adds masks to the batches of another collator, for a stock Trainer that trains a CMLM.
+    """Data collator that masks the targets of another collator, to train a CMLM with Transformers' Trainer.
 
-    The Trainer then counts the masked labels, and the loss is exact under gradient accumulation and over several
-    processes. A batch has `decoder_input_ids` (B, T), the targets with `<mask>` at the masked positions; `labels`
-    (B, T), -100 elsewhere, so metrics over labels need the plain collator; and `target_lengths` (B,). The masks come
-    from a separate generator, which a worker process seeds again from its own seed. A Trainer does not save it: a
-    resumed run draws other masks than an uninterrupted one.
+    With it the Trainer counts the masked tokens, which makes the loss exact under gradient accumulation and over
+    several processes. A batch has `decoder_input_ids` (B, T), the targets with `<mask>`; `labels` (B, T), -100 except
+    at masked tokens; and `target_lengths` (B,). Metrics over labels need the plain collator. The generator of the masks
+    is not saved, so a resumed run draws other masks than an uninterrupted one.
 
     Args:
-        collator: makes batches with `labels` padded on the right by -100 or `<pad>`, such as `DataCollatorForSeq2Seq`.
-        mask_token_id, pad_token_id: the ids of `<mask>` and `<pad>`.
-        seed: of the masks.
+        collator: returns batches with `labels` padded on the right with -100 or `<pad>`, such as
+            `DataCollatorForSeq2Seq`.
+        mask_token_id, pad_token_id: ids of `<mask>` and `<pad>`.
+        seed: seed of the masks.
     """
 
     def __init__(
@@ -93,10 +92,10 @@ class MaskingCollator:
         self.generator: torch.Generator | None = None
 
     def __call__(self, features: Sequence[Any]) -> dict[str, Any]:
-        """Return the batch of `features` with masks."""
+        """Return the masked batch of `features`."""
         worker = get_worker_info()
         seed = (self.seed + (0 if worker is None else worker.seed)) % 2**64
-        if self.generator is None or self.generator.initial_seed() != seed:  # a worker's may be a copy of its parent's
+        if self.generator is None or self.generator.initial_seed() != seed:  # a worker may have its parent's
             self.generator = torch.Generator().manual_seed(seed)
         batch = {**self.collator(features)}
         batch["labels"] = batch["labels"].masked_fill(batch["labels"] == self.pad_token_id, -100)
@@ -106,11 +105,11 @@ class MaskingCollator:
 
 @strict
 class VaswaniCmlmConfig(NarConfig):
-    """The hyperparameters of CMLM, in addition to those of `NarConfig`.
+    """Hyperparameters of CMLM, in addition to those of `NarConfig`.
 
     Args:
-        mask_token_id: the id of `<mask>`; a model needs one.
-        max_target_length: C, the longest target that the model can predict; longer ones count as this.
+        mask_token_id: id of `<mask>`; required by the model.
+        max_target_length: C, the largest target length that the model can predict; longer targets are trained as C.
     """
 
     model_type = "vaswani_cmlm"
@@ -119,7 +118,7 @@ class VaswaniCmlmConfig(NarConfig):
     max_target_length: int = positive_int(default=256)
 
     def validate_mask_token_id(self) -> None:
-        """Check that `<mask>` is a separate token inside the vocabulary."""
+        """Check that `<mask>` is in the vocabulary and differs from the other special tokens."""
         self.check_in_vocabulary("mask_token_id")
         if any(self.mask_token_id in as_token_ids(getattr(self, name)) for name in TOKEN_IDS):
             raise ValueError(
@@ -129,21 +128,20 @@ class VaswaniCmlmConfig(NarConfig):
 
 
 class VaswaniCmlmModel(EncoderDecoder):
-    """Encoder and non-autoregressive decoder over one embedding matrix, without predictions of length and tokens."""
+    """Encoder and non-autoregressive decoder with a shared embedding matrix, without predictions."""
 
     config_class = VaswaniCmlmConfig
     decoder_class = NarDecoder
 
 
 class VaswaniCmlmForConditionalGeneration(NarHead):
-    """CMLM, whose `generate()` is Mask-Predict: `num_iterations` passes, `length_beam_size` lengths.
+    """CMLM, with `generate()` by Mask-Predict: `num_iterations` passes over `length_beam_size` lengths.
 
-    The `decoder_input_ids` of `forward` have `<mask>` at unknown words, those with a label, and `<pad>` on the right.
-    Without them every word is masked, or in training mode as many as `sample_masks` draws; with them `labels` are -100
-    at words without a loss, and the lengths are `target_lengths`, else those of `decoder_attention_mask`, else the
-    tokens before `<pad>`. The losses are means over masked tokens, in evaluation mode with every token masked, also
-    where the decoder's inputs show some: there `num_items_in_batch` grows as the number of masked tokens does.
-    `encoder_outputs` and the encoder's states have S + 1 rows, of which the length token is the first.
+    Without `decoder_input_ids`, `forward` masks the `labels`: in training mode by `sample_masks`, in evaluation mode
+    all of them. With `decoder_input_ids` (`<mask>` at every word that has a label, `<pad>` on the right), the lengths
+    are `target_lengths`, else those of `decoder_attention_mask`, else the number of tokens before `<pad>`. In
+    evaluation mode the loss always covers every token, masked or not, and `num_items_in_batch` is scaled accordingly.
+    `encoder_outputs` have S + 1 rows, the first of which is the length token.
 
     Raises:
         ValueError: the configuration has no `mask_token_id`.
@@ -166,13 +164,13 @@ class VaswaniCmlmForConditionalGeneration(NarHead):
         self.post_init()
 
     def use_mask_predict(self, iterations: int = 10, length_beam_size: int = 5) -> None:
-        """Decode as Ghazvininejad et al. do from now on: 10 iterations, 5 lengths."""
+        """Set the decoding of Ghazvininejad et al. 2019: 10 iterations, 5 lengths."""
         self.generation_config = self.config.make_generation_config(
             num_iterations=iterations, length_beam_size=length_beam_size
         )
 
     def length_table(self, device: torch.device) -> Tensor:
-        """Return L (C + 1, d_model), Mask-Predict's LENGTH (3.3): row 0 embeds the token, row c scores length c."""
+        """Return L (C + 1, d_model): row 0 embeds the length token (3.3), and row c scores length c."""
         return read_table(self.length_token, self.config.max_target_length + 1, device)
 
     @property
@@ -180,8 +178,8 @@ class VaswaniCmlmForConditionalGeneration(NarHead):
         return self.config.max_target_length
 
     def get_encoder(self, modality: str | None = None) -> Any:
-        """Return the encoder, whose call puts the length token before the source as `encoder_outputs` need it."""
-        encoder = copy(super().get_encoder(modality))  # weights and layers are the model's own
+        """Return the encoder, which prepends the length token to the source."""
+        encoder = copy(super().get_encoder(modality))  # shares weights and layers
         encoder.forward = self.run_encoder
         return encoder
 
@@ -193,9 +191,9 @@ class VaswaniCmlmForConditionalGeneration(NarHead):
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutput:
-        """Return the encoder's output (B, S + 1, d_model), at index 0 that of the length token.
+        """Return the encoder's output (B, S + 1, d_model), with the length token at index 0.
 
-        The length token has the position of the first word, so that the words keep theirs.
+        The length token has the same position as the first word.
         """
         inputs_embeds = embed_text(self.model.encoder.embed_tokens, input_ids, inputs_embeds)  # (B, S, d_model)
         if input_ids is not None:
@@ -215,9 +213,9 @@ class VaswaniCmlmForConditionalGeneration(NarHead):
         )
 
     def read_source(self, states: Tensor, attention_mask: Tensor | None) -> EncodedSource:
-        """Return the states of the words (B, S, d_model), and the logits of the length from the token before them.
+        """Return the states of the words (B, S, d_model) with the logits of lengths 0 to C.
 
-        The logits of lengths 0 to C are x_0 L^T for the token's state x_0; length 0 is forbidden.
+        The logits are x_0 L^T, where x_0 is the state of the length token; length 0 is excluded.
         """
         memory = states[:, 1:]
         if attention_mask is not None and attention_mask.shape == states.shape[:2]:
@@ -227,7 +225,7 @@ class VaswaniCmlmForConditionalGeneration(NarHead):
                 f"{(rows, width + 1)}. Encode by get_encoder() of this model, not of its body."
             )
         table = self.length_table(states.device).to(states.dtype)  # (C + 1, d_model)
-        zero = torch.zeros(len(states), dtype=torch.long, device=states.device)  # (B,), the length of the first class
+        zero = torch.zeros(len(states), dtype=torch.long, device=states.device)  # (B,), length of class 0
         logits = nn.functional.linear(states[:, 0], table).index_fill(1, zero[:1], float("-inf"))  # (B, C + 1)
         return EncodedSource(memory, attention_mask, real_tokens(attention_mask, memory), logits, zero)
 
@@ -243,7 +241,7 @@ class VaswaniCmlmForConditionalGeneration(NarHead):
         target_lengths: Tensor | None = None,
         **draws: Any,
     ) -> Target:
-        """Return the target of `forward`: masked, unless the caller has masked it."""
+        """Return the target of `forward`, masked unless the caller has masked it."""
         mask_id, pad_id = self.config.token_id("mask_token_id"), self.config.token_id("pad_token_id")
         words = inputs_embeds if input_ids is None else input_ids
         if target_lengths is not None:
@@ -261,19 +259,19 @@ class VaswaniCmlmForConditionalGeneration(NarHead):
                 input_ids = torch.where(is_real, mask_id, pad_id)
         elif not self.training:
             complete = labels
-            if input_ids is not None:  # what a batch with masks shows is in its decoder inputs alone
+            if input_ids is not None:  # unmasked words are in the decoder input only
                 is_shown = is_real & labels.eq(-100) & input_ids.ne(mask_id)
                 complete = torch.where(is_shown, input_ids, labels)
             num_items, labels = recount(num_items, labels, complete), complete
             input_ids, inputs_embeds = torch.where(is_real, mask_id, pad_id), None
         elif words is None:
             input_ids, labels = self.mask_some(labels, is_real, num_items)
-        elif input_ids is not None and target_lengths is None:  # of no MaskingCollator
+        elif input_ids is not None and target_lengths is None:  # not from a MaskingCollator
             self.check_masked(input_ids, labels)
         return Target(lengths, mask, labels, num_items, {"input_ids": input_ids, "inputs_embeds": inputs_embeds})
 
     def check_masked(self, input_ids: Tensor, labels: Tensor) -> None:
-        """Raise ValueError for a word with a loss that the decoder sees; a compiled graph cannot check it."""
+        """Raise ValueError if a word with a label is not masked; skipped in a compiled graph."""
         is_masked = input_ids.eq(self.config.token_id("mask_token_id"))
         if not torch.compiler.is_compiling() and bool((labels.ne(-100) & ~is_masked).any()):
             raise ValueError(
@@ -285,7 +283,7 @@ class VaswaniCmlmForConditionalGeneration(NarHead):
     def mask_some(
         self, labels: Tensor, is_real: Tensor, num_items: Tensor | int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return decoder inputs (k B, T) with random masks, and the labels of the masked tokens alone."""
+        """Return decoder inputs (k B, T) with random masks, and the labels of the masked tokens."""
         if num_items is not None:
             logger.warning_once(
                 "The loss is divided by all target tokens, as num_items_in_batch counts them, and the model masks only "
@@ -297,10 +295,10 @@ class VaswaniCmlmForConditionalGeneration(NarHead):
         return tokens, labels.masked_fill(~is_masked, -100)
 
     def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
-        """Predict a target for each of `lengths` (l B,) by Mask-Predict (3.2): R iterations over one encoding.
+        """Predict a target for each of `lengths` (l B,) in R iterations of Mask-Predict (3.2).
 
-        Iteration t masks the k_t = max(1, floor(m (R - t) / R)) least likely tokens and predicts them again; the others
-        keep their probabilities. The source's keys and values are computed once.
+        Iteration t masks the k_t = max(1, floor(m (R - t) / R)) least likely tokens and predicts them again. The others
+        keep their tokens and probabilities.
         """
         is_real = canvas(lengths).bool()  # (l B, T)
         tokens = torch.full_like(is_real, self.config.token_id("pad_token_id"), dtype=torch.long)

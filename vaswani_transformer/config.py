@@ -1,4 +1,4 @@
-"""The configuration of the original Transformer, and the paper's own settings by name (Table 3, 6.1, 6.3)."""
+"""Configuration of the original Transformer, with the paper's models by name (Table 3, 6.1, 6.3)."""
 
 import copy
 import dataclasses
@@ -11,19 +11,19 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.generation import GenerationConfig
 from transformers.utils import TRANSFORMERS_DYNAMIC_MODULE_NAME
 
-MAX_LAYERS = 1000  # their objects take time and memory before any weight does
+MAX_LAYERS = 1000  # a typing error here would exhaust the memory
 TOKEN_IDS = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
-"""The special tokens, which a configuration and its GenerationConfig both name."""
+"""Special tokens that a configuration and its GenerationConfig share."""
 SEARCH_SETTINGS = ("length_penalty_type", "max_source_relative_length")
 NAR_SETTINGS = (
     *("num_iterations", "length_beam_size", "return_history", "num_latent_samples", "latent_temperature"),
     "length_weight",
 )
-"""Settings of a GenerationConfig in addition to those of Transformers: of a search, of non-autoregressive decoding."""
+"""Settings that this package adds to a GenerationConfig."""
 
 
 def as_token_ids(value: Any) -> list[int]:
-    """Return a setting of no, one or several tokens, such as `eos_token_id`, as a list; it may be a tensor."""
+    """Return token ids as a list; `value` is None, an integer, a list or a tensor."""
     value = value.tolist() if hasattr(value, "tolist") else value
     if value is None:
         return []
@@ -31,7 +31,7 @@ def as_token_ids(value: Any) -> list[int]:
 
 
 def checked_field(is_valid: Callable[[Any], bool], problem: str) -> Callable[..., Any]:
-    """Return what makes fields whose values must be valid; the error is the value and the `problem` with it."""
+    """Return a factory of validated dataclass fields; errors name the value and the `problem`."""
 
     @as_validated_field
     def check(value: Any) -> None:
@@ -41,7 +41,7 @@ def checked_field(is_valid: Callable[[Any], bool], problem: str) -> Callable[...
     return check
 
 
-positive_int = checked_field(  # a size or a count; None where the field allows it
+positive_int = checked_field(
     lambda value: value is None or value >= 1, "is not positive; give a whole number of at least 1."
 )
 layer_count = checked_field(
@@ -95,37 +95,37 @@ PAPER_SETTINGS: dict[str, dict[str, int | float | str]] = {
 
 @strict
 class VaswaniTransformerConfig(PreTrainedConfig):
-    """The model's hyperparameters; the defaults are the paper's base model (Table 3).
+    """Hyperparameters of the model; the defaults are the paper's base model (Table 3).
 
     Args:
-        vocab_size: entries of the vocabulary that source and target share (5.1).
-        d_model: width of every sub-layer's output and of the embeddings (3.1).
-        encoder_layers, decoder_layers: N, the layers of each stack (3.1).
-        num_heads: h, the attention heads of a layer (3.2.2).
+        vocab_size: size of the vocabulary that source and target share (5.1).
+        d_model: width of the embeddings and of every sub-layer's output (3.1).
+        encoder_layers, decoder_layers: N, the number of layers of each stack (3.1).
+        num_heads: h, the number of attention heads of a layer (3.2.2).
         d_k: width of a head's queries and keys; None for d_model / num_heads.
         d_v: width of a head's values; None for d_model / num_heads.
         d_ff: inner width of the feed-forward networks (3.3).
-        dropout: P_drop, on the output of each sub-layer and on the embedded inputs (5.4).
-        attention_dropout: rate on the attention weights; the paper has none there.
-        activation_dropout: rate after the activation of the feed-forward networks; the paper has none there.
-        activation_function: the activation of the feed-forward networks, "relu" in the paper.
+        dropout: P_drop, the dropout rate of sub-layer outputs and embedded inputs (5.4).
+        attention_dropout: dropout rate of the attention weights; 0 in the paper.
+        activation_dropout: dropout rate after the activation of the feed-forward networks; 0 in the paper.
+        activation_function: activation of the feed-forward networks, "relu" in the paper.
         position_embedding: "sinusoidal" (3.5) or "learned" (Table 3, row E).
-        max_position_embeddings: the size of the table of learned positions; sinusoids have no limit.
-        attention_bias: whether the attention projections have biases; the paper writes none.
-        attention_window: r of restricted self-attention (section 4): a position attends to r positions on either side
-            of it, in the decoder to the r before it; None: to all. Cross-attention attends to the complete source.
+        max_position_embeddings: number of learned positions; sinusoidal positions have no limit.
+        attention_bias: whether the attention projections have biases; the paper has none.
+        attention_window: r of restricted self-attention (section 4): each position attends to r positions on either
+            side, in the decoder to the r before it. None for no restriction. Cross-attention is not restricted.
         layer_norm_eps: epsilon of every layer normalization.
         label_smoothing: eps_ls of the training loss (5.4).
         scale_embedding: whether embeddings are multiplied by sqrt(d_model) (3.4).
-        tie_word_embeddings: whether the output projection is the embedding matrix (3.4); source and target share
-            one matrix in any case.
+        tie_word_embeddings: whether the output projection is the embedding matrix (3.4); source and target always share
+            one embedding matrix.
         use_cache: whether decoding caches the keys and values of earlier steps.
-        bos_token_id, pad_token_id, eos_token_id: `<s>`, `<pad>` and `</s>`.
-        decoder_start_token_id: the token a target begins with; None for `bos_token_id`.
+        bos_token_id, pad_token_id, eos_token_id: ids of `<s>`, `<pad>` and `</s>`.
+        decoder_start_token_id: id of the first token of every target; None for `bos_token_id`.
 
     Raises:
-        huggingface_hub.errors.StrictDataclassError: a value has the wrong type, lies outside its range or does not
-            fit the others; the message names the field, the value and a fix.
+        huggingface_hub.errors.StrictDataclassError: a value has the wrong type, is out of range or inconsistent with
+            the others. The message names the field, the value and a fix.
     """
 
     model_type = "vaswani_transformer"
@@ -166,7 +166,7 @@ class VaswaniTransformerConfig(PreTrainedConfig):
 
     @property
     def embedding_scale(self) -> float:
-        """Return the factor of token embeddings: sqrt(d_model), or 1."""
+        """Return the scale of token embeddings: sqrt(d_model) or 1."""
         return self.d_model**0.5 if self.scale_embedding else 1.0
 
     @property
@@ -181,16 +181,16 @@ class VaswaniTransformerConfig(PreTrainedConfig):
 
     @property
     def target_start_token_id(self) -> int | None:
-        """Return the id of the token that every decoder input begins with."""
+        """Return the id of the first token of every target."""
         return self.decoder_start_token_id if self.decoder_start_token_id is not None else self.bos_token_id
 
     @property
     def end_token_id(self) -> int | None:
-        """Return the id of the token that ends a target, the first one of several, or None."""
+        """Return the id of the first end token, or None."""
         return next(iter(as_token_ids(self.eos_token_id)), None)
 
     def token_id(self, name: str) -> int:
-        """Return the id of a special token that has to be there, such as "pad_token_id" or "target_start_token_id".
+        """Return the id of a required special token, such as "pad_token_id" or "target_start_token_id".
 
         Raises:
             ValueError: the configuration has none, or several.
@@ -200,16 +200,16 @@ class VaswaniTransformerConfig(PreTrainedConfig):
         return value
 
     def make_generation_config(self, **settings: Any) -> GenerationConfig:
-        """Return a GenerationConfig with these settings and the special tokens of the configuration."""
+        """Return a GenerationConfig with `settings` and the special tokens of this configuration."""
         return GenerationConfig(**{name: getattr(self, name) for name in TOKEN_IDS}, **settings)
 
     def _get_generation_parameters(self) -> dict[str, Any]:
-        """Return the settings of `generate()` on this configuration, where nothing reads them."""
+        """Return the settings of `generate()` that this configuration has by mistake."""
         own = {name: getattr(self, name) for name in (*SEARCH_SETTINGS, *NAR_SETTINGS) if hasattr(self, name)}
         return super()._get_generation_parameters() | own
 
     def check_generation_settings(self, generation_config: GenerationConfig | None) -> None:
-        """Raise ValueError where a call without a generation config would ignore settings on this configuration."""
+        """Raise ValueError if `generate()` would ignore settings on this configuration."""
         if generation_config is None and (settings := self._get_generation_parameters()):
             raise ValueError(
                 f"model.config: generate() reads no settings there; got {settings}, expected none. Set them on "
@@ -217,7 +217,7 @@ class VaswaniTransformerConfig(PreTrainedConfig):
             )
 
     def validate_architecture(self) -> None:
-        """Check that the widths fit together."""
+        """Check that the widths are consistent."""
         if self.position_embedding == "sinusoidal" and self.d_model % 2:
             raise ValueError(
                 f"d_model ({self.d_model}) must be even for sinusoidal positions, which come in pairs of a sine and a "
@@ -230,7 +230,7 @@ class VaswaniTransformerConfig(PreTrainedConfig):
             )
 
     def validate_is_encoder_decoder(self) -> None:
-        """Check that nobody says otherwise: Transformers would load and decode it as another kind of model."""
+        """Check that `is_encoder_decoder` is True, which Transformers' generation reads."""
         if not self.is_encoder_decoder:
             raise ValueError(
                 f"is_encoder_decoder: a {self.model_type} has both stacks; got False, expected True. Leave it out."
@@ -240,7 +240,7 @@ class VaswaniTransformerConfig(PreTrainedConfig):
         self.check_in_vocabulary(*TOKEN_IDS)
 
     def check_in_vocabulary(self, *names: str) -> None:
-        """Raise ValueError if a token of these fields has no entry."""
+        """Raise ValueError if a token id in these fields is outside the vocabulary."""
         for name in names:
             for token_id in as_token_ids(getattr(self, name)):
                 if not 0 <= token_id < self.vocab_size:
@@ -250,10 +250,9 @@ class VaswaniTransformerConfig(PreTrainedConfig):
                     )
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
-        """Return the configuration of one stack, with that stack's number of layers as `num_hidden_layers`.
+        """Return the configuration of one stack, with its number of layers as `num_hidden_layers`.
 
-        Transformers' method serializes the complete configuration first. `generate()` calls it several times, and each
-        call takes longer than a decoder step of a small model.
+        This is faster than Transformers' method, which `generate()` calls several times.
         """
         if decoder == encoder:
             return super().get_text_config(decoder, encoder)
@@ -263,9 +262,9 @@ class VaswaniTransformerConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
-        """Build the configuration from a config.json's contents.
+        """Build the configuration from the contents of a config.json.
 
-        The installed package drops `custom_pipelines`: it has its own pipeline and needs no remote code for it.
+        `custom_pipelines` is dropped, since the installed package registers the pipeline.
         """
         if not cls.__module__.startswith(TRANSFORMERS_DYNAMIC_MODULE_NAME):
             config_dict = {name: value for name, value in config_dict.items() if name != "custom_pipelines"}
@@ -275,19 +274,18 @@ class VaswaniTransformerConfig(PreTrainedConfig):
     def from_paper(cls, name: str, **overrides: int | float | str | bool | None) -> Self:
         """Return the configuration of one of the paper's models.
 
-        The search is set on the model: `model.use_paper_decoding()` sets that of 6.1, and after it
-        `model.generation_config.update(num_beams=21, length_penalty=0.3, max_source_relative_length=300)` that of
-        parsing (6.3).
+        Beam search is set on the model. Call `model.use_paper_decoding()` for the search of 6.1. For parsing (6.3) call
+        `model.generation_config.update(num_beams=21, length_penalty=0.3, max_source_relative_length=300)` after it.
 
         Args:
             name: a row of Table 3 ("base", "big", "A-h1" ... "E"), "big-en-fr" (6.1), "parsing" or
-                "parsing-semi-supervised" (6.3; the paper prints neither the heads nor the tuned dropout: 8 heads of 128
-                and a dropout of 0.1 are this project's reading).
-            **overrides: fields to set to other values.
+                "parsing-semi-supervised" (6.3). The paper does not give the heads and dropout of the parsers; this
+                package uses 8 heads of width 128 and a dropout rate of 0.1.
+            **overrides: fields with other values.
 
         Raises:
-            ValueError: the paper has no model of that name, or the configuration no such field; the message lists the
-                names.
+            ValueError: the paper has no model of that name, or the configuration has no such field. The message lists
+                the valid names.
         """
         if name not in PAPER_SETTINGS:
             raise ValueError(f"{name!r} is not a model of the paper; choose one of {', '.join(PAPER_SETTINGS)}.")

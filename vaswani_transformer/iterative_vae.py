@@ -1,11 +1,13 @@
-"""IterativeVAE: one pass whose layers refine a latent in the vocabulary's space.
+"""IterativeVAE: a non-autoregressive decoder whose layers refine a discrete latent over the vocabulary.
 
-B batch, S source, T target, k target rows of one source row, l lengths of a length beam, N layers or real positions, n
-of them in a chunk, V vocabulary. Before each layer but the first the states predict words. A sample of their
-distribution, in training with the reference as a hint, goes back through the embedding into the states: a word with the
-gradient of a Gumbel-softmax (straight-through), or the Gumbel-softmax itself (Jang et al. 2017). It is independent at
-every position. At inference there is no hint, and the most likely word is taken, except on request. Without the hint in
-training this is layer-wise prediction (DSLP, Huang et al. 2022). Length, soft copy, layers and glancing are NAT's.
+B batch, S source, T target, k target rows per source row, l lengths of a length beam, N layers or real positions, n
+positions in a chunk, V vocabulary.
+
+Before each layer but the first, the states predict words. A sample of this distribution is embedded and added to the
+states: a word with the gradient of a Gumbel-softmax (straight-through), or the Gumbel-softmax itself (Jang et al.
+2017). Positions are independent. In training the reference shifts the distribution as a hint. At inference there is no
+hint, and by default the most likely word replaces the sample. Training without the hint is layer-wise prediction (DSLP,
+Huang et al. 2022). Length, soft copy, layers and glancing are those of NAT.
 """
 
 from collections.abc import Callable
@@ -28,8 +30,8 @@ from .nat import PositionalDecoder, VaswaniNatConfig, VaswaniNatForConditionalGe
 
 
 def gumbel_noise(scores: Tensor) -> Tensor:
-    """Return independent standard Gumbel numbers, one for each entry of `scores`."""
-    dtype = accumulation_dtype(scores.dtype)  # half precision has too few numbers below 1
+    """Return standard Gumbel noise of the shape of `scores`."""
+    dtype = accumulation_dtype(scores.dtype)  # half precision is too coarse near 1
     tiny = torch.finfo(dtype).tiny
     uniform = torch.empty_like(scores, dtype=dtype).uniform_().clamp_(min=tiny)  # faster on a CPU than exponential_
     return uniform.log_().neg_().clamp_(min=tiny).log_().neg_()
@@ -42,21 +44,21 @@ def straight_through(scores: Tensor, soft: Tensor) -> Tensor:
 
 
 class LatentTokens(NamedTuple):
-    """The results of a latent step for each of n tokens; losses and divergence are 0 where a position has no word."""
+    """Results of a latent step for n tokens; losses and divergence are 0 at positions without a word."""
 
-    losses: Tensor  # (n,), the cross-entropy of the words under the distribution that the step began with
-    kl: Tensor  # (n,), KL(q || prior) of the sample, 0 without a hint
+    losses: Tensor  # (n,), cross-entropy of the words under the step's input distribution
+    kl: Tensor  # (n,), KL(q || prior), 0 without a hint
     prior_weights: Tensor  # (n,), a
     hint_weights: Tensor  # (n,), b
 
 
 class LatentStep(nn.Module):
-    """A step from states to a latent over the vocabulary and back, with a highway around it.
+    """Latent step: map states h to a latent over the vocabulary and back, with a highway connection.
 
-    Let p = log softmax(logits). Then s = a p + b onehot(y) under a hint, a p otherwise. The latent z is the word
-    argmax(s + g), with the gradient of softmax((s + g) / tau), or if it is relaxed softmax((s + g) / tau) itself. The
-    result is LN(gate h + Dropout((1 - gate) sqrt(d_model) z E)). a and b are softplus, the gate a sigmoid, of linear
-    functions of h. `temperature` is tau.
+    With p = log softmax(logits), s = a p + b onehot(y) with a hint, and a p without. The latent z is the word
+    argmax(s + g) with the gradient of softmax((s + g) / tau), or if relaxed that softmax itself. The result is
+    LN(gate h + Dropout((1 - gate) sqrt(d_model) z E)). a and b are softplus and the gate is the sigmoid of linear
+    functions of h; tau is `temperature`.
     """
 
     def __init__(
@@ -79,22 +81,22 @@ class LatentStep(nn.Module):
         noise: Callable[[Tensor], Tensor] | None = None,
         smoothing: float = 0.0,
     ) -> tuple[Tensor, LatentTokens | None]:
-        """Return the mixed states (n, d_model), and where `words` are given the results for them.
+        """Return the new states (n, d_model), and the results for `words` if given.
 
         Args:
             states: h (n, d_model).
             logits: (n, V), the output projection of `states`.
             table: E (V, d_model), the embeddings.
-            words: y (n,), -100 where a position has neither hint nor loss.
-            has_hint: whether the latent sees `words`.
-            noise: makes g from s (n, V); None: g = 0.
-            smoothing: of the cross-entropy.
+            words: y (n,), -100 at positions without hint and loss.
+            has_hint: whether `words` are the hint.
+            noise: computes g from s (n, V); None for g = 0.
+            smoothing: label smoothing of the cross-entropy.
         """
-        logits = logits.to(accumulation_dtype(logits.dtype))  # p but for a constant, which changes no latent
+        logits = logits.to(accumulation_dtype(logits.dtype))  # p up to a constant, which does not change the latent
         prior_weight, hint_weight, gate = self.mixing(states).to(logits.dtype).split(1, dim=-1)  # (n, 1) each
         prior_weight, hint_weight = functional.softplus(prior_weight), functional.softplus(hint_weight)
         is_argmax = noise is None and not has_hint and not self.is_relaxed
-        scores = logits if is_argmax else prior_weight * logits  # (n, V), the prior's, whose weight changes no order
+        scores = logits if is_argmax else prior_weight * logits  # (n, V); argmax ignores the weight
         kl = torch.zeros_like(prior_weight)
         if has_hint and words is not None:
             seen = words.clamp(min=0)[:, None]  # (n, 1)
@@ -119,9 +121,9 @@ class LatentStep(nn.Module):
         return latents.to(table.dtype) @ table
 
     def divergence(self, prior: Tensor, words: Tensor, hint_weight: Tensor) -> Tensor:
-        """Return KL(softmax(s) || softmax(prior)) (n, 1), which needs no sum over the vocabulary.
+        """Return KL(softmax(s) || softmax(prior)) (n, 1) without a sum over the vocabulary.
 
-        The hint keeps the proportions of all words but y, so it is the divergence of two numbers: y, and any other.
+        The hint does not change the ratios of the other words, so two outcomes suffice: y, and any other word.
         """
         word = prior.gather(1, words) - prior.logsumexp(1, keepdim=True)  # (n, 1), the log-probability of y
         others = (-word.expm1()).clamp(min=torch.finfo(prior.dtype).tiny).log()  # (n, 1), of all other words
@@ -130,43 +132,40 @@ class LatentStep(nn.Module):
         return (log_q.exp() * (log_q - log_prior)).sum(1, keepdim=True)
 
     def relaxed_divergence(self, hint_weight: Tensor) -> Tensor:
-        """Return b - 1 + exp(-b) (n, 1), to which the KL divergence of the two Gumbel-softmaxes rises as V grows.
+        """Return b - 1 + exp(-b) (n, 1), the limit of the two Gumbel-softmaxes' KL divergence as V grows.
 
-        It depends neither on the prior nor on tau: the V numbers reveal b, however unlikely the word is.
+        It depends on neither the prior nor tau.
         """
         return hint_weight + torch.expm1(-hint_weight)
 
 
 @dataclass
 class LatentPass:
-    """One pass of the decoder: what its latent steps are given, and their results, step by step."""
+    """Inputs and results of the latent steps of one decoder pass."""
 
-    project: Callable[[Tensor], Tensor]  # the output projection, states (n, d_model) to logits (n, V)
-    is_real: Tensor | None = None  # (k B, T), the positions of tokens; None: all
-    labels: Tensor | None = None  # (k B, T), -100 where a position has neither hint nor loss; None: unknown
-    has_hint: bool = False  # whether the latents see the labels
-    has_noise: bool = False  # whether the latents are samples
-    smoothing: float = 0.0  # of the cross-entropy
-    tokens: list[LatentTokens] = field(default_factory=list)  # of each step; empty without labels
+    project: Callable[[Tensor], Tensor]  # output projection, states (n, d_model) to logits (n, V)
+    is_real: Tensor | None = None  # (k B, T), True at tokens; None: all
+    labels: Tensor | None = None  # (k B, T), -100 at positions without hint and loss; None: unknown
+    has_hint: bool = False  # the labels are hints
+    has_noise: bool = False  # the latents are samples
+    smoothing: float = 0.0  # label smoothing of the cross-entropy
+    tokens: list[LatentTokens] = field(default_factory=list)  # results of each step; empty without labels
     real_rows: Tensor | None = field(default=None, init=False)
 
     def apply(self, step: LatentStep, hidden_states: Tensor, table: Tensor) -> Tensor:
-        """Return the states (k B, T, d_model) after a latent step; padding keeps its states."""
+        """Apply a latent step to the states (k B, T, d_model) of all tokens except padding."""
         states = hidden_states.flatten(0, 1)  # (k B T, d_model)
         words = None if self.labels is None else self.labels.flatten().to(states.device)
-        if self.is_real is None or torch.compiler.is_compiling():  # shapes would depend on the mask
+        if self.is_real is None or torch.compiler.is_compiling():  # a graph needs fixed shapes
             return self.in_chunks(step, states, words, table).view_as(hidden_states)
-        if self.real_rows is None:  # for whose number an accelerator's host waits, once a pass
+        if self.real_rows is None:  # one synchronization per pass
             self.real_rows = self.is_real.flatten().nonzero()[:, 0]
         rows = self.real_rows.to(states.device)
         mixed = self.in_chunks(step, states[rows], None if words is None else words[rows], table)
         return states.index_copy(0, rows, mixed).view_as(hidden_states)
 
     def in_chunks(self, step: LatentStep, states: Tensor, words: Tensor | None, table: Tensor) -> Tensor:
-        """Return the states (N, d_model) after a step, in chunks that the backward pass recomputes.
-
-        So no (N, V) tensor is held.
-        """
+        """Apply a step to states (N, d_model) in chunks, recomputed in the backward pass to save memory."""
 
         def run(states: Tensor, words: Tensor | None, table: Tensor) -> tuple[Tensor, LatentTokens | None]:
             logits = self.project(states).to(states.device)  # (n, V)
@@ -192,17 +191,16 @@ latent_sample_type = checked_field(
 
 @strict
 class VaswaniIterativeVaeConfig(VaswaniNatConfig):
-    """The hyperparameters of IterativeVAE, in addition to those of `VaswaniNatConfig`; label smoothing is 0 by default.
+    """Hyperparameters of IterativeVAE, in addition to those of `VaswaniNatConfig`; `label_smoothing` defaults to 0.
 
     Args:
         latent_sample: "discrete", a word with the gradient of a Gumbel-softmax (straight-through), or "relaxed", the
-            Gumbel-softmax itself, whose divergence is that of the V real numbers that it passes on.
-        hint: whether the latents see the reference in training; otherwise there is neither noise nor divergence, and
-            training feeds what inference feeds.
+            Gumbel-softmax itself.
+        hint: whether the latents see the reference in training. Without it there is neither noise nor a KL divergence.
         kl_weights: w_2 to w_N, the weight of the KL divergence before each layer but the first; None for (N + 1 - i)^2
             before layer i.
-        gumbel_temperature: tau of the Gumbel-softmax.
-        latent_dropout: the dropout of what a latent adds to the states.
+        gumbel_temperature: tau, the temperature of the Gumbel-softmax.
+        latent_dropout: dropout rate of the embedded latents.
     """
 
     model_type = "vaswani_iterative_vae"
@@ -219,7 +217,7 @@ class VaswaniIterativeVaeConfig(VaswaniNatConfig):
     label_smoothing: float | int = unit_rate(default=0.0)
 
     def validate_kl_weights(self) -> None:
-        """Check that each layer but the first has a weight of at least 0."""
+        """Check that each layer but the first has a nonnegative weight."""
         if self.kl_weights is None:
             return
         count = self.decoder_layers - 1
@@ -249,10 +247,10 @@ class LatentDecoder(PositionalDecoder):
         self.post_init()
 
     def run_layers(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Pass `hidden_states` (k B, T, d_model) through every layer and the latent steps between.
+        """Apply all layers and latent steps to `hidden_states` (k B, T, d_model).
 
         Args:
-            latent: a `LatentPass`; None: neither hint nor noise, and the embeddings are the output projection.
+            latent: a `LatentPass`; None for no hint, no noise, and the embeddings as output projection.
         """
         rows, scale = self.config.vocab_size, self.config.embedding_scale
         table = read_table(self.embed_tokens, rows, hidden_states.device, scale)  # E (V, d_model)
@@ -266,7 +264,7 @@ class LatentDecoder(PositionalDecoder):
 
 
 class VaswaniIterativeVaeModel(VaswaniNatModel):
-    """Encoder and latent decoder over one embedding matrix, which is also the projection of its latent steps."""
+    """Encoder and latent decoder with a shared embedding matrix, which also projects in the latent steps."""
 
     config_class = VaswaniIterativeVaeConfig
     decoder_class = LatentDecoder
@@ -274,33 +272,33 @@ class VaswaniIterativeVaeModel(VaswaniNatModel):
 
 @dataclass
 class IterativeVaeLMOutput(NarLMOutput):
-    """The output of IterativeVAE; with labels also the losses of its layers and latent steps, means a target token.
+    """Output of IterativeVAE; the fields below need labels and are means over target tokens.
 
     The mean of `bound` over samples, in evaluation mode with `has_hint`, is an upper bound of -log p(y | x, m).
     """
 
-    bound: Tensor | None = None  # the cross-entropy after the last layer plus the sum of layer_kl
-    kl_loss: Tensor | None = None  # the weighted sum of layer_kl, without kl_scale; 0 without a hint
-    layer_losses: Tensor | None = None  # (N,), the cross-entropy after each layer; the last is token_loss
+    bound: Tensor | None = None  # cross-entropy after the last layer plus the sum of layer_kl
+    kl_loss: Tensor | None = None  # weighted sum of layer_kl, without kl_scale; 0 without a hint
+    layer_losses: Tensor | None = None  # (N,), cross-entropy after each layer; the last is token_loss
     layer_kl: Tensor | None = None  # (N - 1,), KL(q || prior) before each layer but the first
-    prior_weights: Tensor | None = None  # (N - 1,), a, by which a latent weighs its own distribution
-    hint_weights: Tensor | None = None  # (N - 1,), b, by which it weighs the hint
+    prior_weights: Tensor | None = None  # (N - 1,), a, the weight of the predicted distribution
+    hint_weights: Tensor | None = None  # (N - 1,), b, the weight of the hint
 
 
 class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGeneration):
-    """IterativeVAE, with `generate()` in one pass, whose `return_history` gives the words after every layer.
+    """IterativeVAE, with `generate()` in one pass; `return_history` returns the words after every layer.
 
-    In training mode the latents are samples that see the `labels`, and the `loss` is the sum of `layer_losses`,
+    In training mode the latents are samples with the `labels` as hints. The `loss` is the sum of `layer_losses`,
     `kl_scale` `kl_loss` and `length_loss_weight` `length_loss`. In evaluation mode there is neither hint nor noise, and
-    the `loss` is the plain negative log-likelihood after the last layer and the length's. Words that glancing shows
-    have neither hint nor loss in any layer.
+    the `loss` is the negative log-likelihood of words (after the last layer) and length. Words shown by glancing have
+    neither hint nor loss.
 
-    `forward` also takes `has_hint`: whether the latents are samples that see the `labels`; None: in training mode. In
-    evaluation mode it gives the `bound`, with samples of torch's generator.
+    `forward` also takes `has_hint`: whether the latents are samples with the `labels` as hints; None for in training
+    mode only. In evaluation mode `has_hint=True` computes the `bound`, with samples from torch's generator.
 
     Attributes:
-        kl_scale: kappa, the weight of the KL divergences in training. It is no part of the configuration.
-        glancing_ratio: as of NAT.
+        kl_scale: kappa, the weight of the KL divergences in training; not part of the configuration.
+        glancing_ratio: as in NAT.
     """
 
     config_class = VaswaniIterativeVaeConfig
@@ -314,7 +312,7 @@ class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGenera
         return self.config.hint
 
     def make_target(self, source: EncodedSource, **given: Any) -> Target:
-        """Return the target of `forward`, with what its latent steps get."""
+        """Return the target of `forward`, with its `LatentPass`."""
         has_hint = given["draws"].pop("has_hint")
         has_hint = self.config.hint and bool(self.training if has_hint is None else has_hint)
         target = super().make_target(source, **given)
@@ -331,12 +329,12 @@ class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGenera
     def run_decoder(
         self, source: EncodedSource, target_mask: Tensor, cache: Cache | None = None, **inputs: Any
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Return the decoder's output; by default its latents have neither hint nor noise."""
+        """Run the decoder, by default without hint and noise."""
         inputs.setdefault("latent", LatentPass(self.lm_head, target_mask.bool()))
         return super().run_decoder(source, target_mask, cache, **inputs)
 
     def losses(self, source: EncodedSource, target: Target, token_loss: Tensor) -> dict[str, Any]:
-        """Return the loss of every layer, of the KL divergences and of the length, with the fields of the output."""
+        """Return the output fields with the losses of layers, KL divergences and length."""
         losses, steps = super().losses(source, target, token_loss), target.decoder_inputs["latent"].tokens
 
         def by_step(name: str) -> Tensor:
@@ -356,7 +354,7 @@ class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGenera
         return losses
 
     def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
-        """Predict a target for each of `lengths` (l B,) in one pass; the history has the words after each layer."""
+        """Predict a target for each of `lengths` (l B,) in one pass, with the words after each layer as history."""
         target = Target(lengths, canvas(lengths))
         is_real = target.mask.bool()
         outputs = self.run_decoder(

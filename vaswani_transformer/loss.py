@@ -1,4 +1,4 @@
-"""Label-smoothed cross-entropy over the output projection, without ever holding a batch's logits (5.4).
+"""Label-smoothed cross-entropy over the output projection, computed in chunks of tokens (5.4).
 
 N target tokens, n of them in a chunk, V vocabulary.
 """
@@ -11,29 +11,27 @@ from torch.autograd.function import once_differentiable
 
 from .config import VaswaniTransformerConfig, as_token_ids
 
-CHUNK = 256  # tokens; the fastest of 64 to 2,048 on a CPU, where larger chunks exceed the cache
+CHUNK = 256  # tokens at a time on a CPU
 CACHE_ROWS = 32  # tokens whose float32 logits fit into a core's cache
-ACCELERATOR_CHUNK = 4096  # tokens; a tenth faster than 2,048 on an H200, for 0.4 GiB with 37,000 entries
+ACCELERATOR_CHUNK = 4096  # tokens at a time on an accelerator
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of sums over `dtype`: float32 for half precision."""
+    """Return the dtype for sums over `dtype`: float32 for half precision, else `dtype`."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def chunk_size(device: torch.device) -> int:
-    """Return the number of tokens whose logits are held at a time."""
+    """Return the number of tokens in a chunk."""
     return CHUNK if device.type == "cpu" else ACCELERATOR_CHUNK
 
 
 class LossWorkspace:
-    """Computes loss and gradient of n tokens at a time, in one buffer that every chunk uses.
-
-    A fresh tensor of n V numbers is slow on a CPU: the allocator returns its memory to the system each time.
+    """Loss and gradient of n tokens at a time, in one reused buffer.
 
     Args:
-        hidden: all states (N, d_model), in the dtype of the products with `projection`.
-        projection: (V, d_model), the output projection.
+        hidden: (N, d_model), all states.
+        projection: (V, d_model), the output projection, in the dtype of `hidden`.
         mean_weight: (d_model,), the mean row of the projection, in the dtype of sums.
         smoothing: eps_ls.
     """
@@ -51,7 +49,7 @@ class LossWorkspace:
     def loss_and_gradient(self, states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss (n, 1) of `targets` (n, 1) given states (n, d_model), and its gradient (n, V).
 
-        The gradient is softmax(z) - (1 - eps) onehot(y): without the eps / V term, which the caller adds.
+        The gradient is softmax(z) - (1 - eps) onehot(y); the caller subtracts eps / V.
         """
         logits = torch.mm(states, self.projection.T, out=self.logits[: states.shape[0]])  # (n, V)
         blocks = zip(logits.split(self.rows), targets.split(self.rows), strict=True)
@@ -61,10 +59,7 @@ class LossWorkspace:
         return loss, logits
 
     def logits_to_grad_(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Replace logits z (r, V) by softmax(z) - (1 - eps) onehot(y) in place; return logsumexp(z) and z_y (r, 1).
-
-        The logits of few tokens stay in a CPU's cache from one operation to the next.
-        """
+        """Replace logits z (r, V) by softmax(z) - (1 - eps) onehot(y) in place; return logsumexp(z) and z_y (r, 1)."""
         wide = logits if self.logits_fp32 is None else self.logits_fp32[: logits.shape[0]].copy_(logits)
         true_logits, largest = wide.gather(1, targets), wide.amax(1, keepdim=True)  # (r, 1)
         probs = torch.softmax(wide, 1, out=wide)  # (r, V), in place
@@ -76,21 +71,25 @@ class LossWorkspace:
 
 
 class FusedLinearCrossEntropy(torch.autograd.Function):
-    """The summed loss of `hidden @ weight.T` against `labels`, with its gradients, chunk by chunk.
+    """Summed cross-entropy of `hidden @ weight.T` against `labels`, chunk by chunk.
 
-    With q = (1 - eps) onehot(y) + eps / V and logits z the loss of a token is -sum_v q_v log softmax(z)_v, which is
-    (1 - eps) (lse(z) - z_y) + eps (lse(z) - mean(z)); its gradient with respect to z is softmax(z) - q. mean(z) is
-    h . mean(weight), so the smoothing needs no pass over the logits. The forward pass computes the gradients too, while
-    it has the probabilities; the backward pass only scales them.
+    With q = (1 - eps) onehot(y) + eps / V and logits z, the loss of a token is -sum_v q_v log softmax(z)_v =
+    (1 - eps) (lse(z) - z_y) + eps (lse(z) - mean(z)), with the gradient softmax(z) - q. Since mean(z) is
+    h . mean(weight), the smoothing needs no pass over the logits. The forward pass also computes the gradients, and the
+    backward pass scales them.
     """
 
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, is_target: Tensor | None, smoothing: float
     ) -> Tensor:
-        """Return the loss of `hidden` (N, d_model), `weight` (V, d_model) and `labels` (N,), a sum in at least float32.
+        """Return the summed loss, in at least float32.
 
-        `is_target` (N,) is False where a row does not count; None: all count.
+        Args:
+            hidden: (N, d_model).
+            weight: (V, d_model).
+            labels: (N,).
+            is_target: (N,), False at rows without a loss; None if all rows have one.
         """
         wide = accumulation_dtype(hidden.dtype)
         projection = weight.to(hidden.dtype)  # (V, d_model)
@@ -133,7 +132,7 @@ class FusedLinearCrossEntropy(torch.autograd.Function):
 
 
 def check_labels_are_ids(labels: Tensor) -> None:
-    """Raise ValueError unless labels are whole numbers of shape (B, T), with at least one position."""
+    """Raise ValueError unless labels are integers of shape (B, T) with T > 0."""
     is_whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
     if labels.dim() != 2 or labels.shape[1] == 0 or not is_whole:
         raise ValueError(
@@ -143,7 +142,7 @@ def check_labels_are_ids(labels: Tensor) -> None:
 
 
 def recount(num_items: Tensor | int | None, before: Tensor, after: Tensor) -> Tensor | int | None:
-    """Return a Trainer's count of the labels `before` for the labels `after`, more or fewer of the same batch."""
+    """Adjust a Trainer's count of the labels `before` to the labels `after` of the same batch."""
     if num_items is None:
         return None
     return num_items * (after.ne(-100).sum() / before.ne(-100).sum().clamp(min=1))
@@ -152,12 +151,12 @@ def recount(num_items: Tensor | int | None, before: Tensor, after: Tensor) -> Te
 def without_padding(
     labels: Tensor, num_items: Tensor | int | None, config: VaswaniTransformerConfig
 ) -> tuple[Tensor, Tensor | int | None]:
-    """Return `labels` (B, T) with -100 at `<pad>`, and a Trainer's count of them without it.
+    """Return `labels` (B, T) with -100 at `<pad>`, and the adjusted count of a Trainer.
 
-    A model whose `<pad>` also ends a target cannot tell the two apart: there it counts as any other token.
+    If `<pad>` is also the end token, it remains a label.
 
     Raises:
-        ValueError: the labels are no whole numbers of shape (B, T), or have no position.
+        ValueError: the labels are not integers of shape (B, T) with T > 0.
     """
     check_labels_are_ids(labels)
     pad = config.pad_token_id
@@ -173,7 +172,7 @@ def reduce_loss(loss: Tensor, labels: Tensor, num_items_in_batch: Tensor | int |
     if not isinstance(items, Tensor):
         return loss / max(items, 1)
     items = items.clamp(min=1)
-    is_host_scalar = items.dim() == 0 and items.device.type == "cpu"  # it needs no copy, for which the host waits
+    is_host_scalar = items.dim() == 0 and items.device.type == "cpu"  # needs no copy to the device
     return loss / (items if is_host_scalar else items.to(loss.device))
 
 
@@ -184,30 +183,29 @@ def projected_cross_entropy(
     smoothing: float = 0.0,
     num_items_in_batch: Tensor | int | None = None,
 ) -> Tensor:
-    """Return the cross-entropy of `labels` under softmax(hidden W^T), smoothed as in 5.4, with no (B, T, V) tensor.
+    """Return the label-smoothed cross-entropy of `labels` under softmax(hidden W^T) without a (B, T, V) tensor (5.4).
 
-    eps is shared over all V entries, the true one included, as in Szegedy et al. 2016, which the paper cites, and in
-    torch's `label_smoothing`. tensor2tensor and fairseq share it over the V - 1 other entries: their eps is ours times
-    (V - 1) / V.
+    The smoothing distributes eps over all V entries, as in Szegedy et al. 2016 and torch. tensor2tensor and fairseq
+    distribute it over the V - 1 incorrect entries, so their eps is this one times (V - 1) / V.
 
     Args:
         hidden: (..., d_model), the decoder's output.
         weight: (V, d_model), the output projection.
-        labels: (...), token ids; -100 where there is nothing to learn.
+        labels: (...), token ids, -100 at positions without a loss.
         smoothing: eps_ls.
-        num_items_in_batch: the number of target tokens to divide the sum by; None for those of `labels`.
+        num_items_in_batch: number of target tokens that divides the sum; None for that of `labels`.
 
     Returns:
-        The mean loss in nats a target token, a scalar; 0 where `labels` hold none.
+        The mean loss in nats per target token, a scalar; 0 if `labels` have no token.
     """
     device_type = hidden.device.type
     if torch.is_autocast_enabled(device_type):
         hidden = hidden.to(torch.get_autocast_dtype(device_type))
     hidden, flat_labels = hidden.flatten(0, -2), labels.flatten().to(hidden.device)
     is_target = flat_labels.ne(-100)  # (N,)
-    if torch.compiler.is_compiling():  # a graph has no shapes that depend on the labels
+    if torch.compiler.is_compiling():  # a graph needs fixed shapes
         flat_labels = flat_labels.masked_fill(~is_target, 0)
-    else:  # an accelerator's host waits here once, for the number of target tokens
+    else:  # one synchronization, for the number of target tokens
         targets = is_target.nonzero()[:, 0]
         hidden, flat_labels, is_target = hidden.index_select(0, targets), flat_labels.index_select(0, targets), None
     with torch.autocast(device_type, enabled=False):
@@ -218,11 +216,11 @@ def projected_cross_entropy(
 def cross_entropy(
     logits: Tensor, labels: Tensor, smoothing: float = 0.0, num_items_in_batch: Tensor | int | None = None
 ) -> Tensor:
-    """Return the same loss from given logits (..., V); gradients flow through them."""
+    """Return the loss of `projected_cross_entropy` from logits (..., V)."""
     logits = logits.flatten(0, -2)
     loss = nn.functional.cross_entropy(
         logits.to(accumulation_dtype(logits.dtype)),
-        labels.flatten().to(logits.device, torch.long),  # the only type that torch takes
+        labels.flatten().to(logits.device, torch.long),  # required by torch
         label_smoothing=smoothing,
         reduction="sum",
     )

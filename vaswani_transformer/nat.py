@@ -1,10 +1,10 @@
-"""NAT: every word of the target in one pass (Gu et al. 2018), and GLAT, the same model trained by glancing.
+"""NAT (Gu et al. 2018), and GLAT, the same model trained by glancing (Qian et al. 2021).
 
-B batch, S source, T target, k target rows of one source row, l lengths of a length beam, C length classes, V
-vocabulary, H heads, d_k and d_v the widths of a head, c the largest distance that differs from smaller ones; n and m
-are a sentence's real source and target tokens. The decoder's input is a soft copy of the encoder's output, and the
-length is predicted as a difference from the source's. Left out of Gu et al.: fertilities, fine-tuning with reverse KL,
-and a teacher that ranks samples; relative self-attention (Shaw et al. 2018) is added.
+B batch, S source, T target, k target rows per source row, l lengths of a length beam, C length classes, V vocabulary, H
+heads, d_k and d_v the widths of a head, c the clipping distance of relative self-attention, n source tokens, m target
+tokens. The decoder's input is a soft copy of the encoder's output, and the length is predicted as the difference m - n.
+Fertilities, fine-tuning with reverse KL and noisy parallel decoding are not implemented. Relative self-attention (Shaw
+et al. 2018) is an addition.
 """
 
 from typing import Any
@@ -38,17 +38,17 @@ from .pretrained import tensor_parallel_plan
 
 @strict
 class LengthDifferenceConfig(NarConfig):
-    """The hyperparameters of models that predict the length as a difference, beyond those of `NarConfig`.
+    """Hyperparameters of models that predict a length difference, in addition to those of `NarConfig`.
 
     Args:
-        min_length_difference, max_length_difference: the smallest and the largest m - n that has a class.
+        min_length_difference, max_length_difference: smallest and largest length difference of target and source.
     """
 
     min_length_difference: int = -20
     max_length_difference: int = 20
 
     def validate_length_differences(self) -> None:
-        """Check that there is a class for equal lengths."""
+        """Check that a length difference of 0 has a class."""
         if not self.min_length_difference <= 0 <= self.max_length_difference:
             raise ValueError(
                 f"min_length_difference ({self.min_length_difference}) and max_length_difference "
@@ -58,12 +58,11 @@ class LengthDifferenceConfig(NarConfig):
 
 @strict
 class VaswaniNatConfig(LengthDifferenceConfig):
-    """The hyperparameters of NAT and GLAT, in addition to those of `LengthDifferenceConfig`.
+    """Hyperparameters of NAT and GLAT, in addition to those of `LengthDifferenceConfig`.
 
     Args:
-        mask_diagonal: whether no position of the target attends to itself in self-attention.
-        relative_attention_clip: the largest distance that relative self-attention distinguishes; None for plain
-            self-attention.
+        mask_diagonal: whether to mask the diagonal of the decoder's self-attention.
+        relative_attention_clip: clipping distance of relative self-attention; None for plain self-attention.
     """
 
     model_type = "vaswani_nat"
@@ -73,20 +72,20 @@ class VaswaniNatConfig(LengthDifferenceConfig):
 
 
 def soft_copy(memory: Tensor, is_real: Tensor, lengths: Tensor, width: int) -> Tensor:
-    """Return the decoder's input (k B, T, d_model): row i of a target is real row floor(i n / m) of its source.
+    """Return the decoder input (k B, T, d_model), whose position i is the state of source token floor(i n / m).
 
-    Gu et al. 2018 copy embeddings so; here the encoder's output is copied. Gradient flows into `memory`.
+    Unlike in Gu et al. 2018, the encoder's output is copied instead of the embeddings.
 
     Args:
         memory: (B, S, d_model), the encoder's output.
-        is_real: (B, S), which of its rows are tokens, with padding anywhere.
+        is_real: (B, S), True at tokens; padding may be anywhere.
         lengths: (k B,), m of each target row; row i belongs to source i // k.
-        width: T; beyond m a row repeats the source's last token.
+        width: T; positions beyond m repeat the last source token.
     """
     counts = is_real.sum(1)  # (B,), n
     size = memory.shape[1]
-    keys = is_real.long() * size - torch.arange(size, device=memory.device)  # (B, S), all different: ONNX sorts no ties
-    order = keys.argsort(dim=1, descending=True)  # (B, S): indices of real rows, in order
+    keys = is_real.long() * size - torch.arange(size, device=memory.device)  # (B, S), distinct: ONNX has no stable sort
+    order = keys.argsort(dim=1, descending=True)  # (B, S), indices of tokens first, in order
     by_source = lengths.clamp(min=1).view(memory.shape[0], -1, 1)  # (B, k, 1)
     ranks = torch.arange(width, device=memory.device) * counts[:, None, None] // by_source  # (B, k, T)
     ranks = torch.minimum(ranks, counts[:, None, None] - 1).flatten(1)  # (B, k T)
@@ -95,25 +94,25 @@ def soft_copy(memory: Tensor, is_real: Tensor, lengths: Tensor, width: int) -> T
 
 
 class LengthDifference(nn.Module):
-    """Predicts m - n from the maximum over the encoder's real rows, by one linear layer over C classes."""
+    """Linear classifier of the length difference over C classes, on max-pooled encoder states."""
 
     def __init__(self, d_model: int, num_classes: int) -> None:
         super().__init__()
         self.proj = nn.Linear(d_model, num_classes)
 
     def forward(self, memory: Tensor, is_real: Tensor) -> Tensor:
-        """Return the logits (B, C) of the differences for `memory` (B, S, d_model)."""
+        """Return the logits (B, C) for `memory` (B, S, d_model)."""
         lowest = torch.finfo(memory.dtype).min
         return self.proj(memory.masked_fill(~is_real.unsqueeze(-1), lowest).amax(1))  # (B, C)
 
 
 class RelativeSelfAttention(SelfAttention):
-    """Equations (3) and (4) of Shaw et al. 2018, with r = clip(j - i, -c, c) + c.
+    """Relative self-attention, equations (3) and (4) of Shaw et al. 2018.
 
-    score_ij = q_i . (k_j + R^K_r) / sqrt(d_k) and out_i = sum_j a_ij (v_j + R^V_r). The tables R^K (2c + 1, d_k) and
-    R^V (2c + 1, d_v) are shared by the heads, and each layer has its own. No (T, T, d_k) tensor is made: q R^K^T is
-    gathered at r, and the weights are summed by r before they meet R^V. This needs the weights, so it is computed here
-    for every attention implementation. `clip` is c.
+    With r = clip(j - i, -c, c) + c, score_ij = q_i . (k_j + R^K_r) / sqrt(d_k) and out_i = sum_j a_ij (v_j + R^V_r).
+    The heads of a layer share the tables R^K (2c + 1, d_k) and R^V (2c + 1, d_v). To avoid a (T, T, d_k) tensor,
+    q R^K^T is gathered at r, and the weights are summed by r. Every attention implementation uses this code. `clip` is
+    c.
     """
 
     def __init__(self, config: VaswaniTransformerConfig, layer_idx: int, clip: int) -> None:
@@ -125,10 +124,7 @@ class RelativeSelfAttention(SelfAttention):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: object
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output (B, T, H, d_v) and the weights (B, H, T, T); shapes as in `scaled_dot_product_attention`.
-
-        The mask is boolean (True: attends) or added to the scores.
-        """
+        """Return the output (B, T, H, d_v) and the weights (B, H, T, T); the mask is boolean or additive."""
         keys, values = (
             read_table(table, 2 * self.clip + 1, query.device) for table in (self.relative_keys, self.relative_values)
         )
@@ -150,20 +146,19 @@ class RelativeSelfAttention(SelfAttention):
 
 
 class PositionalAttention(MultiHeadAttention):
-    """Attention whose queries and keys are the positions, and whose values are the states (Gu et al. 2018, 3.2).
+    """Attention with positions as queries and keys, and states as values (Gu et al. 2018, 3.2).
 
-    Queries and keys do not depend on the sentence: they are computed for one row. It is no `SelfAttention`, or its
-    weights would be recorded among those.
+    It is not a subclass of `SelfAttention`, so that its weights are not among the recorded self-attentions.
     """
 
     def keys(self, hidden_states: Tensor, positions: Tensor) -> Tensor:
-        """Return what the keys are projected from, (1 or B, T, d_model)."""
+        """Return the input (1 or B, T, d_model) of the key projection."""
         return positions
 
     def forward(
         self, hidden_states: Tensor, positions: Tensor, attention_mask: Tensor | None = None, **kwargs: object
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output (B, T, d_model) for `hidden_states` and PE (1, T, d_model), and the weights if any."""
+        """Return the output (B, T, d_model) for `positions` (1, T, d_model), and the weights if any."""
         rows = (hidden_states.shape[0], -1, -1, -1)
         query = self.split_heads(self.q_proj(positions), self.head_dim).expand(rows)  # (B, H, T, d_k)
         key = self.split_heads(self.k_proj(self.keys(hidden_states, positions)), self.head_dim).expand(rows)
@@ -173,10 +168,7 @@ class PositionalAttention(MultiHeadAttention):
 
 
 class PositionalDecoderLayer(NarDecoderLayer):
-    """Self-attention, positional attention, cross-attention, feed-forward network (Gu et al. 2018, Figure 2).
-
-    Self-attention is relative where the configuration has a `relative_attention_clip`.
-    """
+    """Self-attention, positional attention, cross-attention and feed-forward network (Gu et al. 2018, Figure 2)."""
 
     def __init__(self, config: VaswaniNatConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
@@ -190,7 +182,7 @@ class PositionalDecoderLayer(NarDecoderLayer):
     ) -> Tensor:
         """Apply self-attention and positional attention to states (k B, T, d_model).
 
-        `attention_mask` is that of positional attention. What `positional_inputs` returns is given in addition.
+        `attention_mask` applies to positional attention; `kwargs` include the result of `positional_inputs`.
         """
         positions, self_attention_mask = kwargs.pop("positions"), kwargs.pop("self_attention_mask")
         hidden_states = super().attend_to_target(hidden_states, self_attention_mask, past_key_values, **kwargs)
@@ -199,7 +191,7 @@ class PositionalDecoderLayer(NarDecoderLayer):
 
 
 class PositionalDecoder(NarDecoder):
-    """A non-autoregressive decoder with positional attention, in whose self-attention no position attends to itself."""
+    """Non-autoregressive decoder with positional attention and a self-attention with masked diagonal."""
 
     layer_class = PositionalDecoderLayer
     _no_split_modules = ["PositionalDecoderLayer"]
@@ -208,20 +200,16 @@ class PositionalDecoder(NarDecoder):
     _supports_flex_attn = False
 
     def run_layers(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Pass `hidden_states` (k B, T, d_model) through every layer, with the positions and the diagonal mask."""
+        """Run all layers on `hidden_states` (k B, T, d_model), with positions and the diagonal mask."""
         return super().run_layers(hidden_states, *args, **kwargs, **self.positional_inputs(hidden_states, args[0]))
 
     def positional_inputs(self, hidden_states: Tensor, mask: Tensor | None) -> dict[str, Tensor | None]:
-        """Return what every layer gets in addition: the positions (1, T, d_model), and self-attention's mask."""
+        """Return the additional inputs of every layer: positions (1, T, d_model) and the self-attention mask."""
         self_attention_mask = self.without_diagonal(mask, hidden_states) if self.config.mask_diagonal else mask
         return {"positions": self.position_encodings(hidden_states), "self_attention_mask": self_attention_mask}
 
     def without_diagonal(self, mask: Tensor | None, hidden_states: Tensor) -> Tensor:
-        """Return a mask (k B or 1, 1, T, T) under which no position attends to itself, of the form of `mask`.
-
-        A target of a single token keeps its diagonal, because otherwise that token had no key. Made by hand: a mask
-        function of Transformers takes a quarter of a small model's pass.
-        """
+        """Return `mask` with a masked diagonal (k B or 1, 1, T, T); targets of one token keep theirs."""
         length = hidden_states.shape[1]
         other_positions = ~torch.eye(length, dtype=torch.bool, device=hidden_states.device)  # (T, T)
         if mask is None:
@@ -235,7 +223,7 @@ class PositionalDecoder(NarDecoder):
 
 
 class VaswaniNatModel(EncoderDecoder):
-    """Encoder and positional decoder over one embedding matrix, without the prediction of length and of tokens."""
+    """Encoder and positional decoder with a shared embedding matrix, without predictions of length and tokens."""
 
     config_class = VaswaniNatConfig
     decoder_class = PositionalDecoder
@@ -244,7 +232,7 @@ class VaswaniNatModel(EncoderDecoder):
 
 
 class LengthDifferenceHead(NarHead):
-    """A head whose length is a difference from the source's, and whose decoder begins with a copy of the source."""
+    """Head that predicts a length difference and starts its decoder with a soft copy of the source."""
 
     config_class = LengthDifferenceConfig
     _supports_flash_attn = False
@@ -267,7 +255,7 @@ class LengthDifferenceHead(NarHead):
         return self.config.max_length_difference - self.config.min_length_difference + 1
 
     def read_source(self, states: Tensor, attention_mask: Tensor | None) -> EncodedSource:
-        """Return the encoder's output (B, S, d_model) with the logits of the length's difference."""
+        """Return the encoder's output (B, S, d_model) with the logits of the length difference."""
         is_real = real_tokens(attention_mask, states)
         logits = self.length_difference(states, is_real)  # (B, C)
         first_length = is_real.sum(1) + self.config.min_length_difference
@@ -294,19 +282,19 @@ class LengthDifferenceHead(NarHead):
         return target
 
     def embed_target(self, source: EncodedSource, target: Target, **draws: Any) -> Tensor:
-        """Return what the decoder begins with (k B, T, d_model): the soft copy of the source."""
+        """Return the decoder input (k B, T, d_model), the soft copy of the source."""
         return soft_copy(source.memory, source.is_real, target.lengths, target.mask.shape[1])
 
 
 class VaswaniNatForConditionalGeneration(LengthDifferenceHead):
-    """NAT, with `generate()` in one pass. `glancing_ratio` above 0 makes `forward` train it as GLAT.
+    """NAT, with `generate()` in one pass. A `glancing_ratio` above 0 trains it as GLAT (Qian et al. 2021).
 
-    `forward` also takes `glancing_draws` (k B, T), uniform on [0, 1), by which glancing chooses the positions to show;
-    None: drawn from torch's generator.
+    `forward` also takes `glancing_draws` (k B, T), uniform on [0, 1), that determine the words shown by glancing. If
+    None, they are drawn from torch's generator.
 
     Attributes:
-        glancing_ratio: rho, the share of the first pass's mistakes that is shown, 0 to 1. It is no part of the
-            configuration: a trainer sets it at each step (Qian et al. 2021 go from 0.5 to 0.3).
+        glancing_ratio: rho, the number of words shown per mistake of the first pass, 0 to 1. It is not part of the
+            configuration; a trainer sets it at each step. Qian et al. decrease it from 0.5 to 0.3.
     """
 
     config_class = VaswaniNatConfig
@@ -315,7 +303,7 @@ class VaswaniNatForConditionalGeneration(LengthDifferenceHead):
     glancing_ratio: float = 0.0
 
     def embed_target(self, source: EncodedSource, target: Target, **draws: Any) -> Tensor:
-        """Return the soft copy (k B, T, d_model); GLAT shows some words of the reference in it, which have no loss."""
+        """Return the soft copy (k B, T, d_model), with the reference words that GLAT shows; these have no loss."""
         inputs_embeds, labels = super().embed_target(source, target), target.labels
         if labels is None or not self.training or self.glancing_ratio == 0:
             return inputs_embeds
@@ -328,9 +316,9 @@ class VaswaniNatForConditionalGeneration(LengthDifferenceHead):
     def glance(
         self, source: EncodedSource, inputs_embeds: Tensor, labels: Tensor, glancing_draws: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the positions (k B, T) whose reference word GLAT shows, and the first pass's accuracy.
+        """Return the positions (k B, T) of the reference words to show, and the accuracy of the first pass.
 
-        With c mistakes in the first pass these are floor(rho c) of all real positions, not only of the mistakes.
+        After c mistakes in the first pass, floor(rho c) positions are chosen among all tokens.
         """
         is_real = labels.ne(-100)  # (k B, T)
         states = self.run_decoder(source, is_real.long(), inputs_embeds=inputs_embeds)[0]  # (k B, T, d_model)

@@ -1,7 +1,7 @@
-"""The paper's beam search (6.1; Wu et al. 2016, section 7), and greedy search, over any decoder.
+"""The paper's beam search (6.1; Wu et al. 2016, section 7) and greedy search, with any decoder.
 
-B sources, A of them active (their results can still change), k beams of a source, C candidates of a source, T tokens of
-a beam so far, V vocabulary. Rows of one source are side by side: row i belongs to source i // k.
+B sources, A active sources (whose results can still change), k beams and C candidates per source, T tokens so far, V
+vocabulary. Rows of a source are consecutive: row i belongs to source i // k.
 """
 
 import functools
@@ -14,44 +14,44 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 LENGTH_PENALTY_TYPES = ("power", "gnmt")
-NOT_FINISHED = -1e9  # the score of a place that no hypothesis has taken yet
-TOPK_GROUP = 16  # tokens; a power of two that keeps both steps of the choice of candidates short
+NOT_FINISHED = -1e9  # score of an empty slot
+TOPK_GROUP = 16  # tokens in a group of `top_continuations`; a power of two
 
 
 class Decoder(Protocol):
-    """The three calls that a search makes to a model.
+    """Interface between a search and a model.
 
-    A decoder with a true attribute `gives_logits_away` keeps no logits, and a search writes over them.
+    If a decoder has a true attribute `gives_logits_away`, the search may overwrite its logits.
     """
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Return the logits (k A, V) of the token after `tokens` (k A, T), which grow by one from call to call."""
+        """Return the logits (k A, V) of the token after `tokens` (k A, T); T grows by one with each call."""
 
     def reorder(self, beams: Tensor) -> None:
-        """Continue row i from what row `beams[i]` of the same source has been so far; `beams` (k A,)."""
+        """Replace the state of row i by that of row `beams[i]` of the same source; `beams` (k A,)."""
 
     def keep(self, sources: Tensor) -> None:
-        """Decode only these sources from now on, by their index among those decoded so far, in rising order."""
+        """Drop all other sources; `sources` are indices into the current ones, in ascending order."""
 
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """The settings of a search.
+    """Settings of a search.
 
     Attributes:
-        limits: (B,) the number of new tokens that each target may have.
-        end_tokens: (E,) token ids that end a target; none: empty.
-        pad_token: fills a target after its end.
-        num_beams, num_returned: k and n, the number of hypotheses of a source that the caller requests.
-        candidates: C, the continuations of a source that are examined in a step.
-        alpha: the exponent of the length penalty.
+        limits: (B,), largest number of new tokens of each target.
+        end_tokens: (E,), ids of the end tokens; may be empty.
+        pad_token: id of the padding after the end.
+        num_beams, num_returned: k, and n, the number of hypotheses to return per source.
+        candidates: C, the number of continuations per source considered in a step.
+        alpha: exponent of the length penalty.
         length_penalty_type: "gnmt" or "power", see `length_penalty`.
-        early_stopping: True: a source ends with its k-th hypothesis; False or "never": by `score_bound`.
-        do_sample: draw candidates instead of taking the likeliest.
-        process: changes next-token scores (k B, V), given the tokens (k B, T); None: nothing does.
-        keep: makes `process` take only these sources from now on, as `Decoder.keep`; None: it takes all of them.
-        ends: whether rows of tokens (R, T) have ended for another reason than limits and end tokens; None: none has.
-        compacts: whether finished sources are dropped from the decoder's batch.
+        early_stopping: True to stop a source at its k-th hypothesis; False or "never" to stop by `score_bound`.
+        do_sample: whether to sample candidates instead of taking the most likely.
+        process: maps tokens (k B, T) and next-token scores (k B, V) to new scores; or None.
+        keep: restricts `process` to these sources, as `Decoder.keep`; None if it always gets all of them.
+        ends: returns whether rows of tokens (R, T) end for another reason than limits and end tokens; or None.
+        compacts: whether to drop finished sources from the decoder's batch.
     """
 
     limits: Tensor
@@ -71,38 +71,38 @@ class SearchSettings:
 
     @functools.cached_property
     def shortest(self) -> int:
-        """The number of new tokens below which no limit is met."""
+        """Smallest of the limits."""
         return int(self.limits.min())
 
     @property
     def is_plain(self) -> bool:
-        """True if nothing changes the scores, and the likeliest tokens are taken."""
+        """True for the most likely tokens by unmodified scores."""
         return self.process is None and not self.do_sample
 
     @property
     def reads_all_rows(self) -> bool:
-        """True if something reads the rows of all sources by number or draws a random number for each."""
+        """True if processors, criteria or sampling need the rows of all sources."""
         return not self.is_plain and self.keep is None
 
     def is_last(self, tokens: Tensor, limits: Tensor, new_tokens: int) -> Tensor:
-        """Return whether each of `tokens`, the newest ones, is an end token or the last within its limit."""
+        """Return whether each of the new `tokens` is an end token or reaches its limit."""
         is_end = tokens == self.end_tokens if self.end_tokens.numel() == 1 else torch.isin(tokens, self.end_tokens)
         return is_end | (limits <= new_tokens) if new_tokens >= self.shortest else is_end
 
 
 @dataclass
 class SearchState:
-    """The state of a beam search between its steps.
+    """State of a beam search between steps.
 
     Attributes:
-        beams: (2, k A, T) the open beams' tokens, and for each new token the row among k B whose beam it continued.
-        scores: (A, k) log P of the open beams, in falling order.
-        active: (A,) the sources still in the batch, by number.
-        is_active: (A,) whether a source's result can still change; all are once finished ones are dropped.
-        limits: (A, 1) the new tokens that a target of each source may have.
-        hypotheses: (2, B, k, up to T) finished targets like `beams`, the best first; -1 after their end.
-        hypothesis_scores: (B, k) their log P / lp, or `NOT_FINISHED`.
-        has_hypotheses: whether there is one at all.
+        beams: (2, k A, T), tokens of the open beams, and for each new token the row (of k B) that it continued.
+        scores: (A, k), log P of the open beams, in descending order.
+        active: (A,), indices of the sources in the batch.
+        is_active: (A,), whether the result of a source can still change.
+        limits: (A, 1), largest number of new tokens of each source's targets.
+        hypotheses: (2, B, k, up to T), finished targets in the format of `beams`, best first; -1 after the end.
+        hypothesis_scores: (B, k), their log P / lp, or `NOT_FINISHED`.
+        has_hypotheses: whether any target is finished.
     """
 
     beams: Tensor
@@ -116,7 +116,7 @@ class SearchState:
 
     @classmethod
     def start(cls, prompt: Tensor, settings: SearchSettings) -> "SearchState":
-        """Begin with k equal beams (k B, T), of which all but the first of a source score too low to be continued."""
+        """Return the initial state for k equal rows per source (k B, T); only the first of them is continued."""
         k, device = settings.num_beams, prompt.device
         num_sources = len(prompt) // k
         scores = torch.zeros(num_sources, k, dtype=torch.float32, device=device)
@@ -134,15 +134,15 @@ class SearchState:
 
 
 def length_penalty(length: Tensor | int, alpha: float, length_penalty_type: str = "gnmt") -> Tensor | float:
-    """Return what log P(Y | X) is divided by: lp(Y) = ((5 + |Y|) / 6)^alpha (6.1), or |Y|^alpha under "power"."""
+    """Return the divisor of log P(Y | X): lp(Y) = ((5 + |Y|) / 6)^alpha for "gnmt" (6.1), |Y|^alpha for "power"."""
     return ((5 + length) / 6) ** alpha if length_penalty_type == "gnmt" else length**alpha
 
 
 def score_bound(state: SearchState, new_tokens: int, settings: SearchSettings) -> Tensor:
-    """Return the best score (A, 1) that an open beam of each source can still reach.
+    """Return an upper bound (A, 1) of the scores that the open beams of each source can reach.
 
-    log P only falls. Under "gnmt" the length that divides it best is the source's limit, or the next one where alpha is
-    not positive. Under "power" it is the present one as Transformers estimates it, unless `early_stopping` is "never".
+    log P can only decrease. Under "gnmt" the bound uses the length limit, or the next length if alpha is not positive.
+    Under "power" it uses the current length, as Transformers does, unless `early_stopping` is "never".
     """
     alpha, is_gnmt = settings.alpha, settings.length_penalty_type == "gnmt"
     length: Tensor | int = new_tokens + 1 if is_gnmt else new_tokens
@@ -152,7 +152,7 @@ def score_bound(state: SearchState, new_tokens: int, settings: SearchSettings) -
 
 
 def can_improve(state: SearchState, new_tokens: int, settings: SearchSettings) -> Tensor:
-    """Return whether an open beam of each source can still enter its n best (A,); under "power": its k best."""
+    """Return whether an open beam of each source can still enter its n best (A,), or its k best under "power"."""
     scores = state.hypothesis_scores[state.active]  # (A, k)
     last = settings.num_returned if settings.length_penalty_type == "gnmt" else settings.num_beams
     improves = score_bound(state, new_tokens, settings)[:, 0] > scores[:, last - 1]
@@ -162,22 +162,22 @@ def can_improve(state: SearchState, new_tokens: int, settings: SearchSettings) -
 def next_log_probs(decoder: Decoder, tokens: Tensor) -> Tensor:
     """Return log P (k A, V) of each token that may follow `tokens` (k A, T)."""
     logits = decoder.step(tokens)
-    memory = logits if getattr(decoder, "gives_logits_away", False) else None  # new memory is slow to get
+    memory = logits if getattr(decoder, "gives_logits_away", False) else None  # avoids an allocation
     return torch.log_softmax(logits, 1, dtype=torch.float32, out=memory)
 
 
 def top_continuations(log_probs: Tensor, scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the `count` likeliest continuations of each source's beams by one token.
+    """Return the `count` most likely continuations of each source's beams by one token.
 
-    A likely token is in a group whose maximum is large. So only the `count` best groups, of sixteen tokens of one beam
-    each, are searched. That is several times as fast as `topk` over a vocabulary.
+    The result lies in the `count` groups of `TOPK_GROUP` tokens with the largest maxima. Searching only these is faster
+    than `topk` over the vocabulary.
 
     Args:
-        log_probs: (k A, V) of the next token of each beam.
-        scores: (A, k) log P of the beams so far.
+        log_probs: (k A, V), log-probabilities of the next token of each beam.
+        scores: (A, k), log P of the beams so far.
 
     Returns:
-        log P (A, `count`) with the next token, in falling order, and the index of each among a source's k V.
+        log P (A, `count`) including the next token, in descending order, and indices into each source's k V.
     """
     (sources, k), vocabulary = scores.shape, log_probs.shape[1]
     groups = vocabulary // TOPK_GROUP
@@ -192,12 +192,12 @@ def top_continuations(log_probs: Tensor, scores: Tensor, count: int) -> tuple[Te
 
 
 def members_of_groups(best: Tensor, k: int, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Return the members of the groups `best` (A, C), and all in no group, by index among a source's k V; their beams.
+    """Return the indices, into a source's k V, of the members of groups `best` (A, C) and of the ungrouped tokens.
 
-    A beam has G = V // 16 groups, and its group g the tokens g, g + G, g + 2 G and so on. The groups of all beams are
-    numbered in a row. With groups of two tokens, k = 2 and V = 7, for example, G = 3, and beam 1 begins at index 7. So
-    group 4 is group 1 of beam 1: its first member has index 1 * 7 + 1 = 8, which is 4 + 1 * (7 - 3), and its second
-    8 + 3 = 11. In no group are token 6 of either beam, 6 and 13.
+    Also return the beam of each index. A beam has G = V // 16 groups; its group g consists of the tokens g, g + G,
+    g + 2 G and so on. Groups of all beams are numbered consecutively. Example with groups of two tokens, k = 2 and
+    V = 7: G = 3, and group 4 is group 1 of beam 1, with the members 7 + 1 = 8 and 8 + 3 = 11. The last token of each
+    beam, 6 and 13, is ungrouped.
     """
     groups = vocabulary // TOPK_GROUP
     offsets, rest, beams_of_rest = group_offsets(k, groups, vocabulary, best.device)
@@ -212,7 +212,7 @@ def members_of_groups(best: Tensor, k: int, vocabulary: int) -> tuple[Tensor, Te
 
 @functools.lru_cache(maxsize=8)
 def group_offsets(k: int, groups: int, vocabulary: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the distances of a group's members from its first (16,), the indices in no group, and their beams."""
+    """Return the offsets of a group's members (16,), the indices of the ungrouped tokens, and their beams."""
     with torch.inference_mode(False):
         offsets = torch.arange(0, groups * TOPK_GROUP, groups, device=device)
         remainder = torch.arange(k * vocabulary, device=device).view(k, -1)[:, groups * TOPK_GROUP :].flatten()
@@ -229,7 +229,7 @@ def first_rows(sources: int, k: int, device: torch.device) -> Tensor:
 def select_continuations(
     log_probs: Tensor, state: SearchState, settings: SearchSettings
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the candidates of each source (A, C): log P, the rows (of k A) that they continue, and their tokens."""
+    """Return the candidates of each source (A, C): log P, rows (of k A) that they continue, and tokens."""
     k, vocabulary = settings.num_beams, log_probs.shape[1]
     if settings.process is not None:
         log_probs = settings.process(state.beams[0], log_probs)
@@ -247,7 +247,7 @@ def select_continuations(
 
 
 def extend(state: SearchState, rows: Tensor, tokens: Tensor) -> Tensor:
-    """Return the open beams (2, R, T + 1) of `rows` (R,) of k A with their next `tokens` (R,)."""
+    """Return the beams (2, R, T + 1) of `rows` (R,), extended by `tokens` (R,)."""
     parents = rows
     if state.active.shape[0] != state.hypotheses.shape[1]:
         k = state.scores.shape[1]
@@ -258,7 +258,7 @@ def extend(state: SearchState, rows: Tensor, tokens: Tensor) -> Tensor:
 def ended(state: SearchState, rows: Tensor, tokens: Tensor, new_tokens: int, settings: SearchSettings) -> Tensor:
     """Return whether each candidate (A, C) ends its target."""
     is_end = settings.is_last(tokens, state.limits, new_tokens)
-    if settings.ends is not None:  # it sees candidates of all B sources, dropped ones as zeros
+    if settings.ends is not None:  # gets candidates of all B sources, zeros for dropped ones
         sequences = extend(state, rows.flatten(), tokens.flatten())[0].unflatten(0, rows.shape)  # (A, C, T + 1)
         everyone = sequences.new_zeros(state.hypotheses.shape[1], *sequences.shape[1:])
         everyone[state.active] = sequences
@@ -267,9 +267,9 @@ def ended(state: SearchState, rows: Tensor, tokens: Tensor, new_tokens: int, set
 
 
 def add_hypotheses(state: SearchState, scores: Tensor, rows: Tensor, tokens: Tensor, is_end: Tensor) -> None:
-    """Merge those of the k best candidates of each active source that end (A, k) into its k best hypotheses."""
+    """Merge the ended candidates among the k best (A, k) of each active source into its hypotheses."""
     is_end = is_end & state.is_active[:, None]
-    having = is_end.any(1).nonzero()[:, 0]  # (S,) the sources that have one
+    having = is_end.any(1).nonzero()[:, 0]  # (S,), sources with an ended candidate
     if not len(having):
         return
     state.has_hypotheses = True
@@ -284,7 +284,7 @@ def add_hypotheses(state: SearchState, scores: Tensor, rows: Tensor, tokens: Ten
 
 
 def drop_finished(state: SearchState, decoder: Decoder, settings: SearchSettings) -> None:
-    """Take sources that are no longer active out of the batch (compaction)."""
+    """Remove finished sources from the batch."""
     kept = state.is_active.nonzero()[:, 0]
     decoder.keep(kept)
     if settings.keep is not None:
@@ -296,12 +296,12 @@ def drop_finished(state: SearchState, decoder: Decoder, settings: SearchSettings
 
 @dataclass(frozen=True)
 class Hypotheses:
-    """The n hypotheses of each source that a beam search found.
+    """Result of a beam search: n hypotheses per source.
 
     Attributes:
-        tokens: (n B, T), prompts included, padded after their end.
-        scores: (n B,) log P / lp.
-        beam_indices: (n B, new tokens) the row among k B that each token continued; -1 after the end.
+        tokens: (n B, T), including the prompts, padded after the end.
+        scores: (n B,), log P / lp.
+        beam_indices: (n B, new tokens), the row (of k B) that each token continued; -1 after the end.
     """
 
     tokens: Tensor
@@ -310,7 +310,7 @@ class Hypotheses:
 
 
 def beam_search(decoder: Decoder, prompt: Tensor, settings: SearchSettings) -> Hypotheses:
-    """Search the n best targets of each source, which begin with `prompt` (k B, T), k equal rows a source."""
+    """Search the n best targets of each source that begin with `prompt` (k B, T), k equal rows per source."""
     state, k, new_tokens = SearchState.start(prompt, settings), settings.num_beams, 0
     while True:
         new_tokens += 1
@@ -321,7 +321,7 @@ def beam_search(decoder: Decoder, prompt: Tensor, settings: SearchSettings) -> H
             scores = log_probs[:, :k] / length_penalty(new_tokens, settings.alpha, settings.length_penalty_type)
             add_hypotheses(state, scores, rows[:, :k], tokens[:, :k], is_end[:, :k])
             state.is_active &= ~is_end.all(1)
-        if has_ends or settings.do_sample:  # else the k best of the C candidates are simply the first
+        if has_ends or settings.do_sample:  # else the first k candidates are the best
             log_probs, order = (log_probs + is_end * NOT_FINISHED).topk(k, dim=1)
             rows, tokens = rows.gather(1, order), tokens.gather(1, order)
         rows = rows[:, :k].flatten()
@@ -349,13 +349,13 @@ def best_hypotheses(state: SearchState, prompt_length: int, settings: SearchSett
 
 
 def next_tokens(logits: Tensor, rows: Tensor, tokens: Tensor, settings: SearchSettings) -> Tensor:
-    """Return the next token (R,) of every row of `tokens` (R, T), given the logits of those `rows` that are decoded."""
+    """Return the next token (R,) of every row of `tokens` (R, T), given the logits of the decoded `rows`."""
     values = logits if settings.is_plain else logits.float()
     if not settings.reads_all_rows:
         if settings.process is not None:
             values = settings.process(tokens[rows], values)
         values = values.argmax(-1)
-    if rows.shape[0] < tokens.shape[0]:  # others have zeros
+    if rows.shape[0] < tokens.shape[0]:  # zeros for the others
         values = values.new_zeros(len(tokens), *values.shape[1:]).index_copy_(0, rows, values)
     if not settings.reads_all_rows:
         return values
@@ -364,12 +364,12 @@ def next_tokens(logits: Tensor, rows: Tensor, tokens: Tensor, settings: SearchSe
 
 
 def greedy_search(decoder: Decoder, prompt: Tensor, settings: SearchSettings) -> Tensor:
-    """Return the targets (n B, T) that begin with `prompt` (n B, T), padded after their end.
+    """Return the greedy or sampled targets (n B, T) that begin with `prompt` (n B, T), padded after the end.
 
-    The next token is the likeliest, or drawn. Without end tokens rows continue after their limits, as in Transformers.
+    Without end tokens, rows continue after their limits, as in Transformers.
     """
     tokens, new_tokens = prompt, 0
-    active = torch.arange(len(prompt), device=prompt.device).view(len(settings.limits), -1)  # (B, n) rows to decode
+    active = torch.arange(len(prompt), device=prompt.device).view(len(settings.limits), -1)  # (B, n), rows to decode
     limits = settings.limits.repeat_interleave(active.shape[1], output_size=len(prompt))  # (n B,)
     is_over, rows = torch.zeros_like(limits, dtype=torch.bool), active.flatten()
     while True:
@@ -387,7 +387,7 @@ def greedy_search(decoder: Decoder, prompt: Tensor, settings: SearchSettings) ->
         is_over = is_over | is_end
         if bool(is_over.all()):
             return tokens
-        kept = (~is_over[active].all(1)).nonzero()[:, 0]  # of the sources that are decoded
+        kept = (~is_over[active].all(1)).nonzero()[:, 0]
         if len(kept) < len(active) and settings.compacts and len(settings.end_tokens):
             decoder.keep(kept)
             if settings.keep is not None:

@@ -1,4 +1,4 @@
-"""The subword vocabulary that source and target share (5.1)."""
+"""Subword tokenizer with a vocabulary that source and target share (5.1)."""
 
 import copy
 import functools
@@ -13,24 +13,24 @@ from transformers import PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>"}  # 0, 1, 2
 MAX_ALPHABET = 1000
-WORD_START = "\u2581"  # "\u2581" before each word of word pieces
-LITERAL = WORD_START + "\u2582"  # the same character of a text
+WORD_START = "\u2581"  # before each word in word pieces
+LITERAL = WORD_START + "\u2582"  # that character inside a text
 LOADING_KEYS = ("auto_map", "is_local", "local_files_only")
-"""Settings that say where a tokenizer was loaded from; they are not saved."""
+"""Settings of loading, which are not saved."""
 
 ALL_WORDS_KEY = "holds_all_words"
-"""In tokenizer_config.json: True where every word of the texts that vocabulary and model learned from is an entry."""
+"""Setting in tokenizer_config.json: whether the vocabulary contains every word of the training texts."""
 PASSING_KEY = "passing_pieces"
-"""In tokenizer_config.json: the first id, and that after the last, of pieces that merges make and the vocabulary lacks.
+"""Setting in tokenizer_config.json: half-open range of ids of intermediate merges that the vocabulary lacks.
 
-Later merges consume most of them; one that remains in a text is `<unk>`.
+Such a piece becomes `<unk>` if no later merge consumes it.
 """
-UNKNOWN_TOKEN = {"unk_token": "<unk>"}  # 3, where the vocabulary cannot spell every text
+UNKNOWN_TOKEN = {"unk_token": "<unk>"}  # 3, for vocabularies that cannot encode every text
 CONTROL_TOKENS = ("bos_token", "pad_token", "eos_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 
 def train_byte_pair_encoding(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Learn byte-level byte-pair encoding, which encodes any text without loss (English-German in the paper)."""
+    """Learn a lossless byte-level byte-pair encoding (English-German in the paper)."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     if vocab_size < (min_size := len(alphabet) + len(SPECIAL_TOKENS)):
         raise ValueError(
@@ -48,16 +48,14 @@ def train_byte_pair_encoding(texts: Iterable[str], vocab_size: int) -> Tokenizer
 
 
 def train_word_piece(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Learn word pieces that mark where a word begins (English-French in the paper); unknown characters give `<unk>`.
+    """Learn word pieces with marked word beginnings (English-French in the paper); unknown characters give `<unk>`.
 
-    A word is letters and digits, and the same token everywhere: one blank between two words is left out, and all other
-    blanks are characters. Every text of known characters comes back whole. If no text has a capital letter, capitals
-    are read as small letters, because they would all be unknown.
+    A word consists of letters and digits. A single space between two words is implied, and other spaces are characters,
+    so texts of known characters are encoded without loss. If no text has an uppercase letter, input is lowercased.
 
-    The trainer gets the alphabet, the most frequent characters: otherwise it chooses among equally frequent ones in an
-    order that changes from one training to the next.
+    The alphabet, the most frequent characters, is passed to the trainer to make training deterministic.
     """
-    texts = list(texts)  # they are read twice
+    texts = list(texts)  # read twice
     names = SPECIAL_TOKENS | UNKNOWN_TOKEN
     counts = Counter(character for text in texts for character in text)
     frequent = sorted(counts, key=lambda character: (-counts[character], character))[:MAX_ALPHABET]
@@ -101,7 +99,7 @@ ALGORITHMS = {"bpe": train_byte_pair_encoding, "wordpiece": train_word_piece}
 
 
 def each_text(texts: Iterable[Any]) -> Iterator[str]:
-    """Yield texts to learn from, also those of lists of them; raise TypeError for anything else."""
+    """Yield the texts in nested lists; raise TypeError for anything else."""
     for text in texts:
         if isinstance(text, list):
             yield from each_text(text)
@@ -112,11 +110,11 @@ def each_text(texts: Iterable[Any]) -> Iterator[str]:
 
 
 class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
-    """A fast tokenizer that ends every text with `</s>`.
+    """Fast tokenizer that ends every text with `</s>`.
 
-    It is saved as a plain `tokenizer.json`, which Transformers and tokenizers read without this class, and this class
-    reads any `tokenizer.json`. `tokenizer(sources, text_target=targets)` returns `labels`. With `text_encoder` no text
-    can end itself.
+    It saves and loads a plain `tokenizer.json`, which Transformers and tokenizers also read without this class.
+    `tokenizer(sources, text_target=targets)` also returns `labels`. For texts that may contain `</s>`, use
+    `text_encoder`.
     """
 
     model_input_names = ["input_ids", "attention_mask"]
@@ -155,14 +153,14 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
 
     @property
     def passing_ids(self) -> range:
-        """The ids of pieces that only pass through merges, for which a model has no entries."""
+        """Ids of intermediate merges, which the model's vocabulary lacks."""
         return range(*self.init_kwargs.get(PASSING_KEY, (0, 0)))
 
     def __len__(self) -> int:
         return 1 + max(self.get_vocab().values()) if self.passing_ids else super().__len__()
 
     def get_vocab(self) -> dict[str, int]:
-        """Return the entries that a model has, with their ids."""
+        """Return the entries of the model's vocabulary, with their ids."""
         passing = self.passing_ids
         return {token: index for token, index in super().get_vocab().items() if index not in passing}
 
@@ -174,22 +172,19 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
         return fields, encodings
 
     def with_remote_code(self) -> Self:
-        """Return a shallow copy whose `save_pretrained` adds the package's code and `auto_map`.
-
-        The copy counts as registered for AutoTokenizer; this tokenizer and its class do not change.
-        """
+        """Return a shallow copy, registered for AutoTokenizer, whose `save_pretrained` adds code and `auto_map`."""
         published = copy.copy(self)
         published._auto_class = "AutoTokenizer"
         return published
 
     def push_to_hub(self, repo_id: str, **settings: Any) -> str:
-        """Publish the tokenizer with the code that loads it, in one commit; settings are those of `PushToHubMixin`."""
+        """Publish the tokenizer and its code in one commit; `settings` are those of `PushToHubMixin`."""
         return super(VaswaniTransformerTokenizer, self.with_remote_code()).push_to_hub(repo_id, **settings)
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> tuple[str, ...]:
-        """Save the tokenizer; the code is added only after `register_for_auto_class()` or with `push_to_hub=True`.
+        """Save the tokenizer; add code only after `register_for_auto_class()` or with `push_to_hub=True`.
 
-        The folder does not say where this tokenizer was loaded from, and names no code that it does not contain.
+        The folder does not contain the settings of loading, or an `auto_map` without code.
         """
         if kwargs.get("push_to_hub") and self._auto_class is None:
             return self.with_remote_code().save_pretrained(save_directory, *args, **kwargs)
@@ -207,11 +202,10 @@ def with_only_control_tokens_special(state: str, control: frozenset[str]) -> Tok
 
 
 def text_encoder(tokenizer: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a copy of a tokenizer that encodes texts with any characters: no text ends or pads itself.
+    """Return a copy of a tokenizer that encodes `<s>`, `</s>`, `<pad>` and `<unk>` in texts as ordinary characters.
 
-    The copy encodes `<s>`, `</s>`, `<pad>` and `<unk>` in a text as ordinary characters. Tokens that a user has added,
-    such as a language tag `<2es>`, remain tokens. Use the copy only to encode; the original decodes and does not
-    change. A tokenizer that splits special tokens already, or that is written in Python, is returned unchanged.
+    Tokens that a user has added, such as a language tag `<2es>`, remain tokens. Use the copy only to encode. A
+    tokenizer that already splits special tokens, or that is written in Python, is returned unchanged.
     """
     if not isinstance(tokenizer, PreTrainedTokenizerFast) or tokenizer.split_special_tokens:
         return tokenizer
@@ -225,14 +219,13 @@ def text_encoder(tokenizer: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def unknown_words(tokenizer: Any, encoded: Any, texts: Sequence[str]) -> list[list[str]]:
-    """Return the words of each text that the vocabulary lacks.
+    """Return the unknown words of each text.
 
-    These are words with an `<unk>` and, of a vocabulary that holds every word of the texts it was learned from, also
-    those with a letter or digit that are not one entry. Other vocabularies spell words from pieces, and bytes spell any
-    word.
+    These are words with an `<unk>`. If the vocabulary contains every word of its training texts, they include words
+    with a letter or digit that are not a single entry.
 
     Args:
-        tokenizer: the tokenizer; of one that is written in Python, words are what white space separates.
+        tokenizer: the tokenizer; with one written in Python, words are separated by white space.
         encoded: its result for `texts`.
         texts: the texts.
     """
@@ -243,7 +236,7 @@ def unknown_words(tokenizer: Any, encoded: Any, texts: Sequence[str]) -> list[li
         return [[word for word in line if unknown_id in tokenizer(word)["input_ids"]] for line in words]
     results = []
     for text, ids, encoding in zip(texts, encoded["input_ids"], encoded.encodings, strict=True):
-        pieces: dict[int, list[int]] = {}  # the positions of each word's pieces, by its number
+        pieces: dict[int, list[int]] = {}  # positions of each word's pieces, by word index
         if holds_all_words or unknown_id in ids:
             for position, word in enumerate(encoding.word_ids):
                 if word is not None:
@@ -259,7 +252,7 @@ def unknown_words(tokenizer: Any, encoded: Any, texts: Sequence[str]) -> list[li
 
 
 def check_vocabulary(tokenizer: Any, entries: int, mask_token_id: int | None, name: str) -> None:
-    """Check that a model of `entries` has one for every token, and the tokenizer's `<mask>` if it fills in masks."""
+    """Check that a vocabulary of `entries` has every token, and that a CMLM has the tokenizer's `<mask>`."""
     needed = 1 + max([*tokenizer.get_vocab().values(), *tokenizer("")["input_ids"]], default=-1)
     if needed > entries:
         raise ValueError(
@@ -273,7 +266,7 @@ def check_vocabulary(tokenizer: Any, entries: int, mask_token_id: int | None, na
 
 
 def check_own_vocabulary(model: Any, tokenizer: Any) -> None:
-    """Check the tokenizer of a model of this package as `check_vocabulary` does; take that of any other."""
+    """Call `check_vocabulary` for a model of this package; accept any other."""
     if hasattr(model, "with_remote_code"):
         config, mask_token_id = model.config, getattr(model.config, "mask_token_id", None)
         check_vocabulary(tokenizer, config.vocab_size, mask_token_id, config.name_or_path or type(model).__name__)
