@@ -116,7 +116,9 @@ def argmax(logits: Tensor) -> Tensor:
     grouped = logits[:, : groups * GROUP].unflatten(1, (groups, GROUP))  # (N, groups, 128)
     best = grouped.amax(2).argmax(1)  # (N,)
     others = logits[:, groups * GROUP :]  # remainder after the last group
-    members = torch.cat([grouped[torch.arange(len(best)), best], others], dim=1)  # (N, 128 + others)
+    members = torch.cat(
+        [grouped[torch.arange(len(best), device=best.device), best], others], dim=1
+    )  # (N, 128 + others)
     index = members.argmax(1)
     return index + GROUP * torch.where(index < GROUP, best, groups - 1)
 

@@ -296,9 +296,9 @@ def draw_engines() -> Drawing:
     return drawing
 
 
+@torch.no_grad()
 def main(model_folder: str, images: Path = IMAGES) -> None:
     """Draw all diagrams; a trained model of English to German draws two of them."""
-    torch.set_grad_enabled(False)
     tokenizer, model = AutoTokenizer.from_pretrained(model_folder), AutoModelForSeq2SeqLM.from_pretrained(model_folder)
     attention = draw_query_key_value(model, tokenizer, SENTENCE, WORD, OTHER)
     beams = draw_beam_tree(model, tokenizer, AMBIGUOUS)

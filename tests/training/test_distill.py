@@ -25,6 +25,7 @@ from training.distill import main
 from training.recipe import load_recipe
 from vaswani_transformer.cpu.linear import chosen_layouts
 from vaswani_transformer.translation import Hypothesis, Translation
+from vaswani_transformer.translation.translator import Translator
 
 SOURCES = list(PAIRS) * 2
 WHOLE = "00000-of-00001.jsonl"
@@ -161,7 +162,10 @@ def test_limits_include_their_ends(tokens: int, reason: str) -> None:
 def test_lengths_are_those_of_the_text_in_training_and_not_of_the_ids_that_the_teacher_wrote(
     distill: Run, monkeypatch: pytest.MonkeyPatch, text: str, reason: str
 ) -> None:
-    monkeypatch.setattr(command.Translator, "_decode", lambda self, targets: [Hypothesis(text, 3, None)])
+    def translate_batch(self: Translator, sources: list[list[int]], texts: list[str]) -> list[list[Hypothesis]]:
+        return [[Hypothesis(text, 3, None)] for _ in sources]
+
+    monkeypatch.setattr(command.Translator, "translate_batch", translate_batch)
     assert json.loads(distill("--batch_tokens=1", "--data.max_length=30")[0])["dropped"] == {reason: 12}
 
 

@@ -224,7 +224,7 @@ def test_run_is_published_in_one_commit_whose_example_runs_elsewhere(finished_ru
     with serving(hub) as url:
         environment = client_environment(url, tmp_path / "reader", token=None)
         output = run_python(CHECK_AND_APP, str(tmp_path / "app.py"), REPOSITORY, **environment)
-    assert output.endswith(f"{REPOSITORY} {{'run_history': False}}\n")
+    assert output.endswith("English to German {'run_history': False}\n")
     assert output.count("\n") == 3  # a translation without the package, and one with it
 
 
