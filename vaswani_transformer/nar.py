@@ -116,9 +116,8 @@ def argmax(logits: Tensor) -> Tensor:
     grouped = logits[:, : groups * GROUP].unflatten(1, (groups, GROUP))  # (N, groups, 128)
     best = grouped.amax(2).argmax(1)  # (N,)
     others = logits[:, groups * GROUP :]  # remainder after the last group
-    members = torch.cat(
-        [grouped[torch.arange(len(best), device=best.device), best], others], dim=1
-    )  # (N, 128 + others)
+    rows = torch.arange(len(best), device=best.device)
+    members = torch.cat([grouped[rows, best], others], dim=1)  # (N, 128 + others)
     index = members.argmax(1)
     return index + GROUP * torch.where(index < GROUP, best, groups - 1)
 
