@@ -66,7 +66,7 @@ __all__ = [
     "translate",
 ]
 
-# These rooms are imported when one of their names is first used, so that importing the package stays fast.
+# Imported on first use, to keep importing the package fast.
 LAZY_NAMES = dict.fromkeys(("from_fairseq", "from_fsmt", "from_marian", "to_ctranslate2"), "convert")
 LAZY_NAMES |= dict.fromkeys(("attention_maps", "attention_page"), "figures")
 

@@ -1,4 +1,4 @@
-"""Token embeddings scaled by sqrt(d_model), the positional encodings added to them, and dropout (3.4, 3.5, 5.4).
+"""Scaled token embeddings, positional encodings and dropout (3.4, 3.5, 5.4).
 
 B batch, S tokens of a text, P positions of a table.
 """
@@ -15,10 +15,9 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class Dropout(nn.Dropout):
-    """Zeroes each element with probability p in training mode, and scales the others by 1 / (1 - p) (5.4).
+    """Dropout (5.4), faster on CPUs than torch's: a 64-bit random number decides four elements.
 
-    On a CPU torch draws one random number per element, which takes up to a fifth of a training step. Here one 64-bit
-    draw decides four elements, with p rounded to 1/65536.
+    There p is rounded to 1/65536.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -32,11 +31,11 @@ class Dropout(nn.Dropout):
 
 
 class ScaledEmbedding(nn.Embedding):
-    """Learned embeddings, "in the embedding layers multiplied by sqrt(d_model)" (3.4)."""
+    """Learned embeddings multiplied by sqrt(d_model) (3.4)."""
 
     def __init__(self, config: VaswaniTransformerConfig) -> None:
         super().__init__(config.vocab_size, config.d_model)
-        # PEFT reads the attribute of this name to scale its own term of an embedding.
+        # PEFT reads this attribute to scale its adapters.
         self.embed_scale = config.embedding_scale
 
     def forward(self, input: Tensor) -> Tensor:
@@ -44,20 +43,20 @@ class ScaledEmbedding(nn.Embedding):
 
 
 def is_unwrapped(module: nn.Module, *classes: type[Module]) -> TypeGuard[Module]:
-    """Return whether a module is exactly of one of `classes`: no adapter, no hook, not split by tensor parallelism."""
+    """Return whether a module is exactly of one of `classes`, without adapter, hooks or tensor parallelism."""
     has_hooks = hasattr(module, "_hf_hook") or bool(module._forward_hooks or module._forward_pre_hooks)
     return type(module) in classes and not isinstance(module.weight, DTensor) and not has_hooks
 
 
 def read_table(embedding: nn.Module, rows: int, device: torch.device, scale: float = 1.0) -> Tensor:
-    """Return an embedding's table (rows, width) without `scale`; through its `forward` where something wraps it."""
+    """Return an embedding's table (rows, width) without `scale`; calls `forward` if the module is wrapped."""
     if is_unwrapped(embedding, nn.Embedding, ScaledEmbedding):
         return embedding.weight
     return embedding(torch.arange(rows, device=device)) / scale
 
 
 def count_positions(attention_mask: Tensor) -> Tensor:
-    """Return the position of each token, counted over unmasked tokens only: padding on either side changes nothing.
+    """Return the position of each token, counting unmasked tokens only.
 
     Args:
         attention_mask: (B, S), nonzero at tokens.
@@ -69,7 +68,7 @@ def count_positions(attention_mask: Tensor) -> Tensor:
 
 
 def text_positions(embeddings: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Return the positions (B or 1, S) of a text's `embeddings` (B, S, d_model), counted over a mask (B, S) if any."""
+    """Return the positions (B or 1, S) of `embeddings` (B, S, d_model), counting unmasked tokens if there is a mask."""
     if attention_mask is not None and attention_mask.dim() == 2:
         return count_positions(attention_mask)
     return torch.arange(embeddings.shape[1], device=embeddings.device).unsqueeze(0)  # (1, S)
@@ -79,10 +78,10 @@ def sinusoids(positions: Tensor, d_model: int) -> Tensor:
     """Return PE(pos, 2i) = sin(pos / 10000^(2i / d_model)) and PE(pos, 2i + 1) = cos(same) (3.5), in float32.
 
     Args:
-        positions: integers of any shape and any size.
+        positions: integers of any shape.
 
     Returns:
-        (*positions.shape, d_model): the sine and the cosine of one frequency are neighbors.
+        Encodings (*positions.shape, d_model), with sine and cosine of a frequency adjacent.
     """
     exponents = torch.arange(0, d_model, 2, dtype=torch.float32, device=positions.device) / d_model
     angles = positions.to(torch.float32).unsqueeze(-1) * 10000.0**-exponents  # (..., d_model / 2)
@@ -90,29 +89,26 @@ def sinusoids(positions: Tensor, d_model: int) -> Tensor:
 
 
 class SinusoidalPositions(nn.Module):
-    """The paper's positions (3.5): computed when needed, never stored, at any length."""
+    """Sinusoidal positions (3.5) of any length, computed on the fly."""
 
     def __init__(self, config: VaswaniTransformerConfig) -> None:
         super().__init__()
         self.d_model = config.d_model
 
     def forward(self, positions: Tensor, max_position: int | None = None) -> Tensor:
-        """Return the encodings (B or 1, S, d_model) of `positions` (B or 1, S).
-
-        If all positions are below `max_position`, each encoding is computed once and gathered.
-        """
+        """Return the encodings (B or 1, S, d_model) of `positions` (B or 1, S), all below `max_position` if given."""
         if max_position is None or positions.shape[0] == 1:
             return sinusoids(positions, self.d_model)  # (B or 1, S, d_model)
         rows = sinusoids(torch.arange(max_position, device=positions.device), self.d_model)  # (P, d_model)
         return nn.functional.embedding(positions, rows)  # (B, S, d_model)
 
     def first_positions(self, count: int) -> Tensor:
-        """Return the encodings (count, d_model) of the first positions, on the CPU."""
+        """Return the encodings (count, d_model) of the first positions on the CPU."""
         return sinusoids(torch.arange(count, device="cpu"), self.d_model)
 
 
 class LearnedPositions(nn.Module):
-    """A table of learned positions (Table 3, row E), which ends at `max_position_embeddings`."""
+    """Table of `max_position_embeddings` learned positions (Table 3, row E)."""
 
     def __init__(self, config: VaswaniTransformerConfig) -> None:
         super().__init__()
@@ -130,7 +126,7 @@ class LearnedPositions(nn.Module):
         return self.table(positions)  # (B or 1, S, d_model)
 
     def first_positions(self, count: int) -> Tensor:
-        """Return the encodings (count, d_model) of the first positions, or all if the table has fewer."""
+        """Return the encodings (count, d_model) of the first positions, at most those of the table."""
         return self.table.weight[:count]
 
 
@@ -138,7 +134,7 @@ POSITIONS = {"sinusoidal": SinusoidalPositions, "learned": LearnedPositions}
 
 
 class InputEmbedding(nn.Module):
-    """Applies dropout to "the sums of the embeddings and the positional encodings" (3.4, 3.5, 5.4)."""
+    """Dropout of "the sums of the embeddings and the positional encodings" (5.4)."""
 
     def __init__(self, config: VaswaniTransformerConfig) -> None:
         super().__init__()
@@ -146,6 +142,6 @@ class InputEmbedding(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, inputs_embeds: Tensor, positions: Tensor, max_position: int | None = None) -> Tensor:
-        """Add positions (B or 1, S), all below `max_position` if given, to scaled embeddings (B, S, d_model)."""
+        """Add the encodings of positions (B or 1, S) to scaled embeddings (B, S, d_model), and apply dropout."""
         embedded = inputs_embeds + self.positions(positions, max_position)  # (B, S, d_model); float32 with sinusoids
         return self.dropout(embedded.to(inputs_embeds.dtype))

@@ -1,7 +1,6 @@
-"""The feed-forward network, the residual connection around a sub-layer, and the layers of both stacks (3.1, 3.3).
+"""Feed-forward network, residual connection with post-norm, and the layers of both stacks (3.1, 3.3).
 
-B batch, S source, T target, k target rows of one source row. The norm follows the residual connection ("post-norm"),
-as in the paper: every sub-layer returns LayerNorm(x + Dropout(Sublayer(x))).
+B batch, S source, T target, k target rows per source row.
 """
 
 from typing import Any
@@ -17,10 +16,7 @@ from .embeddings import Dropout
 
 
 class FeedForward(nn.Module):
-    """Equation (2): FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, the same at each position (3.3).
-
-    Another activation and dropout after it are options; the paper has ReLU and no dropout there.
-    """
+    """Position-wise feed-forward network, equation (2): FFN(x) = max(0, x W_1 + b_1) W_2 + b_2 (3.3)."""
 
     def __init__(self, config: VaswaniTransformerConfig) -> None:
         super().__init__()
@@ -35,7 +31,7 @@ class FeedForward(nn.Module):
 
 
 class AddAndNorm(nn.Module):
-    """LayerNorm(x + Dropout(Sublayer(x))) (3.1, 5.4)."""
+    """Residual connection and post-norm: LayerNorm(x + Dropout(Sublayer(x))) (3.1, 5.4)."""
 
     def __init__(self, config: VaswaniTransformerConfig) -> None:
         super().__init__()
@@ -47,7 +43,7 @@ class AddAndNorm(nn.Module):
 
 
 class VaswaniTransformerEncoderLayer(GradientCheckpointingLayer):
-    """Self-attention and a feed-forward network, each with its residual and norm (3.1)."""
+    """Self-attention and feed-forward network, each with residual connection and norm (3.1)."""
 
     def __init__(self, config: VaswaniTransformerConfig, layer_idx: int) -> None:
         super().__init__()
@@ -57,17 +53,17 @@ class VaswaniTransformerEncoderLayer(GradientCheckpointingLayer):
         self.feed_forward_add_norm = AddAndNorm(config)
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: object) -> Tensor:
-        """Map `hidden_states` (B, S, d_model) to the layer's output of the same shape."""
+        """Return the layer's output (B, S, d_model)."""
         attended, _ = self.self_attn(hidden_states, attention_mask, **kwargs)
         hidden_states = self.self_attn_add_norm(hidden_states, attended)
         return self.feed_forward_add_norm(hidden_states, self.feed_forward(hidden_states))
 
 
 class VaswaniTransformerDecoderLayer(GradientCheckpointingLayer):
-    """Masked self-attention, cross-attention and a feed-forward network, each with its residual and norm (3.1).
+    """Masked self-attention, cross-attention and feed-forward network, each with residual connection and norm (3.1).
 
-    Without `encoder_hidden_states` the layer skips cross-attention. A subclass sets another `self_attention`, or
-    overrides how the target attends to itself (`attend_to_target`).
+    Without `encoder_hidden_states` the layer skips cross-attention. Subclasses override `self_attention` or
+    `attend_to_target`.
     """
 
     self_attention: type[SelfAttention] = CausalSelfAttention
@@ -90,7 +86,7 @@ class VaswaniTransformerDecoderLayer(GradientCheckpointingLayer):
         past_key_values: Cache | None = None,
         **kwargs: object,
     ) -> Tensor:
-        """Map states (k B, T, d_model) to the same shape, attending to `encoder_hidden_states` (B, S, d_model)."""
+        """Return the layer's output (k B, T, d_model), given `encoder_hidden_states` (B, S, d_model)."""
         hidden_states = self.attend_to_target(hidden_states, attention_mask, past_key_values, **kwargs)
         if encoder_hidden_states is not None:
             memory = (encoder_hidden_states, encoder_attention_mask, past_key_values)

@@ -1,7 +1,6 @@
-"""Encoder and decoder over one embedding matrix, the output projection and its loss, and the paper's model (Figure 1).
+"""The paper's model (Figure 1), and the base classes `EncoderDecoder` and `ProjectedModel` of every model family.
 
-Every family is built on `EncoderDecoder` and `ProjectedModel`. B batch, S source, T target, k target rows of one source
-row, V vocabulary.
+B batch, S source, T target, k target rows per source row, V vocabulary.
 """
 
 from typing import Any, ClassVar, Unpack, cast
@@ -21,7 +20,7 @@ from .stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
 
 
 def as_encoder_output(outputs: tuple[Tensor, ...] | BaseModelOutput) -> BaseModelOutput:
-    """Return an encoder's output, also one that a caller gives as a tuple, as the class that has it by name."""
+    """Convert an encoder output that is a tuple to a `BaseModelOutput`."""
     if isinstance(outputs, BaseModelOutput):
         return outputs
     names = ("last_hidden_state", "hidden_states", "attentions")
@@ -30,9 +29,9 @@ def as_encoder_output(outputs: tuple[Tensor, ...] | BaseModelOutput) -> BaseMode
 
 
 class EncoderDecoder(VaswaniTransformerPreTrainedModel):
-    """Encoder and decoder over one embedding matrix (3.1, 3.4), without the output projection.
+    """Encoder and decoder with a shared embedding matrix (3.1, 3.4), without the output projection.
 
-    A subclass with another decoder sets `decoder_class`.
+    Subclasses with another decoder set `decoder_class`.
     """
 
     decoder_class: ClassVar[type[VaswaniTransformerDecoder]] = VaswaniTransformerDecoder
@@ -51,22 +50,22 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
         self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Tie source and target embeddings even where `tie_word_embeddings=False` frees the output projection."""
+        """Tie source and target embeddings even with `tie_word_embeddings=False`."""
         if all_submodels:
             return super().get_expanded_tied_weights_keys(all_submodels=True)
         return dict(self._tied_weights_keys)
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the shared embedding by `value`, a `ScaledEmbedding`, and tie both stacks to its weight."""
+        """Replace the shared embedding by a `ScaledEmbedding`, and tie both stacks to its weight."""
         self.shared = cast(ScaledEmbedding, value)
         for stack in (self.encoder, self.decoder):
             stack.embed_tokens.weight = self.shared.weight
             stack.embed_tokens.num_embeddings = self.shared.num_embeddings
 
     def check_adapters(self) -> None:
-        """Raise ValueError for an adapter on `shared`, through which no token passes, or one that PEFT cannot load.
+        """Raise ValueError for an adapter on `shared`, which has no effect, or one that PEFT cannot load.
 
-        PEFT ties trainable tokens of `shared` to the stacks; it does so with no other adapter.
+        Trainable tokens are allowed, since PEFT ties them to the stacks.
         """
         norm: Any = self.encoder.layers[0].self_attn_add_norm
         if hasattr(norm, "modules_to_save") and any(name == "norm" for name, _ in norm.named_children()):
@@ -102,23 +101,24 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
 
         Args:
             input_ids: (B, S) source token ids.
-            attention_mask: (B, S), 0 where a source token is padding, on either side; None: every token counts.
+            attention_mask: (B, S), 0 at padding, which may be on either side; None for no padding.
             decoder_input_ids: (k B, T) target token ids, shifted right; row i belongs to source i // k.
-            decoder_attention_mask: (k B, cached + T), 0 where a target token is padding; None: every token counts.
-            encoder_outputs: the encoder's output for the source; None: the encoder runs.
-            past_key_values: keys and values of the earlier target tokens and of the source; `cache` is its other name.
-            inputs_embeds: (B, S, d_model), scaled embeddings in place of `input_ids`.
-            decoder_inputs_embeds: (k B, T, d_model), scaled embeddings in place of `decoder_input_ids`.
-            decoder_position_ids: (k B, T); None: counted over unmasked tokens.
-            position_ids: (B, S) positions of the source; None: counted over unmasked tokens.
-            use_cache: whether to return a cache; None: the configuration's default.
+            decoder_attention_mask: (k B, cached + T), 0 at padding; None for no padding.
+            encoder_outputs: output of the encoder; None to run it.
+            past_key_values: cached keys and values of earlier target tokens and of the source; `cache` is an alias.
+            inputs_embeds: (B, S, d_model), scaled embeddings instead of `input_ids`.
+            decoder_inputs_embeds: (k B, T, d_model), scaled embeddings instead of `decoder_input_ids`.
+            decoder_position_ids: (k B, T) target positions; None to count unmasked tokens.
+            position_ids: (B, S) source positions; None to count unmasked tokens.
+            use_cache: whether to return a cache; None for the configuration's default.
 
         Returns:
             `last_hidden_state` (k B, T, d_model), `encoder_last_hidden_state` (B, S, d_model), `past_key_values`, and
             on request hidden states and attentions of both stacks.
 
         Raises:
-            ValueError: the stacks' errors; an adapter on `shared`, or one that PEFT cannot load.
+            ValueError: the inputs of encoder or decoder are inconsistent, or an adapter is on `shared` or cannot be
+                loaded by PEFT.
         """
         self.check_adapters()
         past_key_values = given_cache(past_key_values, cast(dict[str, Any], kwargs))
@@ -158,9 +158,9 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
 
 
 class ProjectedModel(VaswaniTransformerPreTrainedModel):
-    """A body, the projection to the vocabulary tied to its embeddings (3.4), and the loss (5.4).
+    """Base class of models with the tied output projection (3.4) and the loss (5.4).
 
-    A subclass sets `body_class` and adds `forward` and a way of decoding.
+    Subclasses set `body_class`, and implement `forward` and decoding.
     """
 
     body_class: ClassVar[type[EncoderDecoder]] = EncoderDecoder
@@ -176,10 +176,10 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
         self.post_init()
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """Save as the base class does; code includes the pipeline, and its `auto_map` names the body for AutoModel too.
+        """Save as the base class does; saved code includes the pipeline and, for AutoModel, the body.
 
         Raises:
-            ValueError: the projection has got a bias, which no model of the package loads.
+            ValueError: the output projection has a bias, which the package's models cannot load.
         """
         if getattr(self.lm_head, "bias", None) is not None:
             raise ValueError(
@@ -192,7 +192,7 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
 
             self.config.custom_pipelines = PUBLISHED_PIPELINES
             body, auto_map = self.body_class, getattr(self.config, "auto_map", None) or {}
-            if body.__module__ == type(self).__module__:  # a user's subclass lacks this file
+            if body.__module__ == type(self).__module__:  # not for a user's subclass
                 self.config.auto_map = auto_map | {"AutoModel": f"{body.__module__.rpartition('.')[2]}.{body.__name__}"}
         return super().save_pretrained(*args, **kwargs)
 
@@ -204,7 +204,7 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
         skip_logits: bool | None,
         num_items_in_batch: Tensor | int | None,
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Return loss and logits of the decoder's output (k B, T, d_model); each is None unless it is requested."""
+        """Return loss and logits for the decoder output (k B, T, d_model); each is None unless requested."""
         if labels is not None and labels.shape != hidden_states.shape[:-1]:
             raise ValueError(
                 f"labels: do not fit the target; got shape {tuple(labels.shape)}, expected "
@@ -228,10 +228,7 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
 
 
 def shift_right(labels: Tensor, config: VaswaniTransformerConfig) -> Tensor:
-    """Return `labels` (B, T) "offset by one position" (3.1): the start token, then all but the last label.
-
-    Labels of -100 become padding.
-    """
+    """Return the start token followed by all but the last of `labels` (B, T) (3.1); -100 becomes padding."""
     if config.target_start_token_id is None or config.pad_token_id is None:
         raise ValueError(
             f"bos_token_id ({config.bos_token_id}), decoder_start_token_id ({config.decoder_start_token_id}) and "
@@ -243,7 +240,7 @@ def shift_right(labels: Tensor, config: VaswaniTransformerConfig) -> Tensor:
 
 
 class VaswaniTransformerModel(EncoderDecoder):
-    """Encoder and decoder over one embedding matrix (3.1, 3.4), without the output projection."""
+    """Encoder and decoder with a shared embedding matrix (3.1, 3.4), without the output projection."""
 
 
 class VaswaniTransformerForConditionalGeneration(ProjectedModel, PaperBeamSearch, GenerationMixin):
@@ -252,7 +249,7 @@ class VaswaniTransformerForConditionalGeneration(ProjectedModel, PaperBeamSearch
     body_class = VaswaniTransformerModel
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """Return `labels` (B, T) shifted right, for a data collator; see `shift_right`."""
+        """Return `labels` (B, T) shifted right; called by data collators."""
         return shift_right(labels, self.config)
 
     @can_return_tuple
@@ -276,22 +273,21 @@ class VaswaniTransformerForConditionalGeneration(ProjectedModel, PaperBeamSearch
         """Compute the logits of a target's next tokens, or the loss of a target.
 
         Args:
-            labels: (B, T) target token ids with their end token, not shifted; -100 or `<pad>` where there is nothing
-                to learn. Shifted right they make `decoder_input_ids` where those are not given.
+            labels: (B, T) target token ids including the end token, not shifted; -100 or `<pad>` at positions without a
+                loss. Shifted right, they are the default of `decoder_input_ids`.
             logits_to_keep: compute logits for this many last target positions, or for these indices; 0 for all.
-            skip_logits: whether to leave out `logits` when there are labels; None: in training mode only.
-            num_items_in_batch: the number of target tokens to divide the summed loss by; None: those of `labels`.
+            skip_logits: whether to omit `logits` if there are labels; None: in training mode only.
+            num_items_in_batch: number of target tokens that divides the summed loss; None: that of `labels`.
 
             The others are those of `VaswaniTransformerModel`.
 
         Returns:
-            With `labels` a `loss`, the mean over target tokens in nats, label-smoothed in training mode. In evaluation
-            mode it is the plain negative log-likelihood, so that its exponential is the paper's perplexity. It is 0 if
-            no label is a token. `logits` are (k B, T, V), or None where they are skipped. The rest is the output of
-            `VaswaniTransformerModel`.
+            With `labels`, the `loss` in nats per target token, label-smoothed in training mode. In evaluation mode it
+            is the negative log-likelihood, whose exponential is the paper's perplexity. It is 0 if `labels` have no
+            token. `logits` are (k B, T, V), or None if omitted. Other fields are those of `VaswaniTransformerModel`.
 
         Raises:
-            ValueError: the stacks' errors; labels without a start token to shift them by.
+            ValueError: the inputs of encoder or decoder are inconsistent, or there are labels but no start token.
         """
         num_items_in_batch = kwargs.pop("num_items_in_batch", None)
         if labels is not None:

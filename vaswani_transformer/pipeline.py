@@ -1,4 +1,4 @@
-"""`pipeline("vaswani-translation")`: texts in, translations out, like the translation pipeline of Transformers 4.
+"""Translation pipeline `pipeline("vaswani-translation")`, like the one of Transformers 4.
 
 B batch, S source, T target, n translations per text.
 """
@@ -18,34 +18,34 @@ TASK = "vaswani-translation"
 
 
 class VaswaniTransformerTranslationPipeline(Pipeline):
-    """A pipeline that translates texts with `model.generate()` and the model's generation config.
+    """Pipeline that translates texts with `model.generate()` and the model's generation config.
 
-    `pipeline("vaswani-translation", model="...")` takes texts in three forms:
+    `pipeline("vaswani-translation", model="...")` supports three forms of input:
 
-    - A text returns a list of one dictionary `{"translation_text": ...}`.
-    - A list of texts returns a list of dictionaries.
-    - A generator, an iterator or a `torch.utils.data.Dataset` returns an iterator over each text's list.
+    - For a text it returns a list of one dictionary `{"translation_text": ...}`.
+    - For a list of texts it returns a list of dictionaries.
+    - For a generator, an iterator or a `torch.utils.data.Dataset` it returns an iterator over the texts' lists.
 
-    With `num_return_sequences=n` every text returns a list of n dictionaries, the best first.
+    With `num_return_sequences=n` the result of every text is a list of n dictionaries, best first.
 
-    On a CPU a prepared model is faster: give the result of `prepare_for_inference` as `model`, with its `tokenizer`.
+    On a CPU a prepared model is faster: pass the result of `prepare_for_inference` as `model`, with its `tokenizer`.
 
-    With `batch_size` a list is batched by length, the longest texts first; the results keep the order of the list. A
-    text of only white space has an empty translation.
+    With `batch_size` a list is batched by length, and the results keep the order of the list. A text of only white
+    space has an empty translation.
 
     Args, of the pipeline or of a call:
-        clean_up_tokenization_spaces: remove spaces before punctuation; None: the tokenizer's setting.
+        clean_up_tokenization_spaces: remove spaces before punctuation; None for the tokenizer's setting.
         truncation: truncate texts at the tokenizer's `model_max_length`; a bool, or a strategy of the tokenizer.
         **generate_kwargs: arguments of `generate()`, such as `num_beams=1` or `max_new_tokens=100`, which override the
-            generation config. Where neither limits a target of a model of this package, it has at most 50 tokens more
-            than its source. With `return_dict_in_generate` and `output_scores` beam search adds `score`.
+            generation config. Without a length limit, targets of this package's models have at most 50 tokens more
+            than their sources. With `return_dict_in_generate` and `output_scores` beam search adds `score`.
     """
 
-    model: Any  # any model with generate(), its tokenizer with it
+    model: Any
     tokenizer: Any
 
     _load_tokenizer = True
-    # If True, Transformers overrides the model's settings with the pipeline's defaults.
+    # If True, the pipeline's defaults override the model's settings.
     _pipeline_calls_generate = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -80,7 +80,7 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
         return [result[0] for result in results] if all(len(result) == 1 for result in results) else results
 
     def preprocess(self, input_: Any, **encode_kwargs: Any) -> dict[str, Any]:
-        """Return a text's tokens and mask, (1, S), and a flag (1,) that it is more than white space."""
+        """Return a text's tokens and mask (1, S), and a flag (1,): False for a text of only white space."""
         text = check_text(input_)
         settings = {"return_attention_mask": True, "verbose": False, "return_tensors": "pt"} | encode_kwargs
         encoded = text_encoder(self.tokenizer)(text, **settings)
@@ -88,7 +88,7 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
         return {name: encoded[name] for name in names} | {"has_text": torch.tensor([bool(text.strip())])}
 
     def _forward(self, input_tensors: dict[str, Any], **generate_kwargs: Any) -> Any:
-        """Return the translations' tokens, (B, n, T), and their scores, (B, n) or None."""
+        """Return the tokens (B, n, T) of the translations, and their scores, (B, n) or None."""
         has_text = input_tensors.pop("has_text")  # (B,)
         generate_kwargs |= default_limit(self.model, **generate_kwargs)
         output = self.model.generate(**input_tensors, **generate_kwargs)
@@ -102,7 +102,7 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
         }
 
     def postprocess(self, model_outputs: Any, **decode_kwargs: Any) -> list[dict[str, Any]]:
-        """Return one text's translations as records, the best first."""
+        """Return the translations of one text as dictionaries, best first."""
         decode = self.tokenizer.batch_decode
         texts = decode(model_outputs["output_ids"][0], skip_special_tokens=True, **decode_kwargs)
         records = [{"translation_text": text if model_outputs["has_text"] else ""} for text in texts]
@@ -112,7 +112,7 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
         return records
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
-        """Save model, tokenizer and pipeline with the code that loads them without the package."""
+        """Save model, tokenizer and pipeline with their code, so that they load without the package."""
         published = copy.copy(self)
         for name in ("model", "tokenizer"):
             component = getattr(self, name)
@@ -134,4 +134,4 @@ PUBLISHED_PIPELINES = {
         "type": "text",
     }
 }
-"""The entry for the pipeline in config.json of a published model."""
+"""Pipeline entry in the config.json of a published model."""

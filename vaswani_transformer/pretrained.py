@@ -1,4 +1,4 @@
-"""The base class of every model: initialization, distribution plans, and saving with its code."""
+"""Base class of every model: initialization, parallelism plans, and saving with code."""
 
 import copy
 import os
@@ -16,10 +16,10 @@ from transformers.modeling_utils import PreTrainedModel
 
 from .config import VaswaniTransformerConfig
 
-FAMILY_PREFIX = "vaswani_"  # of every model type of the package
+FAMILY_PREFIX = "vaswani_"  # prefix of the package's model types
 KNOWN_VERSIONS = "5.17 to 5.24"
 CACHE = "cache" if "cache" in Seq2SeqLMOutput.__annotations__ else "past_key_values"
-"""Transformers' name of the cache in calls and outputs: since 5.24 `cache`."""
+"""Transformers' name of the cache in calls and outputs; `cache` since version 5.24."""
 PRIVATE_NAMES: dict[type, tuple[str, ...]] = {
     GenerationConfig: ("_get_default_generation_params",),
     GenerationMixin: ("_beam_search", "_sample"),
@@ -43,7 +43,7 @@ PRIVATE_NAMES: dict[type, tuple[str, ...]] = {
         "_tp_plan",
     ),
 }
-"""The private names of Transformers that models set or read; `KNOWN_VERSIONS` have them."""
+"""Private names of Transformers that the models use; all `KNOWN_VERSIONS` have them."""
 _ATTENTION_PLAN = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "o_proj": "rowwise"}
 _FEED_FORWARD_PLAN = {"layers.*.feed_forward.fc1": "colwise", "layers.*.feed_forward.fc2": "rowwise"}
 
@@ -58,10 +58,10 @@ def check_private_names() -> None:
 
 
 def given_cache(past_key_values: Cache | None, kwargs: dict[str, Any]) -> Cache | None:
-    """Return the cache of a call, under either of Transformers' names, and take it out of `kwargs`.
+    """Remove the cache from `kwargs` and return it, under either of Transformers' names.
 
-    Of two the `cache` counts once it holds something: PEFT's prefix tuning adds its prefix as `past_key_values` to the
-    empty cache that `generate()` makes, and again at later steps.
+    If both are given, a nonempty `cache` takes precedence: PEFT's prefix tuning passes its prefix as `past_key_values`
+    at every step of `generate()`.
     """
     cache = kwargs.pop("cache", None)
     is_empty = cache is None or (past_key_values is not None and cache.get_seq_length() == 0)
@@ -69,7 +69,7 @@ def given_cache(past_key_values: Cache | None, kwargs: dict[str, Any]) -> Cache 
 
 
 def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
-    """Return a stack's tensor-parallel plan: complete heads and inner units on each device, embeddings split by row."""
+    """Return a stack's tensor-parallel plan, which splits heads, inner units and the rows of embeddings."""
     plan = {f"layers.*.{name}.{proj}": style for name in attentions for proj, style in _ATTENTION_PLAN.items()}
     return {"embed_tokens": "embedding_rowwise"} | plan | _FEED_FORWARD_PLAN
 
@@ -77,7 +77,7 @@ def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
 def embed_text(
     embed_tokens: nn.Module, input_ids: Tensor | None, inputs_embeds: Tensor | None, prefix: str = ""
 ) -> Tensor:
-    """Return the scaled embeddings (B, S, d_model) of `input_ids` (B, S), or `inputs_embeds` where they are given."""
+    """Return the scaled embeddings (B, S, d_model) of `input_ids` (B, S), or `inputs_embeds` if given."""
     if (input_ids is None) == (inputs_embeds is None):
         given = "neither was" if input_ids is None else "both were"
         raise ValueError(f"Give exactly one of {prefix}input_ids and {prefix}inputs_embeds; {given} given.")
@@ -91,9 +91,9 @@ def embed_text(
 
 
 def check_mask(attention_mask: object, rows: int, tokens: int, name: str, queries: int | None = None) -> None:
-    """Raise ValueError unless a mask is (rows, tokens), or no tensor; with `queries` also one of four dimensions.
+    """Raise ValueError unless a mask has the shape (rows, tokens), or with `queries` is a valid 4D mask.
 
-    Only shapes are compared: the host waits for no device. Another shape would be broadcast, or shift all positions.
+    Masks that are not tensors pass.
     """
     if not isinstance(attention_mask, Tensor) or attention_mask.shape == (rows, tokens):
         return
@@ -112,10 +112,10 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
     """Base class of the package's models: initialization, capabilities, saving and publishing.
 
     Attributes:
-        is_stack: whether the class is an encoder or decoder, which models of several families hold.
+        is_stack: whether the class is an encoder or decoder, which several model families share.
 
     Raises:
-        ValueError: the configuration belongs to another family, and the class is no stack.
+        ValueError: the configuration belongs to another model family, and the class is not a stack.
     """
 
     is_stack: ClassVar[bool] = False
@@ -125,7 +125,7 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
     main_input_name = "input_ids"
     _own_auto_class = "AutoModel"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["VaswaniTransformerEncoderLayer"]  # Transformers adds those of the stacks
+    _no_split_modules = ["VaswaniTransformerEncoderLayer"]  # Transformers adds those of submodules
     _skip_keys_device_placement = ["past_key_values", "cache"]
     _supports_flash_attn = True
     _supports_sdpa = True
@@ -140,7 +140,7 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
         super().__init__(config, *args, **kwargs)
 
     def check_family(self, config: PreTrainedConfig) -> None:
-        """Raise ValueError for another family's configuration: Transformers would draw the weights that are missing."""
+        """Raise ValueError for the configuration of another model family."""
         saved = config.model_type
         expected = getattr(self.config_class, "model_type", saved)
         if saved != expected and saved.startswith(FAMILY_PREFIX) and expected.startswith(FAMILY_PREFIX):
@@ -151,10 +151,10 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialize as tensor2tensor does; the paper gives no initialization.
+        """Initialize as tensor2tensor does, since the paper gives no initialization.
 
-        Projections are Glorot-uniform, embeddings and learned positions normal with std d_model^-0.5, biases 0, norms
-        1 and 0.
+        Projections are Glorot-uniform. Embeddings and learned positions are normal with standard deviation
+        d_model^-0.5. Biases are 0, and norms have gain 1.
         """
         if isinstance(module, nn.Linear):
             init.xavier_uniform_(module.weight)
@@ -168,37 +168,31 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str | None = None) -> None:
-        """Make `save_pretrained` add the package's code, so that `auto_class` loads it with trust_remote_code=True.
+        """Make `save_pretrained` add the package's code, which `auto_class` loads with `trust_remote_code=True`.
 
         Args:
-            auto_class: the Auto class; None for the one that this package registers the model with. The configuration
-                is registered with it.
+            auto_class: the Auto class; None for the one with which this package registers the model.
         """
         super().register_for_auto_class(auto_class or cls._own_auto_class)
         if cls.config_class is not None:
             cls.config_class.register_for_auto_class()
 
     def with_remote_code(self) -> Self:
-        """Return a shallow copy over the same weights whose `save_pretrained` adds the package's code and `auto_map`.
-
-        Only the copy counts as registered for its Auto class: this model, its class and its configuration stay as they
-        are.
-        """
+        """Return a shallow copy, registered for its Auto class, whose `save_pretrained` adds code and `auto_map`."""
         published, published.config = copy.copy(self), copy.copy(self.config)
         published._auto_class = self._own_auto_class
         vars(published.config).update(auto_map={}, _auto_class="AutoConfig")
-        published.is_remote_code = lambda: True  # otherwise a method of the class, which is not registered
+        published.is_remote_code = lambda: True  # the class is not registered
         return published
 
     def push_to_hub(self, repo_id: str, **settings: Any) -> str:
-        """Publish the model with the code that loads it, in one commit; `settings` are Transformers' own."""
+        """Publish the model and its code in one commit; `settings` are those of Transformers."""
         return super(VaswaniTransformerPreTrainedModel, self.with_remote_code()).push_to_hub(repo_id, **settings)
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        """Save weights and configuration, with code only after `register_for_auto_class()` or for `push_to_hub=True`.
+        """Save the model; add code only after `register_for_auto_class()` or with `push_to_hub=True`.
 
-        A folder without code never names any, even if the model was loaded from a folder with code. Shards replace an
-        earlier single file, which would be loaded instead.
+        The configuration has an `auto_map` only if the code is saved. Shards replace an earlier single file.
         """
         if kwargs.get("push_to_hub") and not self.is_remote_code():
             self.with_remote_code().save_pretrained(save_directory, *args, **kwargs)
@@ -209,7 +203,7 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
             self.config.__dict__.pop("custom_pipelines", None)
         super().save_pretrained(save_directory, *args, **kwargs)
         folder, name = Path(save_directory), ".".join(filter(None, ("model", kwargs.get("variant"))))
-        if any(folder.glob(f"{name}-*-of-*.safetensors")):  # Transformers has removed those of an earlier save
+        if any(folder.glob(f"{name}-*-of-*.safetensors")):
             (folder / f"{name}.safetensors").unlink(missing_ok=True)
 
     @property

@@ -1,4 +1,4 @@
-"""Registration of the package with the Auto classes and pipelines of Transformers."""
+"""Registration with the Auto classes and pipelines of Transformers."""
 
 from typing import Any
 
@@ -20,11 +20,11 @@ FAMILIES = (
     VaswaniIterativeVaeForConditionalGeneration,
     VaswaniFlowSeqForConditionalGeneration,
 )
-"""The complete model of each family, which names configuration and body; all share a tokenizer and a pipeline."""
+"""The model with output projection of each family; its attributes name configuration and body."""
 
 
 def register() -> None:
-    """Register every family with the Auto classes, and the task with `pipeline()`; repeated calls change nothing."""
+    """Register every model family with the Auto classes, and the task with `pipeline()`; idempotent."""
     for model in FAMILIES:
         config: Any = model.config_class
         AutoConfig.register(config.model_type, config, exist_ok=True)

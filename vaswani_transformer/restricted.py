@@ -1,9 +1,7 @@
-"""Restricted self-attention: each position attends to its neighborhood only (section 4).
+"""Restricted self-attention, in which each position attends only to its neighborhood (section 4).
 
-B batch, H heads, Q queries, K keys, n tokens of a text, r positions to either side, N blocks of c queries with w keys.
-The paper's "neighborhood of size r" is centered around a position; here r counts to one side, so that a neighborhood
-has 2 r + 1 tokens, and r + 1 in the decoder, where no position attends to a later one. Padding may be on either side of
-a text, but not between its tokens.
+B batch, H heads, Q queries, K keys, n tokens of a text, N blocks of c queries with w keys. r counts the positions on
+one side, so a neighborhood has 2 r + 1 tokens, or r + 1 in the decoder. Padding must not be between tokens.
 """
 
 import copy
@@ -21,11 +19,11 @@ from .attention import BlockwiseMask
 from .config import VaswaniTransformerConfig
 
 MIN_BLOCK = 32
-"""The fewest queries of a block: smaller products are slow."""
+"""Smallest number of queries in a block, since small products are slow."""
 
 
 def in_blocks(heads: Tensor, blocks: int, block: int, before: int = 0, after: int = 0) -> Tensor:
-    """Cut (B, H, n, width) into blocks (B N, H, before + c + after, width) with tokens of their neighbors."""
+    """Split (B, H, n, width) into overlapping blocks (B N, H, before + c + after, width)."""
     remainder = blocks * block - heads.shape[2]
     padded = nn.functional.pad(heads, (0, 0, before, remainder + after))
     return padded.unfold(2, before + block + after, block).permute(0, 2, 1, 4, 3).flatten(0, 1)
@@ -33,11 +31,11 @@ def in_blocks(heads: Tensor, blocks: int, block: int, before: int = 0, after: in
 
 @dataclass(frozen=True)
 class Band(BlockwiseMask):
-    """Neighborhoods block by block: O(r n d), and no n x n numbers.
+    """Blockwise mask of neighborhoods, with time and memory in O(r n d).
 
     Attributes:
-        allowed: (B or 1, N, 1, c, w), whether each query of a block attends to each of its keys, which begin r places
-            before the block.
+        allowed: (B or 1, N, 1, c, w), whether each query of a block attends to each key; keys begin r positions before
+            the block.
         reach: r.
     """
 
@@ -46,7 +44,7 @@ class Band(BlockwiseMask):
 
     @classmethod
     def over(cls, queries: Tensor, attention_mask: Tensor | None, reach: int, is_causal: bool) -> "Band":
-        """Return the neighborhoods of `queries` (B, n, d_model); a query that is padding may attend to itself."""
+        """Return the neighborhoods of `queries` (B, n, d_model); padding may attend to itself."""
         length, block, after, device = (
             queries.shape[1],
             max(reach, MIN_BLOCK),
@@ -87,7 +85,7 @@ def library_mask(
     is_causal: bool,
     may_skip: bool,
 ) -> Any:
-    """Return Transformers' mask of a sliding window; None, if it may skip one that masks nothing."""
+    """Return Transformers' sliding-window mask; None for a mask that it may skip."""
     windowed = copy.copy(config)
     windowed.sliding_window = (config.attention_window or 0) + is_causal  # a causal window counts the token itself
     given = (windowed, queries, attention_mask)
@@ -103,17 +101,17 @@ def window_mask(
     cache: Cache | None = None,
     is_causal: bool = False,
 ) -> Tensor | BlockMask | Band | None:
-    """Return the neighborhoods of one call as the mask that the attention implementation takes.
+    """Return the mask of the neighborhoods in the attention implementation's format.
 
     Args:
-        config: with an `attention_window`, r.
-        queries: (B, Q, d_model), the embeddings that attend.
-        attention_mask: (B, K), 0 at padding; or (B, 1, Q, K), which gets the window in addition.
-        cache: of earlier tokens.
+        config: configuration with an `attention_window`, r.
+        queries: (B, Q, d_model), embeddings of the queries.
+        attention_mask: (B, K), 0 at padding; or a mask (B, 1, Q, K) to combine with the window.
+        cache: cache of earlier tokens.
         is_causal: whether no position attends to a later one.
 
     Raises:
-        ValueError: the attention implementation, or a mask of blocks, can have no window.
+        ValueError: the attention implementation does not support a window, or the mask is a `BlockMask`.
     """
     reach, implementation = config.attention_window or 0, config._attn_implementation or "eager"
     takes_window = implementation in ("eager", "sdpa", "flex_attention") or "flash" in implementation
@@ -143,5 +141,5 @@ def window_mask(
     is_long = length >= 4 * max(reach, MIN_BLOCK) and (attention_mask is None or attention_mask.shape[1] == length)
     if implementation == "sdpa" and is_on_cpu and is_first and is_long and not torch.compiler.is_compiling():
         return Band.over(queries, attention_mask, reach, is_causal)
-    # On an accelerator the host would wait to see whether a mask can be left out.
+    # On an accelerator this check would synchronize.
     return library_mask(config, queries, attention_mask, cache, is_causal, may_skip=is_on_cpu)

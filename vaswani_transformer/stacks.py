@@ -1,6 +1,6 @@
-"""The encoder and the decoder, stacks of N layers over embedded texts (3.1).
+"""Encoder and decoder: stacks of N layers over embedded texts (3.1).
 
-B batch, S source, T target, k target rows of one source row.
+B batch, S source, T target, k target rows per source row.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ from .restricted import window_mask
 
 
 class VaswaniTransformerEncoder(VaswaniTransformerPreTrainedModel):
-    """A stack of N identical layers over the embedded source (3.1)."""
+    """Encoder: a stack of N identical layers over the embedded source (3.1)."""
 
     is_stack = True
     _tp_plan = tensor_parallel_plan("self_attn")
@@ -60,12 +60,12 @@ class VaswaniTransformerEncoder(VaswaniTransformerPreTrainedModel):
 
         Args:
             input_ids: (B, S) token ids.
-            attention_mask: (B, S), 0 where a token is padding, on either side; None: every token counts.
-            position_ids: (B, S); None: counted over unmasked tokens.
-            inputs_embeds: (B, S, d_model), scaled embeddings in place of `input_ids`.
+            attention_mask: (B, S), 0 at padding, which may be on either side; None for no padding.
+            position_ids: (B, S); None to count unmasked tokens.
+            inputs_embeds: (B, S, d_model), scaled embeddings instead of `input_ids`.
 
         Returns:
-            `last_hidden_state` (B, S, d_model), and on request `hidden_states` (N + 1 of them) and `attentions`.
+            `last_hidden_state` (B, S, d_model), and on request `hidden_states` (N + 1 tensors) and `attentions`.
         """
         inputs_embeds = embed_text(self.embed_tokens, input_ids, inputs_embeds)  # (B, S, d_model)
         if input_ids is not None:
@@ -86,7 +86,7 @@ class VaswaniTransformerEncoder(VaswaniTransformerPreTrainedModel):
 
 
 def empty_cache(config: VaswaniTransformerConfig) -> EncoderDecoderCache:
-    """Return an empty cache of a decoder; with an `attention_window` it keeps the r newest keys of self-attention."""
+    """Return an empty decoder cache; with an `attention_window` it keeps the r newest self-attention keys."""
     target_config = config
     if config.attention_window is not None:
         target_config = config.get_text_config(decoder=True)  # a copy
@@ -95,7 +95,7 @@ def empty_cache(config: VaswaniTransformerConfig) -> EncoderDecoderCache:
 
 
 def check_rows(rows: int, sources: int) -> None:
-    """Raise ValueError where target rows cannot be shared out evenly among source rows."""
+    """Raise ValueError unless the number of target rows is a multiple of that of source rows."""
     if rows % sources:
         raise ValueError(
             f"The target has {rows} rows and the source {sources}; give each source row the same number of target "
@@ -104,10 +104,9 @@ def check_rows(rows: int, sources: int) -> None:
 
 
 class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
-    """A stack of N identical layers over the embedded target, which attends to the encoder's output (3.1).
+    """Decoder: a stack of N identical layers over the embedded target, attending to the encoder's output (3.1).
 
-    A subclass replaces its layers (`layer_class`), its self-attention mask (`self_attention_mask`) or the loop over its
-    layers (`run_layers`), but not `forward`.
+    Subclasses override `layer_class`, `self_attention_mask` or `run_layers`, but not `forward`.
     """
 
     layer_class: type[nn.Module] = VaswaniTransformerDecoderLayer
@@ -146,16 +145,16 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
         """Decode a target, or with a cache its next tokens.
 
         Args:
-            input_ids: (k B, T) token ids, a target shifted right; with a cache only those that it does not hold yet.
-            attention_mask: (k B, cached + T), 0 where a target token is padding; None: every token counts.
-            position_ids: (k B, T); None: counted over unmasked tokens.
-            encoder_hidden_states: (B, S, d_model), the encoder's output; None skips cross-attention. Row i of
-                the target belongs to source i // k.
-            encoder_attention_mask: (B, S), 0 where a source token is padding.
-            past_key_values: keys and values of the earlier tokens and of the source, which the call extends; `cache` is
-                its other name, that of Transformers since 5.24.
-            inputs_embeds: (k B, T, d_model), scaled embeddings in place of `input_ids`.
-            use_cache: whether to return a cache; None: the configuration's default.
+            input_ids: (k B, T) token ids, shifted right; with a cache only the new ones.
+            attention_mask: (k B, cached + T), 0 at padding; None for no padding.
+            position_ids: (k B, T); None to count unmasked tokens.
+            encoder_hidden_states: (B, S, d_model), the encoder's output; None to skip cross-attention. Row i of the
+                target belongs to source i // k.
+            encoder_attention_mask: (B, S), 0 at padding of the source.
+            past_key_values: cached keys and values of earlier tokens and of the source, which the call extends; `cache`
+                is an alias, the name in Transformers since 5.24.
+            inputs_embeds: (k B, T, d_model), scaled embeddings instead of `input_ids`.
+            use_cache: whether to return a cache; None for the configuration's default.
 
         Returns:
             `last_hidden_state` (k B, T, d_model), `past_key_values`, and on request `hidden_states`, `attentions`
@@ -180,7 +179,7 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden_states, **cache)
 
     def run_layers(self, hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
-        """Pass `hidden_states` (k B, T, d_model) through every layer; the other arguments are the layers' own."""
+        """Run all layers on `hidden_states` (k B, T, d_model)."""
         for layer in self.layers:
             hidden_states = layer(hidden_states, *args, **kwargs)  # (k B, T, d_model)
         return hidden_states
@@ -188,7 +187,7 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
     def self_attention_mask(
         self, inputs_embeds: Tensor, attention_mask: Tensor | None, cache: Cache | None
     ) -> Tensor | BlockMask | BlockwiseMask | None:
-        """Return the causal mask of self-attention, in the form that the attention implementation takes."""
+        """Return the causal self-attention mask in the attention implementation's format."""
         target_cache = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
         if self.config.attention_window is not None:
             return window_mask(self.config, inputs_embeds, attention_mask, target_cache, is_causal=True)
@@ -197,7 +196,7 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
     def target_positions(
         self, inputs_embeds: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: Cache | None
     ) -> tuple[Tensor, int | None]:
-        """Return the new tokens' positions (k B or 1, T), and an upper bound of them where one is known."""
+        """Return the positions (k B or 1, T) of the new tokens, and an exclusive upper bound if known."""
         rows, length = inputs_embeds.shape[:2]
         past = 0 if cache is None else cache.get_seq_length()  # a tensor in a static cache, whose masks may be wider
         is_expanded = isinstance(attention_mask, Tensor) and attention_mask.dim() == 4  # as for a static cache
@@ -215,7 +214,7 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
     def source_mask(
         self, inputs_embeds: Tensor, encoder_hidden_states: Tensor | None, attention_mask: Tensor | None
     ) -> Tensor | BlockMask | None:
-        """Return the mask of cross-attention, whose queries are all target rows of a source side by side."""
+        """Return the cross-attention mask for the concatenated target rows of each source."""
         if encoder_hidden_states is None:
             return None
         rows, (sources, length) = inputs_embeds.shape[0], encoder_hidden_states.shape[:2]

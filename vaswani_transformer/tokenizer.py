@@ -121,19 +121,19 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
 
     @classmethod
     def train_from_iterator(cls, texts: Iterable[str | list[str]], vocab_size: int, algorithm: str = "bpe") -> Self:
-        """Return a tokenizer whose vocabulary is learned from `texts`, sources and targets together.
+        """Return a tokenizer with a vocabulary learned from `texts`, sources and targets together.
 
-        The same texts give the same vocabulary in every process. `<s>`, `<pad>` and `</s>` are 0, 1 and 2, and
-        `<unk>`, which only word pieces need, is 3. As in every tokenizer of Transformers, the characters `</s>` in a
-        text become the token `</s>`; use `text_encoder(tokenizer)` for texts that may contain any characters.
+        Training is deterministic. The ids of `<s>`, `<pad>` and `</s>` are 0, 1 and 2; that of `<unk>`, which only word
+        pieces have, is 3. As in every tokenizer of Transformers, the characters `</s>` in a text become the token
+        `</s>`; use `text_encoder(tokenizer)` for texts that may contain them.
 
         Args:
-            texts: the texts to learn from, or lists of them.
-            vocab_size: number of entries; few texts may give fewer.
+            texts: the training texts, or lists of them.
+            vocab_size: number of entries; a small amount of text may give fewer.
             algorithm: "bpe", lossless for any text, or "wordpiece", lossless for the characters of `texts`.
 
         Raises:
-            TypeError: `texts` is a single text, whose characters would be the texts, or holds something else.
+            TypeError: `texts` is a single text or contains something other than texts.
             ValueError: the algorithm is unknown, or the vocabulary is too small for its alphabet.
         """
         if isinstance(texts, str):
@@ -147,7 +147,7 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
             single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, tokenizer.token_to_id(end))]
         )
         names = SPECIAL_TOKENS | (UNKNOWN_TOKEN if name == "wordpiece" else {})
-        # With room left nothing could be merged further, so that every word of the texts is an entry.
+        # A vocabulary with free entries contains every word of the texts.
         settings: dict[str, Any] = {ALL_WORDS_KEY: True} if tokenizer.get_vocab_size() < vocab_size else {}
         return cls(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **names, **settings)
 

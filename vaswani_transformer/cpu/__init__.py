@@ -1,1 +1,1 @@
-"""A model prepared for the CPU that it decodes on. Nothing here is published with a model."""
+"""Models prepared for fast decoding on a CPU. This folder is not published with a model."""

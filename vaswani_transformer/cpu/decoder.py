@@ -1,7 +1,7 @@
-"""The decoder step of a prepared model by the fast path.
+"""Fast path of a prepared model's decoder step.
 
-B sources, k beams of a source, H heads, S source tokens, T target tokens so far, V vocabulary; d_k and d_v the widths
-of a head's keys and values.
+B sources, k beams per source, H heads, S source tokens, T target tokens so far, V vocabulary; d_k and d_v are the
+widths of a head's keys and values.
 """
 
 from typing import cast
@@ -20,21 +20,19 @@ Parameters = tuple[Tensor, Tensor | None]  # weight (out, in) and bias
 
 
 class BeamCache:
-    """Keys and values of self-attention, written for one token a beam at a time; a source's k beams are side by side.
-
-    If beams change their order, only a mask changes, which gives the keys that a beam attends to; no keys move.
+    """Self-attention cache of the beams; reordering beams changes only a mask, and moves no keys and values.
 
     Args:
-        layers, num_sources, heads, num_beams, key_width, value_width: the sizes; the last two are d_k and d_v.
+        layers, num_sources, heads, num_beams, key_width, value_width: sizes; the last two are d_k and d_v.
 
     Attributes:
         length: T.
-        key_values: (layers, B, H, slots for T, k, d_k + d_v), keys and values side by side.
-        ancestry_mask: (k B, T k), -inf where a beam does not attend; None where a source has one beam.
-        self_mask: (k B, k), what a token newly written adds to it: each beam attends to its own.
-        mask: (B H or 1, k or 1, T k or 1), the same as it is added to the scores.
-        write_slots: of each layer (B, H, k, d_k + d_v), where the newest token goes.
-        keys, values: of each layer, (B H, d_k, T k) and (B H, T k, d_v), that token included.
+        key_values: (layers, B, H, slots for T, k, d_k + d_v), concatenated keys and values.
+        ancestry_mask: (k B, T k), -inf at keys of other beams' ancestors; None for a single beam.
+        self_mask: (k B, k), the mask's columns for a new token, at which each beam attends to its own key.
+        mask: (B H or 1, k or 1, T k or 1), the mask to add to the scores.
+        write_slots: views (B, H, k, d_k + d_v) of each layer's slots for the newest token.
+        keys, values: views (B H, d_k, T k) and (B H, T k, d_v) of each layer, including the newest token.
     """
 
     def __init__(
@@ -52,7 +50,7 @@ class BeamCache:
         self.write_slots: tuple[Tensor, ...] = ()
 
     def reorder(self, beams: Tensor) -> None:
-        """Let each beam (k B,) continue another of its source, and attend to what that attended to."""
+        """Let row i continue row `beams[i]` of the same source; `beams` (k B,)."""
         if self.ancestry_mask is not None:
             self.ancestry_mask = self.ancestry_mask.index_select(0, beams)
 
@@ -62,7 +60,7 @@ class BeamCache:
         They move within the present memory: new memory for all of them would take longer than the copy.
         """
         unmoved = torch.arange(len(sources), device=sources.device)
-        stay = int((sources == unmoved).long().cumprod(0).sum())  # the first ones that need no move
+        stay = int((sources == unmoved).long().cumprod(0).sum())  # leading sources that do not move
         for layer in self.key_values:
             written = layer[:, :, : self.length]
             written[stay : len(sources)] = written[sources[stay:]]
@@ -73,7 +71,7 @@ class BeamCache:
         self.self_mask = self.self_mask[: len(sources) * self.num_beams]
 
     def append_slot(self) -> None:
-        """Append a slot for one more token of each beam, which attends to itself and to what the beam attended to."""
+        """Append a slot for a new token of each beam."""
         self.length += 1
         layers, sources, heads, slots, beams, width = self.key_values.shape
         if self.length > slots:
@@ -92,7 +90,7 @@ class BeamCache:
         self.values = self.key_values.as_strided(values, (each_layer, each_head, width, 1), self.key_width).unbind()
 
     def write(self, layer: int, key_values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the newest token's `key_values` (B, H, k, d_k + d_v), where B may lack if it is 1.
+        """Write the newest token's `key_values`, (B, H, k, d_k + d_v) or without B if it is 1.
 
         Returns:
             All keys (B H, d_k, T k) and values (B H, T k, d_v) of the layer.
@@ -102,11 +100,10 @@ class BeamCache:
 
 
 class CachedCrossAttention:
-    """Cross-attention of one layer, with its residual; what depends only on the sources is computed beforehand.
+    """Cross-attention of one layer, with its residual connection and precomputed source products.
 
-    Scores are (h W_Q) K^T, and the output is (A V) W_O. For sources of few tokens the products W_Q K^T and V W_O of
-    each head have fewer entries than the weights. With them every later token takes two products less (weight
-    absorption). This needs the layer's W_Q and W_O unpacked too.
+    Scores are (h W_Q) K^T, and the output is (A V) W_O. For short sources the products W_Q K^T and V W_O of each head
+    are precomputed (weight absorption), which saves two products per step. This also needs W_Q and W_O unpacked.
     """
 
     def __init__(self, attention: CrossAttention) -> None:
@@ -119,7 +116,7 @@ class CachedCrossAttention:
         self.weights: tuple[Tensor, ...] = self.weights_by_head(queries, outputs) if has_both else ()
 
     def source_key_values(self, memory: Tensor) -> KeyValues:
-        """Return keys and values of the encoder's output (B, S, d_model), contiguous, for the fastest products."""
+        """Return contiguous keys and values of the encoder's output (B, S, d_model)."""
         keys, values = self.project_key_values(memory)
         return keys.transpose(2, 3).contiguous(), values.contiguous()
 
@@ -134,7 +131,7 @@ class CachedCrossAttention:
         )
 
     def over(self, key_values: KeyValues, mask: Tensor | None, num_beams: int) -> Function:
-        """Return the function of hidden states (k B, d_model) that attends to sources; `mask` is (B, 1, 1, S)."""
+        """Return a function of hidden states (k B, d_model) that attends to the sources; `mask` is (B, 1, 1, S)."""
         keys, values = key_values
         sources, heads, _, tokens = keys.shape
         if self.weights and sources * heads * tokens <= self.weights[0].shape[2]:
@@ -150,17 +147,17 @@ class CachedCrossAttention:
         return cross_attend
 
     def absorbed(self, keys: Tensor, values: Tensor, mask: Tensor | None, num_beams: int) -> Function:
-        """Return the same by the products of the weights with keys and values, (B, H S, d_model) each."""
+        """Return the same function with precomputed products (weight absorption)."""
         w_q, q_bias, w_o, o_bias = self.weights
         sources, heads, _, tokens = keys.shape
         keys = keys.transpose(2, 3)
         to_scores = (keys @ w_q).flatten(1, 2).transpose(1, 2)  # (B, d_model, H S)
         to_output = (values @ w_o).flatten(1, 2)
-        to_output += o_bias / heads  # each head's weights add up to 1
+        to_output += o_bias / heads  # attention weights sum to 1 in each head
         added = (keys @ q_bias).transpose(2, 3)  # (B, H, 1, S)
         added = (added if mask is None else added + mask).reshape(sources, 1, -1)
         batch, product = (sources,), torch.baddbmm
-        if sources == 1:  # a dimension of one would take time
+        if sources == 1:  # omit the dimension for speed
             to_scores, to_output, added, batch, product = to_scores[0], to_output[0], added[0], (), torch.addmm
         to_states, head_shape = (*batch, num_beams, w_q.shape[2]), (*batch, num_beams, heads, tokens)
 
@@ -173,7 +170,7 @@ class CachedCrossAttention:
 
 
 class DecoderLayerStep(UnwrappedLayer):
-    """One layer for one more token of each beam."""
+    """Decoder layer for one new token of each beam."""
 
     def __init__(self, layer: VaswaniTransformerDecoderLayer) -> None:
         super().__init__(layer)
@@ -192,10 +189,10 @@ class DecoderLayerStep(UnwrappedLayer):
 
 
 class DecoderStep:
-    """All layers and the projection to the vocabulary, for one more token of each beam.
+    """All decoder layers and the output projection, for one new token of each beam.
 
     Attributes:
-        positions: (d_model,) each, the encodings of the first positions, as many as were needed so far.
+        positions: encodings (d_model,) of the first positions, extended on demand.
     """
 
     def __init__(self, decoder: VaswaniTransformerDecoder, lm_head: nn.Module) -> None:
@@ -206,7 +203,7 @@ class DecoderStep:
         self.positions: tuple[Tensor, ...] = ()
 
     def __call__(self, input_ids: Tensor, cache: BeamCache, cross_attention: list[Function]) -> Tensor:
-        """Return the decoder's output (k B, d_model) for one more token of each beam (k B,); the cache grows by it."""
+        """Return the decoder's output (k B, d_model) for one new token of each beam (k B,), and extend the cache."""
         cache.append_slot()
         if cache.length > len(positions := self.positions):
             self.positions = positions = self.encode.first_positions(cache.length + GROWTH).unbind()
@@ -217,12 +214,12 @@ class DecoderStep:
 
 
 class PreparedDecoder:
-    """The `Decoder` of a search, over the sources of one call.
+    """`Decoder` of a search by the fast path.
 
     Args:
-        decoder_step: of the prepared model.
-        memory: (B, S, d_model) the encoder's output.
-        attention_mask: (B, S) 0 at padding; None: every token counts.
+        decoder_step: the decoder step of the prepared model.
+        memory: (B, S, d_model), the encoder's output.
+        attention_mask: (B, S), 0 at padding; None for no padding.
         num_beams: k.
     """
 

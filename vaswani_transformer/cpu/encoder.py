@@ -1,6 +1,6 @@
-"""The encoder of a prepared model by the fast path.
+"""Fast path of a prepared model's encoder.
 
-B sources, S source tokens, H heads; d_k and d_v the widths of a head's keys and values.
+B sources, S source tokens, H heads; d_k and d_v are the widths of a head's keys and values.
 """
 
 import functools
@@ -21,7 +21,7 @@ PLAIN_INPUTS = {"input_ids", "attention_mask", "return_dict", *RECORDED}
 
 
 class EncoderLayerPass(UnwrappedLayer):
-    """One layer over all tokens of each source."""
+    """Encoder layer over all tokens of each source."""
 
     def __call__(self, hidden_states: Tensor, mask: Tensor, num_sources: int) -> Tensor:
         """Return the next `hidden_states` (B S, d_model); `mask` (B H or 1, 1, S or 1) is added to the scores."""
@@ -33,12 +33,12 @@ class EncoderLayerPass(UnwrappedLayer):
 
 
 class PreparedEncoder:
-    """The encoder as `generate()` calls it: by the fast path, unless a call requests more than its output.
+    """Wrapper of the encoder that uses the fast path unless intermediate outputs are requested.
 
-    The fast path calls no hooks on its layers. All other attributes are those of the encoder.
+    The fast path calls no hooks on the layers. Other attributes are those of the encoder.
 
     Attributes:
-        encodings: (P, d_model) of the first positions, as many as were needed so far.
+        encodings: (P, d_model), encodings of the first positions, extended on demand.
     """
 
     def __init__(self, encoder: VaswaniTransformerEncoder) -> None:
@@ -65,7 +65,7 @@ class PreparedEncoder:
 
     @functools.wraps(VaswaniTransformerEncoder.forward)
     def forward(self, *args: Any, **inputs: Any) -> Any:
-        """Return what the encoder returns."""
+        """Return the encoder's output."""
         if args or not self.is_plain(inputs):
             return self.encoder(*args, **inputs)
         memory = self.fast_pass(inputs["input_ids"], inputs.get("attention_mask"))
@@ -77,7 +77,7 @@ class PreparedEncoder:
         return getattr(self.encoder, name)
 
     def is_plain(self, inputs: dict[str, Any]) -> bool:
-        """Return whether a call has only sources, within the positions, and requests no intermediate outputs."""
+        """Return whether the fast path supports the call: only sources of valid length, and no intermediate outputs."""
         ids, mask, config = inputs.get("input_ids"), inputs.get("attention_mask"), self.encoder.config
         table = self.positions.table.num_embeddings if isinstance(self.positions, LearnedPositions) else None
         return (

@@ -1,6 +1,6 @@
-"""The common base of a prepared encoder and decoder: fused projections, and modules as plain functions.
+"""Shared code of the prepared encoder and decoder: fused projections, and modules as plain functions.
 
-B sources, T tokens of a source or its k beams, H heads, K keys; d_k and d_v the widths of a head's keys and values.
+B sources, T tokens of a source or its k beams, H heads, K keys; d_k and d_v are the widths of a head's keys and values.
 """
 
 import functools
@@ -17,18 +17,18 @@ from .linear import PreparedLinear
 
 Function = Callable[[Tensor], Tensor]
 QKV = ("q_proj", "k_proj", "v_proj")
-GROWTH = 32  # the least number of tokens by which a cache, or the encodings of positions, grow
+GROWTH = 32  # smallest growth of a cache or of position encodings, in tokens
 
 
 class FusedQKVAttention(CausalSelfAttention):
-    """Self-attention of either stack with one product for queries, keys and values; it copies `attention`'s weights."""
+    """Self-attention with one product for queries, keys and values, and a copy of the weights of `attention`."""
 
     def __init__(self, attention: SelfAttention) -> None:
         nn.Module.__init__(self)
         self.config, self.layer_idx, self.is_causal = attention.config, attention.layer_idx, attention.is_causal
         self.head_dim, self.value_head_dim = attention.head_dim, attention.value_head_dim
         self.scaling, self.dropout = attention.scaling, attention.dropout
-        self._forward_hooks = attention._forward_hooks  # by which Transformers records weights
+        self._forward_hooks = attention._forward_hooks  # Transformers records weights with them
         linears = (attention.q_proj, attention.k_proj, attention.v_proj)
         outputs = sum(linear.out_features for linear in linears)
         self.qkv_proj = nn.utils.skip_init(nn.Linear, linears[0].in_features, outputs, bias=linears[0].bias is not None)
@@ -40,13 +40,13 @@ class FusedQKVAttention(CausalSelfAttention):
         self.o_proj = attention.o_proj
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values, which each head has side by side."""
+        """Return queries, keys and values."""
         widths = (self.head_dim, self.head_dim, self.value_head_dim)
         return self.split_heads(self.qkv_proj(hidden_states), sum(widths)).split(widths, dim=-1)
 
 
 def replace(model: nn.Module, module_type: type, make: Callable[[Any], nn.Module]) -> None:
-    """Replace each module of exactly this type by the result of `make`."""
+    """Replace each module of exactly this type with the result of `make`."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is module_type:
@@ -54,7 +54,7 @@ def replace(model: nn.Module, module_type: type, make: Callable[[Any], nn.Module
 
 
 def fuse_qkv(model: nn.Module) -> None:
-    """Replace each self-attention whose three projections are linear layers by a fused one."""
+    """Replace each self-attention that has three linear projections with a fused one."""
 
     def fuse(attention: SelfAttention) -> SelfAttention:
         is_linear = all(type(getattr(attention, name)) is nn.Linear for name in QKV)
@@ -69,13 +69,13 @@ PLAIN_SUBLAYERS = (FusedQKVAttention, CrossAttention, FeedForward, AddAndNorm)
 
 
 def has_plain_layers(stack: Any) -> bool:
-    """Return whether all layers are the package's own, with fused projections, and no subclass changes them."""
+    """Return whether all layers are unmodified layers of this package with fused projections."""
     sublayers = [sublayer for layer in stack.layers for sublayer in layer.children()]
     return {*map(type, stack.layers)} <= {*PLAIN_LAYERS} and {*map(type, sublayers)} <= {*PLAIN_SUBLAYERS}
 
 
 def raw_forward(module: nn.Module) -> Function:
-    """Return a module's forward as a function, without the wrappers of a call; a ReLU changes its input in place."""
+    """Return a module's `forward` as a function without hooks; a ReLU works in place."""
     if type(module) is nn.LayerNorm:
         shape, weight, bias, eps = module.normalized_shape, module.weight, module.bias, module.eps
         return lambda hidden_states: torch.layer_norm(hidden_states, shape, weight, bias, eps)
@@ -85,13 +85,13 @@ def raw_forward(module: nn.Module) -> Function:
 
 
 def compose(*modules: nn.Module) -> Function:
-    """Return modules one after the other as one function."""
+    """Return the composition of modules as a function."""
     functions = [raw_forward(module) for module in modules if type(module) is not nn.Identity]
     return functools.reduce(lambda first, second: lambda hidden_states: second(first(hidden_states)), functions)
 
 
 def embed_fn(module: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function from token ids and positions to their sum, by the module that embeds tokens."""
+    """Return a function that adds position encodings to the embeddings of token ids."""
     if type(module) is ScaledEmbedding:
         scale = module.embed_scale
         return lambda ids, positions: torch.add(positions, torch.embedding(module.weight, ids), alpha=scale)
@@ -99,12 +99,12 @@ def embed_fn(module: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float) -> Tensor:
-    """Equation (1): (B H, T, d_v) of queries (B H, T, d_k), keys (B H, d_k, K) and values (B H, K, d_v)."""
+    """Return equation (1) (B H, T, d_v) of queries (B H, T, d_k), keys (B H, d_k, K) and values (B H, K, d_v)."""
     return torch.softmax(torch.baddbmm(mask, query, keys, alpha=scaling), dim=-1).bmm(values)
 
 
 class UnwrappedLayer:
-    """The modules that the layers of a prepared encoder and decoder have in common, as functions."""
+    """Common modules of encoder and decoder layers, as functions."""
 
     def __init__(self, layer: VaswaniTransformerEncoderLayer | VaswaniTransformerDecoderLayer) -> None:
         attention, inner = layer.self_attn, layer.feed_forward
@@ -116,9 +116,9 @@ class UnwrappedLayer:
         self.ffn_norm = raw_forward(layer.feed_forward_add_norm.norm)
 
     def split_heads(self, projected: Tensor, num_sources: int) -> tuple[Tensor, Tensor]:
-        """Return queries (B H, T, d_k), and keys and values side by side (B, H, T, d_k + d_v), of rows (B T, ...).
+        """Return queries (B H, T, d_k), and concatenated keys and values (B, H, T, d_k + d_v), of rows (B T, ...).
 
-        The product must not be a view of another tensor. The results have no dimension B if that is 1.
+        `projected` must not be a view. The results have no dimension B if that is 1.
         """
         tokens, row = projected.shape[0] // num_sources, projected.shape[1]
         sizes, strides = ((), ()) if num_sources == 1 else ((num_sources,), (tokens * row,))
@@ -128,7 +128,7 @@ class UnwrappedLayer:
         return query if num_sources == 1 else query.flatten(0, 1), projected.as_strided(sizes, strides, key_width)
 
     def merge_heads(self, attended: Tensor, num_sources: int) -> Tensor:
-        """Return the outputs of the heads (B H, T, d_v) side by side for each token (B T, H d_v)."""
+        """Concatenate the outputs of the heads (B H, T, d_v) for each token: (B T, H d_v)."""
         if num_sources == 1:
             return attended.transpose(0, 1).reshape(attended.shape[1], -1)
         by_source = attended.view(num_sources, self.heads, -1, attended.shape[2])  # (B, H, T, d_v)

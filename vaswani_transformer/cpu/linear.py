@@ -17,24 +17,20 @@ from torch import Tensor, nn
 
 Product = Callable[[Tensor], Tensor]
 
-MIN_SCALE = 1e-12  # of a row of weights that are all 0
-FEW_ROWS, MANY_ROWS = 4, 32  # for which products are timed: a step of a beam search, and a sentence
-TIMED_WEIGHTS = 2**20  # the most that are timed of a layer; all layouts read the others at the pace of the memory
+MIN_SCALE = 1e-12  # for rows of zeros
+FEW_ROWS, MANY_ROWS = 4, 32  # timed numbers of rows: a beam search step, and a sentence
+TIMED_WEIGHTS = 2**20  # largest weight to time; larger ones are bound by memory bandwidth
 REPETITIONS = 5
-MARGIN = 0.9  # of the first layout's time, which another one must fall below: timing is noisy
+MARGIN = 0.9  # another layout must be faster than the first by this factor
 
 
 def raw_op(operator: Any) -> Callable[..., Tensor]:
-    """Return an operator as torch's compiled function, without what its call does in Python before.
-
-    A call with a packed int8 weight searches each argument for an object of torch's compiler, and a decoder step makes
-    a dozen such calls. `len` of a tensor is Python too; code that runs in every step reads `shape` instead.
-    """
+    """Return an operator as torch's compiled function, without the overhead of Python's dispatch."""
     return getattr(operator, "_op", operator)
 
 
 class PreparedLinear(nn.Module):
-    """A layer without derivatives, with a copy of the weights of a plain one, `linear`."""
+    """Base class of inference-only layers with a packed copy of the weights of `linear`."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Return the product in the dtype of `hidden_states` (..., in)."""
@@ -47,16 +43,16 @@ class PreparedLinear(nn.Module):
         return product.view(*hidden_states.shape[:-1], product.shape[1]).to(hidden_states.dtype)
 
     def raw_forward(self) -> Product:
-        """Return the product with rows (R, in) in float32 without gradients, as a function."""
+        """Return a function that computes the product with rows (R, in) in float32."""
         raise NotImplementedError
 
     def unpacked(self) -> tuple[Tensor, Tensor | None] | None:
-        """Return its weight (out, in) and bias in float32, where that loses nothing; else None."""
+        """Return the weight (out, in) and bias in float32; None if the packed weight is rounded."""
         return None
 
 
 class PackedLinear(PreparedLinear):
-    """x W^T + b by oneDNN, with W laid out once; `dtype` is that of the products."""
+    """x W^T + b by oneDNN, with packed W and products in `dtype`."""
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
         super().__init__()
@@ -77,7 +73,7 @@ class PackedLinear(PreparedLinear):
 
 
 class TransposedLinear(PreparedLinear):
-    """x W^T + b by torch's own product in float32, with W stored as (in, out)."""
+    """x W^T + b by torch in float32, with W stored as (in, out)."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -93,13 +89,13 @@ class TransposedLinear(PreparedLinear):
 
 
 class QuantizedLinear(PreparedLinear):
-    """x W^T + b with W in int8, a scale for each row of W, and x in int8, with one scale for each call.
+    """x W^T + b with W in int8 with a scale per row, and x in int8 with a scale per call.
 
     Args:
-        linear: the layer; the largest weight of a row becomes 127.
-        engine: the library, of torch's int8 libraries; None: the default of this CPU.
-        reduces_range: whether x has only 7 bits, so that the sum of two products stays within 16; None: where it
-            would not.
+        linear: the layer to quantize.
+        engine: torch's int8 library; None for the default of this CPU.
+        reduces_range: whether x has only 7 bits, so that the sum of two products fits into 16 bits; None for only if it
+            would overflow.
     """
 
     def __init__(self, linear: nn.Linear, engine: str | None = None, reduces_range: bool | None = None) -> None:
@@ -108,7 +104,7 @@ class QuantizedLinear(PreparedLinear):
         weight = linear.weight.detach().float()
         scales = (weight.abs().amax(1) / 127).clamp(min=MIN_SCALE)  # (out,)
         zero_points = torch.zeros_like(scales, dtype=torch.long)
-        with warnings.catch_warnings():  # of the deprecation of such tensors; `is_supported` detects their absence
+        with warnings.catch_warnings():  # such tensors are deprecated
             warnings.filterwarnings("ignore", r"torch\.quantize_per_tensor", UserWarning)
             quantized = torch.quantize_per_channel(weight, scales, zero_points, 0, torch.qint8)
         bias = None if linear.bias is None else linear.bias.detach().float()
@@ -125,13 +121,13 @@ class QuantizedLinear(PreparedLinear):
         return lambda rows: apply(rows, packed, reduces_range)
 
     def unpacked(self) -> tuple[Tensor, Tensor | None] | None:
-        """Return its weight (out, in) as int8 has it, and bias, in float32."""
+        """Return the dequantized weight (out, in) and the bias, in float32."""
         weight, bias = torch.ops.quantized.linear_unpack(self.packed)
         return weight.dequantize(), bias
 
 
 class TwoLayoutLinear(PreparedLinear):
-    """A layer in one layout for few rows, and in another for many."""
+    """Layer with one layout for few rows and another for many."""
 
     def __init__(self, few: PreparedLinear, many: PreparedLinear) -> None:
         super().__init__()
@@ -152,14 +148,14 @@ LAYOUTS: dict[str, dict[str, Layout]] = {
     "bfloat16": {"onednn": lambda linear: PackedLinear(linear, torch.bfloat16)},
     "int8": {"default": QuantizedLinear, "onednn": lambda linear: QuantizedLinear(linear, "onednn")},
 }
-"""The layouts of each dtype; another than the first must be clearly faster to be chosen."""
+"""Layouts of each dtype, the default first."""
 
 chosen_layouts: dict[str, str] = {}
-"""The fastest layout by dtype, shape, rows and threads, as this process has timed them, or a record says."""
+"""Fastest layout by dtype, shape, rows and threads, from timings of this process or a record."""
 
 
 def make_plain(weight: Tensor) -> nn.Linear:
-    """Return a layer of a weight (out, in), without drawing random numbers."""
+    """Return a linear layer with a weight (out, in), without random initialization."""
     outputs, inputs = weight.shape
     linear = nn.utils.skip_init(nn.Linear, inputs, outputs, bias=False, dtype=torch.float32).requires_grad_(False)
     linear.weight.copy_(weight)
@@ -184,7 +180,7 @@ def is_supported(layout: Layout) -> bool:
 
 @functools.cache
 def int8_sum_overflows() -> bool:
-    """Return whether a sum of two int8 products overflows, as it does where the CPU lacks instructions for them."""
+    """Return whether a sum of two int8 products overflows 16 bits, as on CPUs without VNNI instructions."""
     engines = {None, "onednn"} & {None, *torch.backends.quantized.supported_engines}
     layers = [QuantizedLinear(make_plain(torch.ones(16, 64)), engine, reduces_range=False) for engine in engines]
     rows = [torch.ones(count, 64, dtype=torch.float32) for count in (2, MANY_ROWS)]
@@ -193,10 +189,7 @@ def int8_sum_overflows() -> bool:
 
 
 def best_times(products: list[Product], rows: Tensor) -> list[float]:
-    """Return the shortest time of each product, of several in turns, in seconds of this thread's work.
-
-    So what else runs on the machine chooses no layout.
-    """
+    """Return the shortest CPU time of each product in seconds, timed alternately."""
     times = [math.inf] * len(products)
     for _ in range(REPETITIONS):
         for index, product in enumerate(products):
@@ -207,7 +200,7 @@ def best_times(products: list[Product], rows: Tensor) -> list[float]:
 
 
 def fastest_layouts(dtype: str, layouts: dict[str, Layout], linear: nn.Linear) -> list[str]:
-    """Return the layout of a layer for few rows, and that for many; each shape is timed once in a process."""
+    """Return a layer's fastest layouts for few rows and for many; each shape is timed once per process."""
     sample = make_plain(linear.weight.detach()[: max(1, TIMED_WEIGHTS // linear.in_features)])
     shape = f"{sample.in_features} to {sample.out_features}"
     counts = {
@@ -223,7 +216,7 @@ def fastest_layouts(dtype: str, layouts: dict[str, Layout], linear: nn.Linear) -
 
 
 def linear_factory(dtype: str) -> Callable[[nn.Linear], nn.Module] | None:
-    """Return the function that lays out a plain layer; None if torch has no layout of this dtype here."""
+    """Return the function that packs a plain layer; None if torch does not support `dtype` on this CPU."""
     layouts = {name: layout for name, layout in LAYOUTS[dtype].items() if is_supported(layout)}
 
     def make(linear: nn.Linear) -> PreparedLinear:

@@ -1,7 +1,4 @@
-"""Preparing a trained model for the CPU that it decodes on.
-
-B sources, k beams of a source, S source tokens.
-"""
+"""Preparation of a trained model for decoding on a CPU."""
 
 import copy
 import functools
@@ -30,11 +27,11 @@ STEP_INPUTS = {"attention_mask", "encoder_outputs", "use_cache", "logits_to_keep
 
 
 class Prepared(PreTrainedModel):
-    """A model of packed layers, which holds no weights that could be trained, saved, moved or copied.
+    """Model with packed layers, which cannot be trained, saved, moved or copied.
 
     Args:
-        model: the model, which stays unchanged.
-        make_linear: makes a layer with a copy of another one's weights.
+        model: the original model, which is not changed.
+        make_linear: returns the packed copy of a linear layer.
     """
 
     def __init__(self, model: PreTrainedModel, make_linear: Callable[[nn.Linear], nn.Module]) -> None:
@@ -45,13 +42,13 @@ class Prepared(PreTrainedModel):
             replace(module, nn.Linear, linear_factory("float32") or copy.deepcopy)
         replace(self, nn.Linear, make_linear)
         replace(self, Dropout, lambda _: nn.Identity())
-        # Without a window plain products are faster; with one "sdpa" computes long texts block by block.
+        # "eager" is faster for sentences; with a window "sdpa" computes long texts block by block.
         window = getattr(self.config, "attention_window", None)
         self.set_attn_implementation("eager" if window is None else "sdpa")
         self.eval().requires_grad_(False)
 
     def train(self, mode: bool = True) -> Any:
-        """Stay in evaluation mode; raise RuntimeError where training mode is requested."""
+        """Stay in evaluation mode; raise RuntimeError for training mode."""
         if mode:
             raise RuntimeError("A model prepared for inference cannot be trained; train the one it was prepared from.")
         return super().train(False)
@@ -79,10 +76,10 @@ class Prepared(PreTrainedModel):
 
 
 class PreparedForConditionalGeneration(Prepared, VaswaniTransformerForConditionalGeneration):
-    """The complete model, whose encoder and decoder steps take the fast path in `generate()`.
+    """The paper's model with the fast path in `generate()`.
 
     Attributes:
-        fast_encoder, decoder_step: None where a stack or a layer of it is a subclass, or cannot be packed.
+        fast_encoder, decoder_step: None if the stack, or a layer of it, is a subclass or cannot be packed.
     """
 
     def __init__(self, model: PreTrainedModel, make_linear: Callable[[nn.Linear], nn.Module]) -> None:
@@ -94,11 +91,11 @@ class PreparedForConditionalGeneration(Prepared, VaswaniTransformerForConditiona
         self.decoder_step = DecoderStep(decoder, self.lm_head) if is_plain_decoder else None
 
     def get_encoder(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the encoder, as `generate()` calls it."""
+        """Return the encoder for `generate()`."""
         return super().get_encoder(*args, **kwargs) if self.fast_encoder is None else self.fast_encoder
 
     def make_decoder(self, inputs: dict[str, Any], beams_per_source: int, **options: bool) -> Decoder:
-        """Return the decoder of a search: on the fast path, unless something else observes the steps."""
+        """Return the decoder of a search, with the fast path if only the next token's logits are needed."""
         if self.decoder_step is None or any(options.values()) or not self.is_plain_search(inputs):
             return super().make_decoder(inputs, beams_per_source, **options)
         memory, mask = inputs["encoder_outputs"][0], inputs.get("attention_mask")
@@ -120,25 +117,22 @@ class PreparedForConditionalGeneration(Prepared, VaswaniTransformerForConditiona
 
 
 def prepare_for_inference(model: Model, dtype: str = "float32") -> Model:
-    """Return a model that decodes faster on the CPU `model` is on; `generate()` and everything else work as before.
+    """Return a copy of a model that decodes faster on this CPU.
 
-    Its linear layers hold their weights in the layouts that are the fastest on this CPU; the first model of a size is
-    timed for about 0.2 s. Its attention uses plain products
-    ("eager"), which for sentences are faster on a CPU than torch's fused kernel; for texts of thousands of tokens
-    `set_attn_implementation("sdpa")` saves memory. If torch lacks a library for a dtype, the copy has plain layers and
-    a warning says so. `parameters()` of the copy are those that are not packed. `generate()` calls no hooks on the copy
-    and its layers. In float32 the copy holds the projections of cross-attention's queries and outputs twice, 2
-    d_model^2 numbers more a layer.
+    Its linear layers use the weight layouts that are fastest on this CPU; timing them takes about 0.2 s for the first
+    model of a size. Its attention implementation is "eager", which is fastest for sentences. For texts of thousands of
+    tokens `set_attn_implementation("sdpa")` saves memory. If torch does not support `dtype` on this CPU, the copy has
+    plain layers, with a warning. `parameters()` of the copy returns only parameters that are not packed. `generate()`
+    does not call hooks on the copy. In float32 the copy needs 2 d_model^2 more numbers per decoder layer.
 
     Args:
-        model: any model of the package, on the CPU and in float32; it stays unchanged.
-        dtype: of the products with weights: "float32", with the same results up to rounding; "bfloat16"; or "int8",
-            where a sentence's result also depends slightly on the others of its batch.
+        model: any model of the package, on the CPU and in float32; it is not changed.
+        dtype: dtype of the products with weights: "float32", with the same results up to rounding; "bfloat16"; or
+            "int8", with which a result also depends slightly on the other sentences of the batch.
 
     Raises:
-        ValueError: an unknown dtype, or a model that is wrapped, is not on a CPU in float32 or is itself a prepared
-            copy.
-        RuntimeError: from the copy, when it is to be trained, saved, moved or copied, or to pass gradients back.
+        ValueError: the dtype is unknown, or the model is wrapped, not on a CPU in float32, or already prepared.
+        RuntimeError: raised by the copy on training, saving, moving, copying or backpropagation.
     """
     if dtype not in LAYOUTS:
         raise ValueError(f"dtype is {dtype!r}; choose one of {', '.join(LAYOUTS)}.")
@@ -163,14 +157,14 @@ def prepare_for_inference(model: Model, dtype: str = "float32") -> Model:
 
 @functools.cache
 def prepared_class(model_class: type[PreTrainedModel]) -> Any:
-    """Return the class of prepared models of a class, which is also a subclass of it."""
+    """Return the subclass of `model_class` for prepared models."""
     generates = issubclass(model_class, VaswaniTransformerForConditionalGeneration)
     base = PreparedForConditionalGeneration if generates else Prepared
     return type(f"Prepared{model_class.__name__}", (base, model_class), {})
 
 
 def deepcopy_memo(model: nn.Module) -> dict[int, Tensor]:
-    """Return the weights that only linear layers hold, by id, so that `deepcopy` skips them: packing copies them."""
+    """Return a memo with which `deepcopy` skips weights that only linear layers hold, since packing copies them."""
     other_modules = (module for module in model.modules() if type(module) is not nn.Linear)
     kept = {id(weight) for module in other_modules for weight in module.parameters(recurse=False)}
     weights = [module.weight for module in model.modules() if type(module) is nn.Linear]

@@ -1,4 +1,4 @@
-"""Translating many texts: the function `translate` and the command `vaswani-translate`."""
+"""Translation of many texts: the function `translate` and the command `vaswani-translate`."""
 
 from .translator import Hypothesis, TooLongError, Translation, Translator, translate
 

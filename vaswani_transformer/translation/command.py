@@ -16,7 +16,7 @@ from .options import TranslationOptions, parse_arguments
 from .output import ResumableFile, StreamOutput
 from .translator import TooLongError, Translation, Translator
 
-NAMED_WORDS = 10  # of a line, in a message about a file
+NAMED_WORDS = 10  # largest number of unknown words that a message lists
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -24,13 +24,13 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def silence_stdout() -> None:
-    """Discard what standard output could not take, which Python would write again at exit."""
+    """Discard unwritten output, which Python would write again at exit."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run(options: TranslationOptions, make_format: Callable[..., LineFormat]) -> None:
-    """Run a command on its lines; a user's error ends it with one line and exit status 2."""
+    """Run a command; a user error ends it with one line and exit status 2."""
     logging.disable_progress_bar()
     what_now = "; the same command resumes it" if options.output else ""
     with exit_on_user_error(ValueError, OSError, what_now=what_now):
@@ -39,7 +39,7 @@ def run(options: TranslationOptions, make_format: Callable[..., LineFormat]) -> 
             form = make_format(options)
             translate = translate_typed if options.interactive else translate_lines
             translate(form)
-        except BrokenPipeError:  # the reader has closed the pipe, as `head` does
+        except BrokenPipeError:  # the reader closed the pipe
             silence_stdout()
             sys.exit(141)
         except OutputError:
@@ -54,13 +54,13 @@ def run(options: TranslationOptions, make_format: Callable[..., LineFormat]) -> 
 
 
 def translate_lines(form: LineFormat) -> None:
-    """Translate the input into the output, which a finished file is already."""
+    """Translate the input into the output, unless the output file is finished."""
     options = form.options
     source = sys.stdin.buffer if options.input is None else options.input.open("rb")
     with source, contextlib.closing(open_output(form)) as output:
         texts = output.watch(form.read(source))
         if output.is_finished:
-            for _ in texts:  # are the same
+            for _ in texts:  # checks that the texts have not changed
                 pass
             log(f"{options.output}: is finished already and stays unchanged.")
             return
@@ -77,7 +77,7 @@ def translate_lines(form: LineFormat) -> None:
 
 
 def write_results(form: LineFormat, translator: Translator, texts: Iterable[str], output: StreamOutput) -> None:
-    """Write the results of all texts that have none yet."""
+    """Write the results of all remaining texts."""
     name, number = form.options.input_name, output.done
     unknown_lines, first_unknown = 0, ""
     with progress_bar(form.options, output.done) as bar:
@@ -118,10 +118,7 @@ def translate_typed(form: LineFormat) -> None:
 
 
 def typed_lines() -> Iterator[str]:
-    """Yield lines of standard input; in a terminal with a prompt, editing and a history.
-
-    If the output is no terminal, `input` would write the prompt among the translations.
-    """
+    """Yield lines of standard input; in a terminal with prompt, editing and history."""
     if not sys.stdin.isatty():
         yield from text_lines(sys.stdin.buffer, "standard input")
         return
@@ -134,7 +131,7 @@ def typed_lines() -> Iterator[str]:
 
 
 def open_output(form: LineFormat) -> StreamOutput:
-    """Return where the results go: standard output, a pipe or device, or a file that can be resumed."""
+    """Return the output: standard output, a pipe or device, or a resumable file."""
     options = form.options
     if options.output is None:
         return StreamOutput(sys.stdout.buffer, "standard output")
@@ -145,7 +142,7 @@ def open_output(form: LineFormat) -> StreamOutput:
 
 
 def progress_bar(options: TranslationOptions, done: int) -> tqdm:
-    """Return a bar of translated lines, shown in a terminal or on request."""
+    """Return a progress bar of translated lines, shown in a terminal or on request."""
     is_shown = sys.stderr.isatty() if options.progress is None else options.progress
     total = None
     if is_shown and options.input is not None and options.input.is_file():

@@ -1,4 +1,4 @@
-"""Lines in, lines out: texts of text files and JSON Lines, and their translations as lines."""
+"""Input and output lines: plain text and JSON Lines."""
 
 import codecs
 import json
@@ -13,7 +13,7 @@ from .translator import Translation, Translator
 
 
 def lines_of(stream: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a stream: a line feed ends one, or a carriage return in a text without line feeds."""
+    """Yield the lines of a stream, which end with a line feed, or in a text without any with a carriage return."""
     for number, line in enumerate(stream):
         if number == 0 and not line.endswith(b"\n"):
             yield from line.splitlines()
@@ -22,12 +22,12 @@ def lines_of(stream: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def utf8_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
-    """Yield the lines of UTF-8 text without line ends; a byte order mark is skipped."""
+    """Yield the lines of UTF-8 text without line ends and byte order mark."""
     for number, line in enumerate(lines_of(stream), start=1):
         try:
             yield (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode().rstrip("\n")
         except UnicodeDecodeError as error:
-            byte = error.object[error.start]  # of the line without its mark
+            byte = error.object[error.start]
             raise UserError(
                 f"{name}, line {number}: not UTF-8 (byte 0x{byte:02x} at byte {error.start + 1} of the "
                 "line); correct the line, or convert the file, for example with iconv."
@@ -38,14 +38,14 @@ def parse_json_line(line: str, where: str) -> Any:
     """Return the value of a line of JSON Lines; `where` names the line in an error."""
     try:
         return json.loads(line)
-    except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
+    except (ValueError, RecursionError) as error:  # ValueError also for huge integers
         is_syntax = isinstance(error, json.JSONDecodeError)
         problem = f"{error.msg} at column {error.colno}" if is_syntax else one_line(error)
         raise UserError(f"{where}: not JSON ({problem}); correct the line.") from error
 
 
 def check_unicode(text: str, where: str) -> None:
-    """Check that a text can be written as UTF-8, as JSON's `\\ud800` without its other half cannot."""
+    """Check that a text can be written as UTF-8, unlike JSON's lone surrogate `\\ud800`."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -56,17 +56,14 @@ def check_unicode(text: str, where: str) -> None:
 
 
 def text_lines(stream: BinaryIO, name: str) -> Iterator[str]:
-    """Yield the lines of UTF-8 text without white space at their ends.
-
-    Only a line feed ends a line, or a carriage return in a text without line feeds.
-    """
+    """Yield the lines of UTF-8 text, without leading and trailing white space."""
     return (line.strip() for line in utf8_lines(stream, name))
 
 
 def json_texts(stream: BinaryIO, name: str, field: str, language: str | None = None) -> Iterator[str]:
-    """Yield the texts of JSON Lines; an empty line has the empty text.
+    """Yield the texts of JSON Lines; an empty line is an empty text.
 
-    They are in `field`, or with a `language` under it in the field `translation`; messages call the stream `name`.
+    A text is in `field`, or with a `language` in that entry of the field `translation`. `name` appears in messages.
     """
     key = field if language is None else language
     expected = f'{{"{field}": "..."}}' if language is None else f'{{"translation": {{"{language}": "..."}}}}'
@@ -87,10 +84,10 @@ def json_texts(stream: BinaryIO, name: str, field: str, language: str | None = N
 
 
 class LineFormat:
-    """The lines that `vaswani-translate` reads and writes; `vaswani-parse` overrides what is different there.
+    """Input and output format of `vaswani-translate`; `vaswani-parse` has a subclass.
 
     Attributes:
-        lines_per_text: the number of output lines of a line.
+        lines_per_text: number of output lines per input line.
     """
 
     def __init__(self, options: TranslationOptions) -> None:
@@ -102,18 +99,18 @@ class LineFormat:
         return make_translator(self.options, *load_model_and_tokenizer(self.options))
 
     def source_text(self, line: str) -> str:
-        """Return the text to translate of a line of text."""
+        """Return the text to translate in a line of plain text."""
         return line
 
     def read(self, stream: BinaryIO) -> Iterator[str]:
-        """Yield the texts in the input's lines."""
+        """Yield the texts of the input lines."""
         options = self.options
         if options.format == "jsonl":
             return json_texts(stream, options.input_name, options.field or "text", options.source)
         return map(self.source_text, text_lines(stream, options.input_name))
 
     def write(self, translation: Translation, number: int) -> list[str]:
-        """Return the output lines of a line's translations."""
+        """Return the output lines for one input line."""
         options, hypotheses = self.options, translation.hypotheses
         if options.format == "text":
             lines = [re.sub(r"[\r\n]", " ", hypothesis.text) for hypothesis in hypotheses]
@@ -127,5 +124,5 @@ class LineFormat:
         return [json.dumps(rows[0] if options.nbest is None else rows[0] | {"nbest": rows}, ensure_ascii=False)]
 
     def summary(self, count: int) -> str:
-        """Return what to log after `count` new lines; nothing where it is empty."""
+        """Return the message to log after `count` new lines, or an empty string."""
         return ""

@@ -1,4 +1,4 @@
-"""Load the model that a command translates with, and make its translator."""
+"""Loading of the model and construction of the translator for a command."""
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -18,9 +18,9 @@ from .translator import Constraint, Translator
 
 
 def load_model_and_tokenizer(options: LoadOptions) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return the model on its device and its tokenizer; on a CPU a copy that `prepare_for_inference` made.
+    """Return the model on its device, and its tokenizer.
 
-    A model of another package, and one in float16, is not prepared.
+    On a CPU a model of this package is prepared with `prepare_for_inference`, except in float16.
     """
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     try:
@@ -52,7 +52,7 @@ def make_translator(
     tokenizer: PreTrainedTokenizerBase,
     constraint: Constraint | None = None,
 ) -> Translator:
-    """Return the translator of a command's options; `generate()` checks those of the search, by the model's family."""
+    """Return the translator for a command's options."""
     search = {
         "num_beams": options.beams,
         "length_penalty": options.length_penalty,

@@ -1,4 +1,4 @@
-"""The options of `vaswani-translate`, which travel unchanged from the command to the search."""
+"""Options of `vaswani-translate`."""
 
 import argparse
 import dataclasses
@@ -12,17 +12,17 @@ from ..support.errors import UserError
 from .translator import TooLong
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
-MAX_ALPHA = 50  # of lp(Y): the longest translations to this power are still finite
+MAX_ALPHA = 50  # keeps lp(Y) finite
 RESULTS_DO_NOT_DEPEND_ON = {
     "model", "device", "revision", "trust_remote_code", "input", "output", "interactive", "progress", "batch_tokens",
     "sort_lines",
 }  # fmt: skip
-"""The model has a digest of its own in a record; batches change only the rounding of sums."""
+"""Options outside the compared settings of a record: the model has a digest, and batches change only rounding."""
 MODEL_FILES = (
     "*.bin", "*.index.json", "*.model", "*.py", "*.safetensors", "*.spm", "*config.json", "*vocab*",
     "added_tokens.json", "merges.txt", "special_tokens_map.json", "tokenizer.json",
 )  # fmt: skip
-"""The files of a saved model: weights, settings, code and tokenizer."""
+"""Files of a saved model: weights, settings, code and tokenizer."""
 
 
 def digest_of_model(folder: Path) -> str:
@@ -39,14 +39,14 @@ def digest_of_model(folder: Path) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class LoadOptions:
-    """A model, and where and how it runs.
+    """Options for loading a model.
 
     Attributes:
         model: a folder, or a name on the Hub.
-        device: None for the accelerator if there is one, else the CPU.
-        dtype: of products with weights, or "auto".
-        revision: of a model on the Hub; None for its main branch.
-        trust_remote_code: whether to run the code that comes with the model.
+        device: the device; None for an accelerator if available, else the CPU.
+        dtype: dtype of products with weights, or "auto".
+        revision: revision of a model on the Hub; None for its main branch.
+        trust_remote_code: whether to run the model's own code.
     """
 
     model: str
@@ -57,16 +57,16 @@ class LoadOptions:
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Self:
-        """Return them from the options of a command, which have the same names."""
+        """Return the fields of this class among a command's options."""
         return cls(**{field.name: getattr(options, field.name) for field in dataclasses.fields(cls)})
 
     @property
     def hub_settings(self) -> dict[str, Any]:
-        """The arguments of `from_pretrained` for the Hub."""
+        """Arguments of `from_pretrained` for the Hub."""
         return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code}
 
     def digest(self) -> str:
-        """Return what identifies the model in a record: a digest of its folder's files or, on the Hub, its commit."""
+        """Return the model's identity in a record: a digest of its files, or on the Hub its commit."""
         if (folder := Path(self.model)).is_dir():
             return digest_of_model(folder)
         return f"{self.model}@{getattr(load_config(self.model, **self.hub_settings), '_commit_hash', None)}"
@@ -74,10 +74,7 @@ class LoadOptions:
 
 @dataclasses.dataclass(frozen=True)
 class TranslationOptions(LoadOptions):
-    """The options of `vaswani-translate`, whose `--help` describes them; None where the model or the command decides.
-
-    `sort_lines` is `--window`.
-    """
+    """Options of `vaswani-translate`, described by its `--help`; None for a default. `sort_lines` is `--window`."""
 
     input: Path | None = None
     output: Path | None = None
@@ -103,7 +100,7 @@ class TranslationOptions(LoadOptions):
         return "standard input" if self.input is None else str(self.input)
 
     def check(self) -> None:
-        """Raise a UserError for options that exclude each other, and for an output that cannot be a file."""
+        """Raise a UserError for options that exclude each other, or for an invalid output."""
         if self.interactive and (self.input or self.output or self.format != "text"):
             raise UserError("--interactive reads and writes lines of text; leave out --input, --output and --format.")
         if self.format == "text" and (self.field or self.source):
@@ -119,14 +116,14 @@ class TranslationOptions(LoadOptions):
             raise UserError(f"--output={self.output}: is no file in an existing folder; name one.")
 
     def record(self) -> dict[str, Any]:
-        """Return what results depend on besides the texts: the model and the options."""
+        """Return the settings that results depend on: the model and options, without the texts."""
         given = {name: value for name, value in vars(self).items() if name not in RESULTS_DO_NOT_DEPEND_ON}
         settings = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
         return {"model": self.digest()} | settings
 
 
 def add_load_options(group: Any) -> None:
-    """Add the options that `LoadOptions` has besides the model."""
+    """Add the options of `LoadOptions`, except for the model."""
     group.add_argument("--device", help="where to run (the accelerator if there is one, else the CPU)")
     dtype_help = "of products with weights; int8 only on a CPU (float32 on a CPU, as saved on other devices)"
     group.add_argument("--dtype", choices=DTYPES, default="auto", help=dtype_help)
@@ -151,7 +148,7 @@ def add_window(group: Any) -> None:
 
 
 def make_parser(prog: str, description: str, texts: str, results: str) -> tuple[argparse.ArgumentParser, Any]:
-    """Return the parser of a command that reads `texts` and writes `results` line by line, and its group for lines."""
+    """Return the parser of a command from lines of `texts` to lines of `results`, and its group of line options."""
     parser = argparse.ArgumentParser(
         prog=prog,
         description=description,

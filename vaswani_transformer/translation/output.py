@@ -1,4 +1,4 @@
-"""The output of results: a stream, or a file that a later command can resume."""
+"""Output of results: a stream, or a resumable file."""
 
 import contextlib
 import hashlib
@@ -17,9 +17,9 @@ logger = logging.get_logger(__name__)
 
 
 def lock(file: IO, message: str) -> None:
-    """Lock an open file until it is closed or the process ends; `message` says that another process holds the lock.
+    """Lock an open file until it is closed; raise an error with `message` if another process holds the lock.
 
-    Windows has no such locks; a file system without them causes a warning.
+    Without support of the file system there is a warning; on Windows files are not locked.
     """
     try:
         import fcntl
@@ -34,7 +34,7 @@ def lock(file: IO, message: str) -> None:
 
 
 class TextDigest:
-    """The SHA-256 of texts in UTF-8, each followed by a zero byte, and their `count`."""
+    """SHA-256 of texts in UTF-8, each followed by a zero byte, and their `count`."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -56,11 +56,11 @@ def digest_of_file(path: Path) -> list[int | str]:
 
 
 class StreamOutput:
-    """Results on standard output, a pipe or a device, which cannot be resumed.
+    """Output to a stream, a pipe or a device, which cannot be resumed.
 
     Attributes:
-        done: how many texts have their result from an earlier command.
-        is_finished: whether all have.
+        done: number of texts with a result from an earlier command.
+        is_finished: whether all texts have a result from an earlier command.
     """
 
     done, is_finished = 0, False
@@ -70,17 +70,17 @@ class StreamOutput:
         self.stream, self.name = stream, name
 
     def watch(self, texts: Iterable[str]) -> Iterable[str]:
-        """Return the texts, which a file counts as they are read."""
+        """Return the texts; a file counts them as they are read."""
         return texts
 
     def write(self, lines: list[str]) -> None:
-        """Write a text's result at once."""
+        """Write and flush the result of a text."""
         with write_errors(self.name, self.fix):
             self.stream.write("".join(f"{line}\n" for line in lines).encode())
             self.stream.flush()
 
     def finish(self) -> None:
-        """Record nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
         """Leave the stream open."""
@@ -94,11 +94,11 @@ def describe_option(name: str, value: Any) -> str:
 
 
 class ResumableFile(StreamOutput):
-    """A file of results with a record, `FILE.record`, from which a later command can resume it.
+    """Output file with a record, `FILE.record`, from which a later command can resume.
 
-    The record holds what the results depend on, and the number and digest of the texts that were read. It is written
-    before any result of those texts. At the end the size and digest of the file are added to it. An unfinished file is
-    truncated after its last complete result; an empty one starts from the beginning.
+    The record contains the settings, and the number and digest of the texts read so far; it is written before their
+    results. At the end it gets the size and digest of the file. On resuming, an unfinished file is truncated after its
+    last complete result.
 
     Args:
         path: the file.
@@ -107,8 +107,8 @@ class ResumableFile(StreamOutput):
         batches: what they depend on only by the rounding of sums.
 
     Attributes:
-        record: the content of the record, to which the command adds its complete search, and the layouts of a prepared
-            model, which decide the rounding of sums.
+        record: content of the record; the command adds the search, and the weight layouts of a prepared model, which
+            affect rounding.
         batching_changed: whether the unfinished file was started with other `batches`.
 
     Raises:
@@ -143,12 +143,12 @@ class ResumableFile(StreamOutput):
             raise
 
     def conflict(self, problem: str) -> UserError:
-        """Return the error of a file that must not be changed."""
+        """Return the error for a file that must not be changed."""
         fix = f"give the same command as then, another --output, or remove it and {self.record_path.name}"
         return UserError(f"{self.path}: {problem}; it stays unchanged: {fix}.")
 
     def read_record(self) -> dict[str, Any]:
-        """Return the record that an earlier command wrote."""
+        """Return the record of an earlier command."""
         if not self.record_path.exists():
             raise self.conflict("exists already, without its record")
         types = {"settings": dict, "batches": list, "layouts": dict, "texts": int, "sha256": str}
@@ -161,7 +161,7 @@ class ResumableFile(StreamOutput):
         return record
 
     def count_results(self, lines_per_text: int) -> tuple[int, int]:
-        """Return the number of complete results, and the byte at which the last one ends."""
+        """Return the number of complete results, and the byte offset of their end."""
         count = end = position = 0
         with self.path.open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -171,10 +171,7 @@ class ResumableFile(StreamOutput):
         return count, end
 
     def watch(self, texts: Iterable[str]) -> Iterator[str]:
-        """Yield the texts, and check that those that an earlier command read are the same.
-
-        Those that it read after the last complete result are read and compared before any is passed on.
-        """
+        """Yield the texts, after checking that those read by an earlier command are the same."""
 
         def counted() -> Iterator[str]:
             for text in texts:
@@ -193,7 +190,7 @@ class ResumableFile(StreamOutput):
             yield text
 
     def write(self, lines: list[str]) -> None:
-        """Add a text's result, after the record counts all texts that have been read."""
+        """Append a text's result, after updating the record with all texts read so far."""
         if self.digest.count != self.record.get("texts"):
             self.write_record()
         super().write(lines)
@@ -204,10 +201,10 @@ class ResumableFile(StreamOutput):
             write_atomically(self.record_path, json.dumps(self.record))
 
     def finish(self) -> None:
-        """Record that all texts have their result."""
+        """Record that all texts have results."""
         self.write_record(output=digest_of_file(self.path))
 
     def close(self) -> None:
-        """Close the file as it is; a later command can resume it."""
-        with contextlib.suppress(OSError):  # a failed write has been reported by then
+        """Close the file, which a later command can resume."""
+        with contextlib.suppress(OSError):  # the failed write is already reported
             self.stream.close()

@@ -1,6 +1,6 @@
-"""Translate many texts: batches by length under a token budget, results in the order of the texts.
+"""Translation of many texts, batched by length under a token budget.
 
-B texts of a batch, S source, T target, V vocabulary, n translations of a text, R hypotheses: n B.
+B texts in a batch, S source, T target, V vocabulary, n translations per text, R = n B hypotheses.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,15 +19,14 @@ from ..support.errors import UserError
 from ..support.modes import eval_mode, is_non_autoregressive
 from ..tokenizer import check_own_vocabulary, text_encoder, unknown_words
 
-SCORING_TOKENS = 2048  # target tokens that are scored at once, each with a number for every vocabulary entry
-MIN_TEXT_TOKENS = 16  # that a text counts for in a batch, because a batch of many very short texts has too many beams
-DEFAULT_MAX_SOURCE_TOKENS = 1024  # of a text, if the model's positions have no limit
+SCORING_TOKENS = 2048  # target tokens scored at a time
+MIN_TEXT_TOKENS = 16  # smallest size of a text in a batch, to limit the number of beams
+DEFAULT_MAX_SOURCE_TOKENS = 1024  # for models without a limit of positions
 
 TooLong = Literal["truncate", "keep", "error"]
 
 Constraint = Callable[[list[str], Tensor], LogitsProcessor]
-"""A function of the texts of a batch and of the new tokens that each target may have (B,), which makes the processor
-that excludes tokens from the search."""
+"""Function from the texts of a batch and their limits of new tokens (B,) to a logits processor."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +34,8 @@ class Hypothesis:
     """One translation of a text.
 
     text: the translation.
-    tokens: the number of its tokens, `</s>` included.
-    score: log P(Y | X) / lp(Y) in nats, by which beam search ranks; for a non-autoregressive model its
-        `sequences_scores`; None without `scores`.
+    tokens: number of its tokens, including `</s>`.
+    score: log P(Y | X) / lp(Y) in nats, or `sequences_scores` of a non-autoregressive model; None without `scores`.
     """
 
     text: str
@@ -47,13 +45,13 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Translation:
-    """The result of a text.
+    """Result for one text.
 
-    hypotheses: its n translations, the best first.
-    source_tokens: the number of the text's tokens, `</s>` included, before truncation.
-    is_truncated: whether only its first tokens were translated.
-    max_source_tokens: how many tokens it may have without truncation.
-    unknown_words: its words that the vocabulary lacks, whose translation is a guess.
+    hypotheses: n translations, best first.
+    source_tokens: number of the text's tokens before truncation, including `</s>`.
+    is_truncated: whether the text was truncated.
+    max_source_tokens: largest number of tokens without truncation.
+    unknown_words: words of the text that are not in the vocabulary.
     source: the text.
     """
 
@@ -66,15 +64,15 @@ class Translation:
 
     @property
     def text(self) -> str:
-        """The best translation."""
+        """Best translation."""
         return self.hypotheses[0].text
 
 
 class TooLongError(UserError):
-    """A text has more tokens than may be translated.
+    """Raised for a text with too many tokens.
 
-    index: its number among the texts, from 0.
-    tokens, limit: how many it has, and how many it may have.
+    index: index of the text.
+    tokens, limit: its number of tokens, and the largest valid number.
     """
 
     def __init__(self, index: int, tokens: int, limit: int) -> None:
@@ -97,13 +95,13 @@ def log_probabilities(
     labels: Tensor,
     decoder_input_ids: Tensor | None = None,
 ) -> Tensor:
-    """Return log P(Y | X) in nats of each target (R,), a sum over its tokens, `</s>` included.
+    """Return log P(Y | X) (R,) of the targets in nats, including `</s>`.
 
     Args:
         model: any encoder-decoder of Transformers, in evaluation mode.
         input_ids, attention_mask: (R, S), the sources.
-        labels: (R, T), the targets with their end tokens; -100 after them.
-        decoder_input_ids: (R, T), the decoder's input; None for the labels as the model shifts them.
+        labels: (R, T), the targets including the end tokens, padded with -100.
+        decoder_input_ids: (R, T), the decoder's input; None for the labels shifted by the model.
     """
     rows, sums = max(1, SCORING_TOKENS // labels.shape[1]), []
     for batch in (slice(start, start + rows) for start in range(0, labels.shape[0], rows)):
@@ -117,9 +115,9 @@ def log_probabilities(
 
 
 def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
-    """Return texts, by index, in batches of at most `batch_tokens`, padding included, the longest first.
+    """Return batches of text indices with at most `batch_tokens` tokens each, including padding, longest first.
 
-    A text with more tokens is a separate batch, and one of 0 tokens is in none.
+    A text with more tokens is a separate batch. Texts of 0 tokens are omitted.
     """
     order = sorted((index for index, length in enumerate(lengths) if length), key=lambda index: -lengths[index])
     batches, start = [], 0
@@ -131,11 +129,11 @@ def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> list[list[in
 
 
 class Translator:
-    """A function from texts to their translations; the arguments are those of `translate`.
+    """Callable that translates texts; arguments as in `translate`.
 
     Attributes:
-        search: the complete search, for records.
-        max_positions: the tokens of the longest text that the model has positions for; None for no limit.
+        search: the search settings, for records.
+        max_positions: number of positions of the model; None for no limit.
     """
 
     def __init__(
@@ -159,7 +157,7 @@ class Translator:
         self.model, self.tokenizer, self.scores, self.constraint = model, tokenizer, scores, constraint
         self.batch_tokens, self.sort_lines, self.too_long = batch_tokens, sort_lines, too_long
         self.generate_kwargs = generate_kwargs | default_limit(model, **generate_kwargs)
-        if scores and is_non_autoregressive(model):  # whose own scores rank its hypotheses
+        if scores and is_non_autoregressive(model):  # they have their own scores
             self.generate_kwargs["return_dict_in_generate"] = True
         settings = self.call_settings()
         self.search, self.num_translations = settings.search(), settings.resolve("num_return_sequences", 1)
@@ -179,14 +177,14 @@ class Translator:
             )
 
     def call_settings(self, **more: Any) -> CallSettings:
-        """Return the settings of a call of `generate()` with more of its arguments."""
+        """Return the settings of a call of `generate()` with more arguments."""
         given = self.generate_kwargs | more
         return CallSettings(given.pop("generation_config", None), self.model, given)
 
     def __call__(
         self, texts: Iterable[str], skip: int = 0, progress: Callable[[int], object] | None = None
     ) -> Iterator[Translation]:
-        """Yield the translations of all texts after the first `skip`, in batches as if none were skipped."""
+        """Yield the translations of all texts after the first `skip`; skipping does not change the batches."""
         remaining, first = iter(texts), 0
         while window := list(islice(remaining, self.sort_lines)):
             if first + len(window) > skip:
@@ -196,7 +194,7 @@ class Translator:
     def translate_window(
         self, texts: list[str], first: int, skip: int, progress: Callable[[int], object]
     ) -> list[Translation]:
-        """Return the translations of a window, which begins with text number `first`, from its text `skip` on."""
+        """Return the translations of `texts[skip:]`; `first` is the index of the window's first text."""
         sources, lengths, unknown = self.encode(texts, first)
         empty = Hypothesis("", 0, 0.0 if self.scores else None)
         hypotheses = [[empty] * self.num_translations for _ in texts]
@@ -215,9 +213,9 @@ class Translator:
         ]
 
     def encode(self, texts: list[str], first: int) -> tuple[list[list[int]], list[int], list[list[str]]]:
-        """Return the tokens of each text, at most those that may be translated, its length and its unknown words.
+        """Return the tokens of each text after truncation, its length before, and its unknown words.
 
-        A text of white space has no tokens.
+        A text of only white space has no tokens.
         """
         encoder = text_encoder(self.tokenizer)
         encoded = encoder(texts, return_attention_mask=False, verbose=False)
@@ -233,7 +231,7 @@ class Translator:
 
     @torch.no_grad()
     def translate_batch(self, sources: list[list[int]], texts: list[str]) -> list[list[Hypothesis]]:
-        """Return the n best hypotheses for the tokens of each text of a batch."""
+        """Return the n best hypotheses for each text of a batch."""
         tokens = pad_rows(sources, self.tokenizer.pad_token_id, self.model.device)  # (B, S)
         mask = pad_rows([[1] * len(source) for source in sources], 0, self.model.device)  # (B, S)
         settings = dict(self.generate_kwargs)
@@ -256,11 +254,11 @@ class Translator:
         return [hypotheses[start : start + n] for start in range(0, len(hypotheses), n)]
 
     def generate(self, **inputs: Any) -> Any:
-        """Return the output of the model's `generate()` for a batch; a subclass may observe the search here."""
+        """Return the output of the model's `generate()` for a batch; subclasses may record the search."""
         return cast(Any, self.model).generate(**inputs)
 
     def target_lengths(self, targets: Tensor) -> Tensor:
-        """Return the tokens of each target (R, T) up to its end token or, without one, up to its padding (R,)."""
+        """Return the length (R,) of each target (R, T), up to its end token or its padding."""
         settings = self.call_settings()
         positions = torch.arange(1, targets.shape[1] + 1, device=targets.device)
         ends = torch.tensor(as_token_ids(settings.resolve("eos_token_id")), dtype=torch.long, device=targets.device)
@@ -269,12 +267,12 @@ class Translator:
         return torch.where(is_end.any(1), is_end.long().argmax(1) + 1, to_padding)
 
     def score(self, tokens: Tensor, mask: Tensor, sequences: Tensor, lengths: Tensor) -> Tensor:
-        """Return log P(Y | X) / lp(Y) of each target (R,), which `sequences` (R, T + 1) hold after the start token."""
+        """Return log P(Y | X) / lp(Y) (R,) of the targets in `sequences` (R, T + 1), after the start token."""
         settings, targets, n = self.call_settings(), sequences[:, 1:], len(sequences) // len(tokens)
         is_padding = torch.arange(targets.shape[1], device=targets.device) >= lengths[:, None]
         sources = (rows.repeat_interleave(n, dim=0) for rows in (tokens, mask))
         sums = log_probabilities(self.model, *sources, targets.masked_fill(is_padding, -100), sequences[:, :-1])
-        alpha = float(settings.resolve("length_penalty", 1.0))  # torch raises no integer to a negative one
+        alpha = float(settings.resolve("length_penalty", 1.0))  # torch needs a float for negative powers
         return sums / length_penalty(lengths.clamp(min=1), alpha, settings.resolve("length_penalty_type", "power"))
 
 
@@ -293,34 +291,34 @@ def translate(
     constraint: Constraint | None = None,
     **generate_kwargs: Any,
 ) -> Iterator[Translation]:
-    """Yield the translations of many texts, in order, by the model's own generation config.
+    """Yield the translations of many texts in order, by the model's generation config.
 
-    It reads a window of texts at a time, so `texts` may be endless, and batches those of a window by length. A text
-    with no characters but white space has the empty translation.
+    Texts are read in windows, so `texts` may be infinite, and batched by length within a window. A text of only white
+    space has an empty translation.
 
     Args:
         model: any encoder-decoder of Transformers that generates.
         tokenizer: its tokenizer, with a padding token.
         texts: the texts to translate.
-        batch_tokens: source tokens of a batch, padding included; a text counts for at least 16, and one that is longer
-            than the budget is a separate batch.
-        sort_lines: the number of texts that are sorted together, a window; translation starts when it is full.
-        max_source_tokens: the tokens that a text may have, `</s>` included; None for those of a table of positions, or
-            1,024.
-        too_long: what happens to a longer text: "truncate" translates its first tokens and sets `is_truncated`; "keep"
-            translates all of it; "error" raises `TooLongError` before its window is translated, and so does "keep"
-            for a text that is longer than a table of positions.
-        scores: whether translations have scores, which takes one more pass over each, except for a non-autoregressive
-            model.
-        skip: how many texts at the beginning are skipped. The batches of the others stay the same.
+        batch_tokens: source tokens per batch, including padding. A text counts as at least 16 tokens, and a text with
+            more than `batch_tokens` is a separate batch.
+        sort_lines: number of texts in a window, which are sorted by length; translation starts when a window is full.
+        max_source_tokens: largest number of tokens of a text, including `</s>`; None for the model's number of
+            positions, or 1,024.
+        too_long: treatment of longer texts: "truncate" translates the first tokens and sets `is_truncated`; "keep"
+            translates the complete text; "error" raises `TooLongError` before its window is translated. With "keep" a
+            text that exceeds the model's positions also raises `TooLongError`.
+        scores: whether to compute scores, which needs another pass over each translation, except with a
+            non-autoregressive model.
+        skip: number of initial texts to skip, without changing the batches of the others.
         progress: called with the number of newly translated texts.
-        constraint: makes the logits processor of a batch from its texts and its limits of new tokens.
+        constraint: returns the logits processor of a batch, given its texts and limits of new tokens.
         **generate_kwargs: arguments of `generate()`, such as `num_beams=1` or `num_return_sequences=4`, which override
-            the model's generation config. Where neither limits a target of a model of this package, it has at most 50
-            tokens more than its source, as in the paper.
+            the model's generation config. Without a length limit, targets of this package's models have at most 50
+            tokens more than their sources, as in the paper.
 
     Raises:
-        TypeError: `texts` is a single text, whose characters would be the texts.
+        TypeError: `texts` is a single text.
         ValueError: the tokenizer has no padding token or does not fit a model of this package, or a setting is out of
             range, here or in `generate()`.
         TooLongError: a text is too long for `too_long="error"`, or for the model's learned positions.
