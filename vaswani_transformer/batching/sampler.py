@@ -1,4 +1,4 @@
-"""Batches of a data set in memory, or on a disk, under a token budget (5.1)."""
+"""Batch sampler under a token budget (5.1)."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -10,29 +10,30 @@ from .steps import Lengths, Steps, rank_micro_batches, share_of_step, shuffle_of
 
 
 class TokenBudgetBatchSampler(Sampler[list[int]]):
-    """Batches "by approximate sequence length" under a budget of source and of target tokens (5.1).
+    """Batches "by approximate sequence length" under budgets of source and target tokens (5.1).
 
-    The sampler orders pairs by both lengths, groups them into steps under both budgets, padding counted, and shuffles
-    the steps. The seed and the epoch decide which pairs of equal lengths share a step; the lengths in a step, and so
-    the number of steps, are the same in every epoch. An epoch contains each pair once.
+    Pairs are sorted by both lengths and grouped into optimizer steps under both budgets, including padding. Every epoch
+    contains each pair once. The seed and the epoch determine the order of the steps, and which pairs of equal lengths
+    share a step. The number of steps and their lengths are the same in every epoch.
 
-    Each step is split evenly into micro-batches over `num_processes` ranks and `accumulation` passes, so that a step is
-    the same on any number of them, as long as each micro-batch has a pair; a micro-batch may exceed its share of the
-    budgets by one pair. Each rank's sampler yields that rank's micro-batches.
+    Each step is split evenly into micro-batches over `num_processes` ranks and `accumulation` passes, so steps do not
+    depend on the number of ranks. A micro-batch may exceed its share of the budgets by one pair. The sampler yields the
+    micro-batches of its rank.
 
     Args:
-        source_lengths, target_lengths: the tokens of each pair, end tokens counted; arrays of int32 are not copied.
-        source_tokens, target_tokens: the budgets of an optimizer step, over all its micro-batches.
-        num_processes, rank: the number of ranks that share a step, and the rank of this process; None: those of the
-            launch, from Accelerate's `PartialState`. Do not give the loader to `accelerator.prepare`, which would
-            distribute the batches a second time.
-        accumulation: the micro-batches of a step that each rank runs one after another.
-        seed: the seed of the shuffling.
-        epoch: called at the start of an iteration, returns its epoch; None: the epoch given to `set_epoch`.
+        source_lengths, target_lengths: number of tokens of each pair, including end tokens; int32 arrays are not
+            copied.
+        source_tokens, target_tokens: budgets of an optimizer step, over all its micro-batches.
+        num_processes, rank: number of ranks that share a step, and the rank of this process; None for those of
+            Accelerate's `PartialState`. Do not pass the loader to `accelerator.prepare`, which would distribute the
+            batches a second time.
+        accumulation: number of micro-batches per step and rank.
+        seed: seed of the shuffling.
+        epoch: function that returns the epoch at the start of an iteration; None for the epoch of `set_epoch`.
 
     Raises:
-        ValueError: a single pair exceeds a budget, there are fewer pairs than micro-batches in a step, the lists differ
-            in length, or no micro-batch is this rank's.
+        ValueError: a single pair exceeds a budget, there are fewer pairs than micro-batches in a step, the numbers of
+            lengths differ, or this rank has no micro-batch.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             )
 
     def set_epoch(self, epoch: int) -> None:
-        """Shuffle for epoch `epoch` in the next iteration."""
+        """Set the epoch of the next iteration."""
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -90,5 +91,5 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
 
     @property
     def padding_share(self) -> float:
-        """Return the share of an epoch's positions, of source and target, that are padding."""
+        """Return the share of padding among all source and target positions of an epoch."""
         return self.steps.padding_share

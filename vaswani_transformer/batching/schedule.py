@@ -1,4 +1,4 @@
-"""The learning rate of equation (3) and the paper's Adam (5.3)."""
+"""The paper's learning rate schedule, equation (3), and Adam (5.3)."""
 
 from collections.abc import Iterable
 
@@ -12,7 +12,7 @@ FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 def learning_rate(step: int, d_model: int, warmup_steps: int = 4000) -> float:
-    """Equation (3): d_model^-0.5 min(step^-0.5, step warmup_steps^-1.5), with steps counted from 1."""
+    """Return equation (3), d_model^-0.5 min(step^-0.5, step warmup_steps^-1.5), for steps counted from 1."""
     return d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
 
 
@@ -20,7 +20,7 @@ def paper_schedule(optimizer: Optimizer, d_model: int, warmup_steps: int = 4000,
     """Return a scheduler for equation (3) times `scale`; the learning rate of `optimizer` must be 1.
 
     Raises:
-        ValueError: the learning rate of a parameter group is not 1, or there is no warmup step.
+        ValueError: the learning rate of a parameter group is not 1, or `warmup_steps` is below 1.
     """
     if not warmup_steps >= 1:
         raise ValueError(f"warmup_steps: equation (3) rises to this step; got {warmup_steps!r}, expected at least 1.")
@@ -34,13 +34,13 @@ def paper_schedule(optimizer: Optimizer, d_model: int, warmup_steps: int = 4000,
 
 
 def paper_adam(parameters: Iterable[nn.Parameter]) -> Adam:
-    """Return Adam with beta_1 = 0.9, beta_2 = 0.98, epsilon = 1e-9 (5.3) and rate 1, which `paper_schedule` scales.
+    """Return Adam with beta_1 = 0.9, beta_2 = 0.98, epsilon = 1e-9 (5.3) and learning rate 1, for `paper_schedule`.
 
-    It is fused where torch supports that on the parameters' device; on a CPU this is several times faster. A fused step
-    cannot mix DTensors and plain tensors, as tensor parallelism has them, so each has its own group.
+    It is fused if torch supports that on the parameters' device. DTensors and plain tensors, which a fused step cannot
+    mix, are in separate parameter groups.
 
     Raises:
-        ValueError: something else than parameters.
+        ValueError: `parameters` contain something other than parameters.
     """
     parameters = list(parameters)
     if others := [each for each in parameters if not isinstance(each, Tensor)]:

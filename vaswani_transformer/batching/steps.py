@@ -1,7 +1,4 @@
-"""Optimizer steps of pairs of similar length under a budget of source and of target tokens, by array operations (5.1).
-
-n pairs.
-"""
+"""Grouping of n pairs into optimizer steps of similar length under token budgets (5.1)."""
 
 import math
 from collections.abc import Iterator
@@ -18,13 +15,13 @@ Lengths = NDArray[np.int32]
 
 
 def share_of_step(num_processes: int | None, rank: int | None, accumulation: int) -> tuple[int, int]:
-    """Return the number of processes that share a step and this one's rank, by default those of the launch.
+    """Return the number of processes that share a step, and the rank of this one.
 
     Raises:
-        ValueError: a step has no micro-batch, or none for this rank.
+        ValueError: a number is below 1, or the rank is not below `num_processes`.
     """
     if num_processes is None or rank is None:
-        launch = PartialState(cpu=not torch.accelerator.is_available())  # which joins no launch on CPUs unless told so
+        launch = PartialState(cpu=not torch.accelerator.is_available())  # needs `cpu` to join a launch on CPUs
         num_processes = launch.num_processes if num_processes is None else num_processes
         rank = launch.process_index if rank is None else rank
     if min(num_processes, accumulation) < 1 or not 0 <= rank < num_processes:
@@ -34,16 +31,16 @@ def share_of_step(num_processes: int | None, rank: int | None, accumulation: int
 
 
 def shuffle_of(*numbers: int) -> np.random.RandomState:
-    """Return the random numbers that a seed, an epoch and the like decide, the same under every version of NumPy."""
+    """Return a random generator seeded by `numbers`, with the same results in every version of NumPy."""
     return np.random.RandomState(list(" ".join(map(str, numbers)).encode()))
 
 
 def bucket_width(sources: Lengths, targets: Lengths, budgets: Budgets) -> float:
-    """Return the width of a target length bucket, in log length, that makes batches similar in both lengths.
+    """Return the width of target length buckets, in log length, for batches similar in both lengths.
 
-    K batches tile the plane of log target length and log ratio of source to target. Nearly all pairs lie within four
-    standard deviations in each direction, so square tiles are 4 sqrt(sigma_target sigma_ratio / K) wide. The width is
-    rounded, so that it is the same on processors that add in another order.
+    K batches tile the plane of log target length and log length ratio. Since nearly all pairs lie within a range of
+    four standard deviations in each direction, square tiles are 4 sqrt(sigma_target sigma_ratio / K) wide. Rounding
+    makes the width equal on all processors.
     """
     batches = max(side.sum(dtype=np.int64) / budget for side, budget in zip((sources, targets), budgets, strict=True))
     logs = np.log(np.maximum(targets, 1))
@@ -52,10 +49,9 @@ def bucket_width(sources: Lengths, targets: Lengths, budgets: Budgets) -> float:
 
 
 def length_keys(sources: Lengths, targets: Lengths, budgets: Budgets) -> NDArray[np.int64]:
-    """Return a number for each pair that increases with the bucket of its target, then with the length of its source.
+    """Return a sort key for each pair: by target bucket, then by source length in alternating direction.
 
-    In every other bucket it falls with the length of the source, so that neighbors differ little in either length.
-    Pairs have the same number exactly if both lengths are equal.
+    Two pairs have the same key if and only if both lengths are equal.
     """
     step = math.log1p(bucket_width(sources, targets, budgets))
     longest_source, longest_target = int(sources.max()), int(targets.max())
@@ -70,28 +66,27 @@ def length_keys(sources: Lengths, targets: Lengths, budgets: Budgets) -> NDArray
 
 
 def step_bounds(sources: Lengths, targets: Lengths, budgets: Budgets, micro_batches: int) -> NDArray[np.int64]:
-    """Return where the steps of ordered pairs begin, and the number of pairs.
+    """Return the start of each step among sorted pairs, followed by the number of pairs.
 
-    A step has as many pairs as both budgets allow, padding counted, and at least one per micro-batch, even if that
-    exceeds a budget.
+    A step has as many pairs as both budgets allow, including padding, but at least one per micro-batch.
     """
     bounds, sides = [0], tuple(zip((sources, targets), budgets, strict=True))
     rows = np.arange(1, min(max(budgets), len(sources)) + 1)
     while (start := bounds[-1]) < len(sources):
-        most = min(budget // max(int(side[start]), 1) for side, budget in sides)  # the first pair alone allows
+        most = min(budget // max(int(side[start]), 1) for side, budget in sides)  # bound from the first pair
         fits = np.ones(min(most, len(sources) - start), dtype=bool)
         for side, budget in sides:
             longest = np.maximum.accumulate(side[start : start + len(fits)])
             fits &= longest * rows[: len(fits)] <= budget
         bounds.append(min(start + max(int(fits.sum()), micro_batches), len(sources)))
-    if bounds[-1] - bounds[-2] < micro_batches:  # too few: the last step takes some from the one before
+    if bounds[-1] - bounds[-2] < micro_batches:  # move pairs from the step before
         middle = bounds[-1] - micro_batches
         bounds[-2:] = [middle, bounds[-1]] if middle - bounds[-3] >= micro_batches else [bounds[-1]]
     return np.array(bounds)
 
 
 def batches_in_order(order: list[int], sources: Lengths, targets: Lengths, budgets: Budgets) -> list[list[int]]:
-    """Return the pairs in `order` in batches under both budgets, padding counted; a longer pair is a separate batch."""
+    """Split `order` into batches under both budgets, including padding; a longer pair is a separate batch."""
     if not order:
         return []
     bounds = step_bounds(sources[order], targets[order], budgets, micro_batches=1).tolist()
@@ -99,7 +94,7 @@ def batches_in_order(order: list[int], sources: Lengths, targets: Lengths, budge
 
 
 def count_positions(lengths: Lengths, bounds: NDArray[np.int64], micro_batches: int) -> int:
-    """Return the positions of one side of all steps, padding of each micro-batch included."""
+    """Return the number of positions of one side over all micro-batches, including padding."""
     positions = 0
     for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         rows = -(-(end - start) // micro_batches)
@@ -113,12 +108,12 @@ def count_positions(lengths: Lengths, bounds: NDArray[np.int64], micro_batches: 
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """The optimizer steps of n pairs: which lengths each has is fixed, which pairs of these lengths is shuffled.
+    """Optimizer steps of n pairs, with fixed lengths and shuffled pairs of equal lengths.
 
     Attributes:
-        keys: a number for each pair that orders them by length (n,).
-        bounds: where the steps begin in that order, and n.
-        padding_share: the share of the positions, of source and target, that are padding.
+        keys: (n,), sort keys of the pairs.
+        bounds: start of each step in sorted order, followed by n.
+        padding_share: share of padding among all source and target positions.
     """
 
     keys: NDArray[np.int64]
@@ -127,12 +122,12 @@ class Steps:
 
     @classmethod
     def of(cls, sources: Lengths, targets: Lengths, budgets: Budgets, micro_batches: int) -> "Steps":
-        """Return the steps of pairs: every pair is in one step, of pairs of similar length.
+        """Group pairs into steps of similar length.
 
         Args:
-            sources, targets: the tokens of each pair (n,), at least `micro_batches` of them.
-            budgets: the source tokens and target tokens of a step.
-            micro_batches: the minimum number of pairs in a step.
+            sources, targets: (n,), number of tokens of each pair, with n >= `micro_batches`.
+            budgets: source tokens and target tokens of a step.
+            micro_batches: smallest number of pairs in a step.
         """
         keys = length_keys(sources, targets, budgets)
         order = np.argsort(keys, kind="stable")
@@ -147,10 +142,7 @@ class Steps:
         return len(self.bounds) - 1
 
     def shuffled(self, shuffle: np.random.RandomState) -> Iterator[NDArray[np.int32]]:
-        """Yield the pairs of each step.
-
-        `shuffle` distributes pairs of equal lengths over the steps and shuffles the steps.
-        """
+        """Yield the pair indices of each step; `shuffle` permutes pairs of equal lengths, and the steps."""
         order = np.arange(len(self.keys), dtype=np.int32)
         shuffle.shuffle(order)
         order = order[np.argsort(self.keys[order], kind="stable")]
@@ -161,7 +153,7 @@ class Steps:
 def rank_micro_batches(
     step: NDArray[np.int32], num_processes: int, rank: int, accumulation: int
 ) -> Iterator[NDArray[np.int32]]:
-    """Yield one rank's micro-batches of a step; their sizes differ by at most 1 over all ranks."""
+    """Yield the micro-batches of a step for one rank; over all ranks their sizes differ by at most 1."""
     micro_batches = num_processes * accumulation
     for first in range(rank, micro_batches, num_processes):
         yield step[first::micro_batches]

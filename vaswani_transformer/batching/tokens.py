@@ -1,4 +1,4 @@
-"""Token ids of pairs as flat arrays in Arrow's memory, and batches cut from them without a Python object a token.
+"""Token ids of pairs as flat arrays in Arrow's memory, and their collation into batches.
 
 n pairs, B batch, L the longest row of a batch.
 """
@@ -17,10 +17,10 @@ from .steps import Lengths
 
 
 class Ragged(NamedTuple):
-    """Rows of different lengths, one after the other.
+    """Concatenated rows of different lengths.
 
-    tokens: of all rows.
-    lengths: of each row (B,).
+    tokens: tokens of all rows.
+    lengths: (B,), length of each row.
     """
 
     tokens: NDArray[np.integer]
@@ -28,17 +28,17 @@ class Ragged(NamedTuple):
 
 
 class ArrowRows:
-    """Rows of token ids in a column of Arrow's lists, which stay in its memory or its mapped files.
+    """View of rows of token ids in an Arrow column.
 
     Args:
         column: a `pyarrow.ChunkedArray` of lists of integers.
-        rows: which of its rows, and in which order; None: all.
+        rows: indices of the rows, in order; None for all.
     """
 
     def __init__(self, column: Any, rows: NDArray[np.integer] | None = None) -> None:
         self.values = [chunk.values.to_numpy() for chunk in column.chunks]  # views
         offsets = [chunk.offsets.to_numpy().astype(np.int64) for chunk in column.chunks]
-        nothing = [np.zeros(0, np.int64)]  # of a column without a chunk
+        nothing = [np.zeros(0, np.int64)]  # for a column without chunks
         chunks = np.repeat(np.arange(len(offsets)), [len(each) - 1 for each in offsets])
         starts = np.concatenate([each[:-1] for each in offsets] or nothing)
         lengths = np.concatenate([np.diff(each) for each in offsets] or nothing).astype(np.int32)
@@ -47,7 +47,7 @@ class ArrowRows:
 
     @classmethod
     def of(cls, dataset: Any, name: str) -> "ArrowRows":
-        """Return a column of a data set of `datasets`, without the rows that it has dropped."""
+        """Return a column of a data set of `datasets`, with its selected rows."""
         return cls(dataset.data.column(name), rows_of(dataset))
 
     def take(self, rows: Sequence[int]) -> Ragged:
@@ -58,18 +58,18 @@ class ArrowRows:
 
 
 def rows_of(dataset: Any) -> NDArray[np.integer] | None:
-    """Return which rows of its table a data set of `datasets` has; None for all."""
+    """Return the indices of a data set's rows in its Arrow table; None for all."""
     return None if dataset._indices is None else dataset._indices.column(0).to_numpy()
 
 
 class PairTokens(Dataset[dict[str, Any]]):
-    """The token ids of pairs in a data set of `datasets`, for `PairCollator`; they stay where the data set has them.
+    """Token ids of pairs in a data set of `datasets`, without a copy, for `PairCollator`.
 
     Args:
-        dataset: has the columns `input_ids` and `labels`, and may have columns of whole numbers, which batches get too.
+        dataset: data set with the columns `input_ids` and `labels`; columns of integers are also in the batches.
 
     Attributes:
-        source_lengths, target_lengths: the tokens of each pair (n,).
+        source_lengths, target_lengths: (n,), number of tokens of each pair.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -81,19 +81,19 @@ class PairTokens(Dataset[dict[str, Any]]):
         self.source_lengths, self.target_lengths = (side.lengths for side in self.sides.values())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PairTokens, (self.dataset,)  # whose pickle names its files
+        return PairTokens, (self.dataset,)  # its pickle refers to files
 
     def __len__(self) -> int:
         return len(self.source_lengths)
 
     def __getitems__(self, rows: list[int]) -> dict[str, Any]:
-        """Return the rows of a batch: both sides as `Ragged`, and the numbers as arrays (B,)."""
+        """Return a batch with both sides as `Ragged`, and integer columns as arrays (B,)."""
         sides = {name: side.take(rows) for name, side in self.sides.items()}
         return sides | {name: numbers[rows] for name, numbers in self.numbers.items()}
 
 
 def pad(rows: Ragged, padding: int, side: str = "right") -> Tensor:
-    """Return rows as a tensor (B, L) of int64, with `padding` on one side of the shorter ones."""
+    """Return rows as an int64 tensor (B, L), with `padding` on the given side."""
     longest = int(rows.lengths.max(initial=0))
     padded = np.full((len(rows.lengths), longest), padding, dtype=np.int64)
     padded[is_token(rows.lengths, longest, side)] = rows.tokens
@@ -101,18 +101,18 @@ def pad(rows: Ragged, padding: int, side: str = "right") -> Tensor:
 
 
 def is_token(lengths: Lengths, longest: int, side: str) -> NDArray[np.bool_]:
-    """Return which positions of padded rows hold a token (B, L)."""
+    """Return a mask (B, L) of the tokens in padded rows."""
     places = np.arange(longest)
     return (places if side == "right" else places[::-1]) < lengths[:, None]
 
 
 class PairCollator:
-    """Padded tensors of a batch of `PairTokens`, the same that `DataCollatorForSeq2Seq` makes of lists.
+    """Data collator for `PairTokens`, with the same results as `DataCollatorForSeq2Seq`.
 
     Args:
-        tokenizer: names the padding and its side.
-        model: prepares `decoder_input_ids` if it can; None: batches have none.
-        label_pad_token_id: the padding of labels.
+        tokenizer: tokenizer that determines the padding token and its side.
+        model: model that prepares `decoder_input_ids`, if it can; None for none.
+        label_pad_token_id: padding of labels.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class PairCollator:
         self.prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """Return `input_ids`, `attention_mask`, `labels` and `decoder_input_ids` (B, L), and the numbers (B,)."""
+        """Return `input_ids`, `attention_mask`, `labels`, `decoder_input_ids` (B, L), and integer columns (B,)."""
         sources, labels = batch["input_ids"], pad(batch["labels"], self.label_pad_token_id, self.side)
         input_ids = pad(sources, self.padding, self.side)
         mask = torch.from_numpy(is_token(sources.lengths, input_ids.shape[1], self.side).astype(np.int64))

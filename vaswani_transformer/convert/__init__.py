@@ -1,4 +1,4 @@
-"""Models to and from other tools: importers, the exporter to CTranslate2, and the command `vaswani-convert`."""
+"""Conversion of models from and to other tools, and the command `vaswani-convert`."""
 
 from .ctranslate2_exporter import to_ctranslate2
 from .fairseq import from_fairseq

@@ -1,4 +1,4 @@
-"""The command `vaswani-convert`, also `python -m vaswani_transformer.convert`: models to and from other tools."""
+"""The command `vaswani-convert`, also `python -m vaswani_transformer.convert`."""
 
 import argparse
 import sys
@@ -62,7 +62,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def check_other_folder(options: argparse.Namespace) -> None:
-    """Check that OUT is neither the model nor a folder around it, which --force would replace."""
+    """Check that OUT does not contain the model, which --force would delete."""
     model = Path(options.model).resolve()
     if options.output.exists() and model.exists() and any(map(options.output.samefile, (model, *model.parents))):
         problem = "is" if options.output.samefile(model) else "holds"
@@ -90,7 +90,7 @@ def convert_from_transformers(options: argparse.Namespace) -> None:
 
 
 def save(imported: ImportResult, options: argparse.Namespace) -> None:
-    """Write an imported model, and report its difference from the original."""
+    """Save an imported model, and report its difference from the original."""
     errors = write_errors(options.output, "make room, or name another folder", SafetensorError)
     with atomic_folder(options.output, options.force) as folder, errors:
         imported.model.save_pretrained(folder)

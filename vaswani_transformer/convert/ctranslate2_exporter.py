@@ -1,4 +1,4 @@
-"""Export a model to CTranslate2. Needs the extra `ctranslate2`.
+"""Export to CTranslate2, which needs the extra `ctranslate2`.
 
 H heads, P rows of the table of positions, V vocabulary.
 """
@@ -24,7 +24,7 @@ QUANTIZATIONS = (
     "float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16",
 )  # fmt: skip
 
-# CTranslate2's names of Transformers' functions, by their formula. "GELU" is the one with the error function.
+# CTranslate2's "GELU" is the exact one, with the error function.
 ACTIVATIONS = {
     "relu": "RELU",
     "gelu": "GELU",
@@ -51,7 +51,7 @@ def import_ctranslate2() -> Any:
 
 
 def start_token_id(model: VaswaniTransformerForConditionalGeneration) -> int | None:
-    """Return the token with which `generate()` begins a target."""
+    """Return the id of the first token of every target."""
     saved = model.generation_config
     given = (saved.decoder_start_token_id, saved.bos_token_id, model.config.target_start_token_id)
     return next((token for token in given if token is not None), None)
@@ -86,7 +86,7 @@ def check_convertible(model: nn.Module) -> None:
 
 
 def vocabulary(config: VaswaniTransformerConfig, tokenizer: PreTrainedTokenizerBase | None) -> list[str]:
-    """Return a string for each entry (V): the tokenizer's, or else its number."""
+    """Return the V strings of the vocabulary, or without a tokenizer their ids as strings."""
     if tokenizer is None:
         return [str(index) for index in range(config.vocab_size)]
     strings = {index: token for token, index in tokenizer.get_vocab().items()}
@@ -99,7 +99,7 @@ def vocabulary(config: VaswaniTransformerConfig, tokenizer: PreTrainedTokenizerB
 
 
 def to_cpu_float32(weight: Tensor) -> Tensor:
-    """Return a copy of a weight in float32 on the CPU; CTranslate2 quantizes in place."""
+    """Return a float32 copy of a weight on the CPU, since CTranslate2 quantizes in place."""
     return weight.detach().to("cpu", torch.float32, copy=True).contiguous()
 
 
@@ -108,14 +108,14 @@ def set_norm(spec: Any, add_norm: AddAndNorm) -> None:
 
 
 def set_linear(spec: Any, *linears: nn.Linear) -> None:
-    """Set one projection from several, with their outputs concatenated."""
+    """Set a projection to the concatenation of several."""
     spec.weight = torch.cat([to_cpu_float32(linear.weight) for linear in linears])
     if linears[0].bias is not None:
         spec.bias = torch.cat([to_cpu_float32(linear.bias) for linear in linears])
 
 
 def widen_heads(linear: nn.Linear, num_heads: int, width: int) -> nn.Linear:
-    """Return the projection with each head's output padded with zeros to `width`."""
+    """Return the projection with each head's output zero-padded to `width`."""
 
     def pad_heads(rows: Tensor) -> Tensor:
         heads = rows.detach().unflatten(0, (num_heads, -1))  # (H, d_k or d_v, ...)
@@ -130,7 +130,7 @@ def widen_heads(linear: nn.Linear, num_heads: int, width: int) -> nn.Linear:
 
 
 def set_attention(spec: Any, attention: MultiHeadAttention, is_self_attention: bool) -> None:
-    """Set an attention; d_k and d_v, one width in CTranslate2, both become the wider of the two."""
+    """Set an attention; CTranslate2 needs d_k = d_v, so the narrower one is zero-padded."""
     heads, width = attention.config.num_heads, max(attention.head_dim, attention.value_head_dim)
     query, key, value = (
         widen_heads(projection, heads, width) for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -173,7 +173,7 @@ def set_stack(spec: Any, stack: VaswaniTransformerEncoder | VaswaniTransformerDe
 
 
 def specification(model: VaswaniTransformerForConditionalGeneration, positions: int) -> Any:
-    """Return the model as CTranslate2's TransformerSpec, post-norm."""
+    """Return the model as CTranslate2's `TransformerSpec`."""
     specs = import_ctranslate2().specs
     config = model.config
     width = max(config.head_dim, config.value_head_dim)
@@ -195,16 +195,15 @@ def specification(model: VaswaniTransformerForConditionalGeneration, positions: 
 def set_vocabulary(
     spec: Any, model: VaswaniTransformerForConditionalGeneration, tokenizer: PreTrainedTokenizerBase | None
 ) -> None:
-    """Set the strings of the tokens, and which of them start and end a text.
+    """Set the strings of the vocabulary and the special tokens.
 
-    Sources come with their `</s>` from the tokenizer, so none is added. CTranslate2 reads an unknown string as
-    `unk_token`, which must be in the vocabulary: without an `<unk>` it is the padding token.
+    The tokenizer adds `</s>` to sources. CTranslate2 requires an `unk_token`; without `<unk>` it is the padding token.
     """
     config = model.config
     strings = vocabulary(config, tokenizer)
     spec.register_source_vocabulary(strings)
     spec.register_target_vocabulary(strings)
-    end, start = config.token_id("eos_token_id"), cast(int, start_token_id(model))  # `check_convertible` has seen it
+    end, start = config.token_id("eos_token_id"), cast(int, start_token_id(model))  # not None after `check_convertible`
     unknown = None if tokenizer is None else tokenizer.unk_token_id
     unknown = unknown if unknown is not None else config.pad_token_id
     spec.config.bos_token = strings[start if config.bos_token_id is None else config.bos_token_id]
@@ -223,18 +222,18 @@ def to_ctranslate2(
     positions: int = 1024,
     force: bool = False,
 ) -> Path:
-    """Write a model in CTranslate2's format, with its tokenizer and its generation config.
+    """Export a model to CTranslate2, with its tokenizer and its generation config.
 
-    `ctranslate2.Translator(output_dir)` then takes the tokenizer's own tokens, `</s>` included:
+    The input of `ctranslate2.Translator(output_dir)` are the tokenizer's tokens, including `</s>`:
     `tokenizer.convert_ids_to_tokens(tokenizer("a text").input_ids)`.
 
     Args:
-        model: the model, on any device; it stays unchanged.
-        tokenizer: its tokenizer; None names the tokens "0", "1" and so on.
-        output_dir: a folder that is written completely or not at all.
-        quantization: how weights are stored, one of `QUANTIZATIONS`; None: float32. CTranslate2 computes in the
-            nearest type that the device has.
-        positions: the tokens that a source and a target may have; learned positions have as many as their table.
+        model: the model, on any device; it is not changed.
+        tokenizer: its tokenizer; None to name the tokens "0", "1" and so on.
+        output_dir: the folder to write, completely or not at all.
+        quantization: the type of stored weights, one of `QUANTIZATIONS`; None for float32. CTranslate2 computes in the
+            nearest type that the device supports.
+        positions: largest number of tokens of a source or target; with learned positions, the size of their table.
         force: whether to replace a model in `output_dir`.
 
     Returns:
@@ -242,7 +241,7 @@ def to_ctranslate2(
 
     Raises:
         ImportError: CTranslate2 is not installed.
-        UserError: CTranslate2 cannot represent the model, the tokenizer is of another model, or the folder is in use.
+        UserError: CTranslate2 cannot represent the model, the tokenizer does not fit it, or the folder cannot be written.
     """
     check_convertible(model)
     import_ctranslate2()

@@ -1,4 +1,4 @@
-"""Import checkpoints of fairseq's `transformer_wmt_en_de` family."""
+"""Import of checkpoints of fairseq's `transformer_wmt_en_de` family."""
 
 import argparse
 import json
@@ -27,11 +27,11 @@ from .foreign import (
     require_equal,
 )
 
-LONGEST = 1_000_000  # positions of a source or target
+LONGEST = 1_000_000  # largest plausible number of positions
 
 
 def numpy_globals() -> list[Any]:
-    """Return what pickled NumPy numbers and arrays name, by the module names of NumPy 1 and 2."""
+    """Return the globals that pickled NumPy numbers and arrays need, with the names of NumPy 1 and 2."""
     dtypes = (getattr(np.dtypes, name) for name in np.dtypes.__all__)
     makers: tuple[Any, ...] = (np.float64(0).__reduce__()[0], np.zeros(0).__reduce__()[0])
     modules = ("numpy.core.multiarray", "numpy._core.multiarray")
@@ -40,10 +40,9 @@ def numpy_globals() -> list[Any]:
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the weights and the settings of a fairseq checkpoint.
+    """Return the weights and settings of a fairseq checkpoint, without running code in it.
 
-    No code in it runs: it may contain only tensors, NumPy's numbers and arrays, plain containers and
-    `argparse.Namespace`, whose fields are read.
+    It may contain only tensors, NumPy numbers and arrays, plain containers and `argparse.Namespace`.
     """
     with torch.serialization.safe_globals([argparse.Namespace, *numpy_globals()]):
         content = torch.load(path, map_location="cpu", weights_only=True)
@@ -54,7 +53,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def split_fused(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights by fairseq's newer names, which separate queries, keys and values."""
+    """Split fused query, key and value projections, as newer versions of fairseq name them."""
     split = {}
     for key, value in state.items():
         if match := re.fullmatch(r"(.*attn\.)in_proj_(weight|bias)", key):
@@ -107,7 +106,7 @@ def read_fairseq(path: Path, config: Path | None) -> ForeignModel:
 
 
 def as_fsmt(original: ForeignModel, config: VaswaniTransformerConfig) -> PreTrainedModel | None:
-    """Return the weights in Transformers' FSMT, which has the same architecture; None with learned positions."""
+    """Return the model as Transformers' FSMT; None with learned positions, which FSMT does not support."""
     sinusoids = concatenated_sinusoids(len(original.tables[0]), config.d_model, config.token_id("pad_token_id"))
     if not torch.equal(original.tables[0], sinusoids):
         return None
@@ -138,16 +137,16 @@ def from_fairseq(
 ) -> ImportResult:
     """Import a model of fairseq's `transformer_wmt_en_de` family with one vocabulary (`--share-all-embeddings`).
 
-    Transformers' FSMT with the same weights checks it, since fairseq itself would run a checkpoint's code.
+    The result is compared with Transformers' FSMT, since fairseq would run a checkpoint's code.
 
     Args:
-        checkpoint: the file; no code in it runs.
-        dictionary: `dict.txt`; None: without a tokenizer.
-        codes: the merges, or the SentencePiece model, named `*.model`; None: texts must be split by them beforehand.
-        config: a JSON file with settings by fairseq's names, which override the checkpoint's.
+        checkpoint: the checkpoint file; no code in it runs.
+        dictionary: `dict.txt`; None for no tokenizer.
+        codes: the merges, or a SentencePiece model named `*.model`; None if texts are already split into sub-words.
+        config: a JSON file with settings by fairseq's names, which override those of the checkpoint.
 
     Raises:
-        UserError: it cannot be represented, a weight is not finite, or the vocabulary is of another model.
+        UserError: the package cannot represent the model, a weight is not finite, or the vocabulary does not fit.
     """
     name = str(checkpoint)
     with load_errors(name):

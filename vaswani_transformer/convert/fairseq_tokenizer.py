@@ -1,4 +1,4 @@
-"""A tokenizer from fairseq's vocabulary, with the merges or the SentencePiece model that split its texts."""
+"""Conversion of fairseq's vocabulary, with merges or a SentencePiece model, to a tokenizer."""
 
 import json
 from pathlib import Path
@@ -22,10 +22,9 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_dictionary(path: Path) -> list[str]:
-    """Return the tokens of a `dict.txt` in the order of their ids, after the four special tokens, as fairseq does.
+    """Return the special tokens and the tokens of a `dict.txt`, in the order of their ids in fairseq.
 
-    A line with `#fairseq:overwrite` repeats a token: the last entry is the token's, and those before it, except the
-    special ones, get a name that no text has.
+    A line with `#fairseq:overwrite` redefines a token; its earlier entries get names that occur in no text.
     """
     tokens = list(SPECIAL_TOKENS)
     for number, line in enumerate(read_lines(path), start=1):
@@ -52,10 +51,7 @@ def read_merges(path: Path) -> list[tuple[str, str]]:
 
 
 def word_tokenizer(tokens: list[str]) -> Tokenizer:
-    """Return a tokenizer of texts that are split into sub-words already.
-
-    SentencePiece marks each piece that begins a word with "▁", subword-nmt each that continues with "@@".
-    """
+    """Return a tokenizer for texts that are already split into sub-words, by SentencePiece or subword-nmt."""
     tokenizer = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens)}, unk_token="<unk>"))
     if any(token.startswith("▁") for token in tokens):
         tokenizer.decoder = decoders.Metaspace()
@@ -66,10 +62,10 @@ def word_tokenizer(tokens: list[str]) -> Tokenizer:
 
 
 def merging_tokenizer(tokens: list[str], merges: list[tuple[str, str]]) -> Tokenizer:
-    """Return a tokenizer of texts that are split into words.
+    """Return a byte-pair tokenizer for texts that are split into words.
 
-    A piece that ends a word has the suffix "</w>" here and none in `dict.txt`. The pieces that only merges have follow
-    those of `dict.txt`.
+    A piece at the end of a word has the suffix "</w>", unlike in `dict.txt`. Intermediate pieces of merges follow those
+    of `dict.txt`.
     """
     vocabulary = {
         token.removesuffix("@@") if token.endswith("@@") or token in SPECIAL_TOKENS else f"{token}</w>": index
@@ -84,7 +80,7 @@ def merging_tokenizer(tokens: list[str], merges: list[tuple[str, str]]) -> Token
 
 
 def sentencepiece_tokenizer(tokens: list[str], model: Path) -> PreTrainedTokenizerBase:
-    """Return Transformers' tokenizer that looks up the pieces of a SentencePiece model in a vocabulary, as fairseq."""
+    """Return a tokenizer that looks up the pieces of a SentencePiece model in a vocabulary, as fairseq does."""
     with TemporaryDirectory() as folder, load_errors(str(model)):
         (vocabulary := Path(folder, "vocab.json")).write_text(
             json.dumps({token: index for index, token in enumerate(tokens)}), encoding="utf-8"
@@ -93,9 +89,10 @@ def sentencepiece_tokenizer(tokens: list[str], model: Path) -> PreTrainedTokeniz
 
 
 def fairseq_tokenizer(dictionary: Path, codes: Path | None) -> PreTrainedTokenizerBase:
-    """Return a tokenizer of texts that are split into words, as by Moses, or without `codes` into sub-words.
+    """Return the tokenizer of a fairseq model.
 
-    `codes` may also be a SentencePiece model, named `*.model`, whose texts are not split.
+    With merges as `codes`, texts must be split into words, as by Moses; without `codes`, into sub-words. With a
+    SentencePiece model, named `*.model`, they are plain texts.
     """
     tokens = read_dictionary(dictionary)
     if codes is not None and codes.suffix == ".model":

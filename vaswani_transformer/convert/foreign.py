@@ -1,8 +1,8 @@
-"""Models of other tools as models of this package: what fairseq, FSMT and Marian share.
+"""Shared code of the importers of fairseq, FSMT and Marian models.
 
-All three are the paper's post-norm model with biases on the attention projections, sines and cosines in two halves
-instead of interleaved, and layer norms with an epsilon of 1e-5. The halves become a table of learned positions. Parts
-that this package does not have are errors that name them. V vocabulary, P rows of a table of positions.
+All three are post-norm Transformers with biases on the attention projections, and layer norms with an epsilon of 1e-5.
+Their positions, with sines and cosines in two halves, become a table of learned positions. Unsupported settings are
+errors. V vocabulary, P rows of a table of positions.
 """
 
 import math
@@ -30,7 +30,7 @@ LAYER_NAMES = {
     "fc1": "feed_forward.fc1",
     "fc2": "feed_forward.fc2",
 } | {f"self_attn.{name}": f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj")}
-"""The foreign names of a layer's parts, and those of this package."""
+"""Names of a layer's submodules in the other tools, and in this package."""
 
 IGNORED_KEYS = re.compile(r"(en|de)coder\.(version|embed_positions\._float_tensor)")
 EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
@@ -41,17 +41,17 @@ UNSUPPORTED_SETTINGS = (
     *("encoder_normalize_before", "decoder_normalize_before", "normalize_before", "normalize_embedding"),
     *("no_token_positional_embeddings", "cross_self_attention", "encoder_layers_to_keep", "decoder_layers_to_keep"),
 )
-"""Settings of fairseq and Marian for parts that the paper's model does not have. Each is an error if it is set."""
+"""Settings of fairseq and Marian that this package does not support; each is an error if set."""
 
 
 @dataclass
 class ForeignModel:
-    """A model of another tool.
+    """Model of another tool.
 
     settings: fields of this package's configuration.
-    state: the weights, by fairseq's names.
-    tables: the positions (P, d_model) of encoder and decoder.
-    bias: the bias of the logits (V,), or None.
+    state: weights, by fairseq's names.
+    tables: position tables (P, d_model) of encoder and decoder.
+    bias: bias (V,) of the logits, or None.
     """
 
     settings: dict[str, Any]
@@ -62,12 +62,12 @@ class ForeignModel:
 
 @dataclass
 class ImportResult:
-    """An imported model.
+    """Imported model.
 
     model: the model of this package.
-    tokenizer: its tokenizer; the original's own if no `tokenizer.json` can do the same; None without a tokenizer.
-    difference: the largest difference of log-probabilities from the original, or None without an original that runs.
-    largest: the largest absolute log-probability.
+    tokenizer: its tokenizer, that of the original if it cannot be a `tokenizer.json`, or None.
+    difference: largest difference of log-probabilities from the original, or None if the original cannot run.
+    largest: largest absolute log-probability.
     """
 
     model: VaswaniTransformerForConditionalGeneration
@@ -83,7 +83,7 @@ def check_supported(settings: dict[str, Any], name: str) -> None:
 
 
 def require_equal(settings: dict[str, Any], name: str, first: str, second: str) -> Any:
-    """Return a setting that the other tool has separately for encoder and decoder."""
+    """Return a setting that must be equal for encoder and decoder."""
     if settings[first] != settings[second]:
         raise UserError(
             f"{name}: {first} ({settings[first]}) and {second} ({settings[second]}) differ; here they are one setting."
@@ -92,10 +92,9 @@ def require_equal(settings: dict[str, Any], name: str, first: str, second: str) 
 
 
 def concatenated_sinusoids(positions: int, d_model: int, padding_idx: int) -> Tensor:
-    """Return fairseq's table (P, d_model): sines in the first half and cosines in the second.
+    """Return fairseq's float32 table (P, d_model): sines in the first half and cosines in the second.
 
-    The frequencies are 10000^(-i / (d_model / 2 - 1)), and the first position has the number padding_idx + 1.
-    Computed in float32, as in training.
+    The frequencies are 10000^(-i / (d_model / 2 - 1)), and positions start at padding_idx + 1.
     """
     half = d_model // 2
     frequencies = torch.exp(torch.arange(half, dtype=torch.float32) * -(math.log(10000) / (half - 1)))
@@ -112,7 +111,7 @@ def map_weight_name(key: str, name: str) -> str:
 
 
 def pop_embeddings(state: dict[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
-    """Take out and return the shared embeddings (V, d_model) of source and target, and the output projection."""
+    """Remove and return the shared embeddings (V, d_model) and the output projection."""
     first, *other_embeddings = [state.pop(key) for key in EMBEDDINGS if key in state]
     if not all(torch.equal(other, first) for other in other_embeddings):
         raise UserError(f"{name}: has separate embeddings of source and target; here they share one matrix.")
@@ -121,11 +120,11 @@ def pop_embeddings(state: dict[str, Tensor], name: str) -> tuple[Tensor, Tensor]
 
 
 def fold_bias(model: VaswaniTransformerForConditionalGeneration, bias: Tensor, name: str) -> None:
-    """Fold a bias b (V,) of the logits exactly into the output projection E, which has no bias here.
+    """Fold a bias b (V,) of the logits exactly into the output projection E, which has no bias.
 
-    The last norm gives h = g x + c, and the elements of x always sum to 0. So with c' = c + s g, s being
-    1 or -1, the row vector u = 1 / g has u (h + s g) = sum(c / g) + s d_model = k, a constant, and the projection
-    E + (b - s E g) u / k of h + s g is E h + b. The code uses the s with the larger k.
+    The last norm returns h = g x + c, where the elements of x sum to 0. Replace c by c + s g with s = 1 or -1. With the
+    row vector u = 1 / g, u (h + s g) = sum(c / g) + s d_model = k is constant, so (E + (b - s E g) u / k) (h + s g) =
+    E h + b. The s with the larger |k| is used.
     """
     last = model.model.decoder.layers[-1]
     norm_weight, norm_bias = (last.get_parameter(f"feed_forward_add_norm.norm.{name}") for name in ("weight", "bias"))
@@ -142,7 +141,7 @@ def fold_bias(model: VaswaniTransformerForConditionalGeneration, bias: Tensor, n
 
 @torch.no_grad()
 def build_model(original: ForeignModel, name: str) -> VaswaniTransformerForConditionalGeneration:
-    """Return the model of this package that computes the same."""
+    """Return the equivalent model of this package."""
     state = {key: value.float() for key, value in original.state.items() if not IGNORED_KEYS.match(key)}
     embedding, output = pop_embeddings(state, name)
     bias = original.bias if original.bias is not None and not torch.all(original.bias == original.bias[0]) else None
@@ -174,9 +173,9 @@ def build_model(original: ForeignModel, name: str) -> VaswaniTransformerForCondi
 def check_equivalence(
     ours: VaswaniTransformerForConditionalGeneration, theirs: PreTrainedModel, name: str
 ) -> tuple[float, float]:
-    """Check that two models compute the same, and return the largest difference and size of a log-probability.
+    """Check that two models agree on random sentences; return the largest difference and size of log-probabilities.
 
-    They are compared on random padded sentences, whose logits may differ by a number for each position.
+    Logits may differ by a constant at each position.
     """
     config, generator = ours.config, torch.Generator().manual_seed(0)
     longest = min(24, config.max_position_embeddings)

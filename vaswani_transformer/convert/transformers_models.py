@@ -1,4 +1,4 @@
-"""Import FSMT and Marian models of Transformers."""
+"""Import of FSMT and Marian models of Transformers."""
 
 from typing import Any
 
@@ -55,8 +55,7 @@ def import_transformers_model(
 ) -> ImportResult:
     """Import an FSMT or Marian model of Transformers, from a folder or the Hub.
 
-    Its tokenizer stays the original's: Marian's has two sentencepiece models over a third vocabulary, FSMT's calls
-    Moses' scripts, and neither can be a `tokenizer.json`.
+    The tokenizer remains that of the original, since neither can be converted to a `tokenizer.json`.
     """
     original = load_model(folder, model_class, dtype=torch.float32).eval()
     tokenizer = None if tokenizer_class is None else load_tokenizer(folder, tokenizer_class)
@@ -64,7 +63,7 @@ def import_transformers_model(
         model = build_model(read_transformers_model(original, folder), folder)
     difference, largest = check_equivalence(model, original, folder)
     model.generation_config = original.generation_config
-    if tokenizer is not None:  # a padded vocabulary has more entries, which may be decoded too
+    if tokenizer is not None:  # a padded vocabulary has further entries
         spare = range(len(tokenizer), model.config.vocab_size)
         tokenizer.add_tokens([f"<spare {index}>" for index in spare], special_tokens=True)
     return ImportResult(model, tokenizer, difference, largest)
@@ -75,10 +74,10 @@ def from_marian(folder: str, with_tokenizer: bool = True) -> ImportResult:
 
     Args:
         folder: a folder with the model and its tokenizer, or its name on the Hub.
-        with_tokenizer: whether to load the tokenizer too, which stays Marian's own.
+        with_tokenizer: whether to load the tokenizer, which remains Marian's.
 
     Raises:
-        UserError: it cannot be loaded, is of another type, or has a part that the paper's model does not have.
+        UserError: the model cannot be loaded, has another type, or has an unsupported setting.
     """
     check_type(folder, "marian")
     return import_transformers_model(folder, MarianMTModel, MarianTokenizer if with_tokenizer else None)
@@ -89,10 +88,10 @@ def from_fsmt(folder: str, with_tokenizer: bool = True) -> ImportResult:
 
     Args:
         folder: a folder with the model and its tokenizer, or its name on the Hub.
-        with_tokenizer: whether to load the tokenizer too, which stays FSMT's own.
+        with_tokenizer: whether to load the tokenizer, which remains FSMT's.
 
     Raises:
-        UserError: it cannot be loaded, is of another type, or has a part that the paper's model does not have.
+        UserError: the model cannot be loaded, has another type, or has an unsupported setting.
     """
     check_type(folder, "fsmt")
     return import_transformers_model(folder, FSMTForConditionalGeneration, FSMTTokenizer if with_tokenizer else None)

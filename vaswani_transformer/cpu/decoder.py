@@ -55,10 +55,7 @@ class BeamCache:
             self.ancestry_mask = self.ancestry_mask.index_select(0, beams)
 
     def keep(self, sources: Tensor) -> None:
-        """Keep these sources, by index in rising order.
-
-        They move within the present memory: new memory for all of them would take longer than the copy.
-        """
+        """Keep these sources, by index in ascending order, moving them within the allocated memory."""
         unmoved = torch.arange(len(sources), device=sources.device)
         stay = int((sources == unmoved).long().cumprod(0).sum())  # leading sources that do not move
         for layer in self.key_values:

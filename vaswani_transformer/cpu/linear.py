@@ -1,8 +1,7 @@
-"""Linear layers with weights in the layout of a CPU's matrix library, in float32, bfloat16 or int8.
+"""Linear layers with weights packed for the CPU's matrix libraries, in float32, bfloat16 or int8.
 
-R rows of inputs. Which layout is the fastest depends on the CPU, on the weight's shape and on R, so the layouts are
-timed. The functions of torch used here belong to its compiler or are deprecated. Only this file uses them, and
-`is_supported` tries each layout before any use.
+R rows of inputs. The fastest layout depends on the CPU, the weight's shape and R, so the layouts are timed. Some torch
+functions used here are private or deprecated; `is_supported` tries each layout before its use.
 """
 
 import functools
@@ -163,7 +162,7 @@ def make_plain(weight: Tensor) -> nn.Linear:
 
 
 def is_supported(layout: Layout) -> bool:
-    """Return whether this build of torch, on this CPU, has the functions that a layout needs."""
+    """Return whether torch supports a layout on this CPU."""
     linear = make_plain(torch.arange(1024).view(16, 64) / 1023)
     rows = torch.ones(MANY_ROWS, 64, dtype=torch.float32)
     try:
@@ -174,7 +173,7 @@ def is_supported(layout: Layout) -> bool:
     step = 1 / 127 if isinstance(layer, QuantizedLinear) else 0.0
     if parameters is not None and not torch.allclose(parameters[0], linear.weight, rtol=0.0, atol=step / 2):
         return False
-    # A step of bfloat16, which has 8 bits, is 0.8%.
+    # bfloat16 has a relative precision of 0.8%.
     return torch.allclose(products, linear(rows[:1]).expand_as(products), rtol=0.02)
 
 

@@ -1,6 +1,6 @@
-"""Attention maps, their figures, and a page that shows them in a browser.
+"""Attention maps as figures and as a web page.
 
-The figures need Matplotlib (`pip install "vaswani-transformer[figures]"`); the page needs a browser.
+The figures need Matplotlib (`pip install "vaswani-transformer[figures]"`).
 """
 
 from .heat_maps import draw_heat_maps

@@ -1,4 +1,4 @@
-"""The command `python -m vaswani_transformer.figures`: write one page that shows a model's attention on a sentence."""
+"""The command `python -m vaswani_transformer.figures`, which writes a web page of a sentence's attention weights."""
 
 import argparse
 import sys
@@ -14,7 +14,7 @@ from .page import attention_page
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Return the command's arguments; an output that cannot be written ends it with status 2."""
+    """Return the command's arguments; exit with status 2 if the output cannot be written."""
     parser = argparse.ArgumentParser(
         allow_abbrev=False,
         prog="python -m vaswani_transformer.figures",

@@ -1,4 +1,4 @@
-"""Attention weights as heat maps: one layer with its words, or all layers at a glance.
+"""Heat maps of attention weights: one layer with words, or an overview of all layers.
 
 N layers, H heads, Q queries, K keys.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def draw_heat_map(axes: "Axes", weights: np.ndarray, title: str) -> Any:
-    """Draw weights (Q, K) from 0, white, to 1, dark blue."""
+    """Draw weights (Q, K) from 0 (white) to 1 (dark blue)."""
     axes.spines[:].set_color(RULE)
     axes.set_title(title, fontsize=9, color=MUTED, pad=4)
     return axes.imshow(weights, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
@@ -36,7 +36,7 @@ def add_title_and_scale(figure: "Figure", image: Any, grid: np.ndarray, title: s
 def draw_one_layer(
     weights: np.ndarray, heads: Sequence[int], queries: Sequence[str], keys: Sequence[str], title: str
 ) -> "Figure":
-    """Draw weights (H, Q, K) in rows of at most four heads and 16 inches, with words at the left and lower edges."""
+    """Draw weights (H, Q, K) in rows of at most four heads and 16 inches, with words at the edges."""
     width, height = 0.19 * len(keys) + 0.3, 0.19 * len(queries) + 0.45
     columns = max(1, min(4, len(heads), int(16 / width)))
     rows = math.ceil(len(heads) / columns)
@@ -56,7 +56,7 @@ def draw_one_layer(
 
 
 def draw_all_layers(weights: np.ndarray, heads: Sequence[int], title: str) -> "Figure":
-    """Draw weights (N, H, Q, K) as small heat maps, one row per layer and one column per head."""
+    """Draw weights (N, H, Q, K) as small heat maps, with a row per layer and a column per head."""
     layers, _, queries, keys = weights.shape
     side = 1.15 / max(queries, keys)
     figure = new_figure(len(heads) * (keys * side + 0.15) + 1.5, layers * (queries * side + 0.15) + 0.8, "compressed")
@@ -73,15 +73,15 @@ def draw_all_layers(weights: np.ndarray, heads: Sequence[int], title: str) -> "F
 def draw_heat_maps(
     maps: AttentionMaps, stack: str = "encoder", layer: int | None = None, heads: Sequence[int] | int | None = None
 ) -> "Figure":
-    """Draw the weights of one layer's heads side by side, or without `layer` those of all layers, small.
+    """Draw the attention weights of one layer's heads, or an overview of all layers.
 
-    Rows are queries and columns are keys. All numbers count from 1.
+    Rows are queries and columns are keys. Layers and heads are counted from 1.
 
     Args:
         maps: the result of `attention_maps`.
         stack: "encoder", "decoder" or "cross".
-        layer: its number; None: all layers, one below the other, without words.
-        heads: numbers of heads; None: all.
+        layer: number of the layer; None for all layers, without words.
+        heads: numbers of the heads; None for all.
 
     Raises:
         ValueError: there is no such stack, layer or head.

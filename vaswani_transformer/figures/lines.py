@@ -1,4 +1,4 @@
-"""Attention as lines between words, as in the paper's appendix (Figures 3 to 5).
+"""Attention weights as lines between words, as in Figures 3 to 5 of the paper.
 
 H heads, Q queries, K keys.
 """
@@ -21,11 +21,11 @@ CAPTIONS = {
     "cross": "to predict a word above, the decoder attends to source words below",
 }
 FAINTEST = 0.04
-"""The largest weight that is too small to draw."""
+"""Largest weight that is not drawn."""
 
 
 def draw_lines(axes: "Axes", weights: np.ndarray, heads: Sequence[int]) -> None:
-    """Draw the weights (H, Q, K) of some heads as lines; those of neighboring heads are a little apart."""
+    """Draw the weights (H, Q, K) of some heads as lines, with a small offset between heads."""
     from matplotlib.collections import LineCollection
     from matplotlib.colors import to_rgb
 
@@ -40,7 +40,7 @@ def draw_lines(axes: "Axes", weights: np.ndarray, heads: Sequence[int]) -> None:
 
 
 def draw_words(axes: "Axes", queries: Sequence[str], keys: Sequence[str], only: int | None) -> None:
-    """Write upright words above and below; those above are muted but for `only`, if it is given."""
+    """Draw vertical words above and below; mute those above other than `only`, if given."""
     style: dict[str, Any] = words_style() | {"rotation": 90, "ha": "center", "fontsize": 11}
     for index, word in enumerate(queries):
         text = axes.text(index, 1.05, word, va="bottom", **style)
@@ -74,17 +74,17 @@ def draw_attention(
     heads: Sequence[int] | int | None = None,
     word: int | None = None,
 ) -> "Figure":
-    """Draw attention weights as lines between words, as in the paper's appendix (Figures 3 to 5).
+    """Draw attention weights as lines between words, as in Figures 3 to 5 of the paper.
 
-    Each word above attends to words below. The larger a weight, the stronger its line; every head has its color. The
-    decoder's words above are those that it predicts. All numbers count from 1.
+    Words above attend to words below. The opacity of a line shows the weight, and its color the head. The decoder's
+    words above are its predictions. Layers, heads and words are counted from 1.
 
     Args:
         maps: the result of `attention_maps`.
         stack: "encoder", "decoder" or "cross".
-        layer: its number; None: the last.
-        heads: numbers of heads; None: all.
-        word: the number of the only word above whose lines are drawn; None: all words.
+        layer: number of the layer; None for the last.
+        heads: numbers of the heads; None for all.
+        word: number of a word above, to draw only its lines; None for all words.
 
     Raises:
         ValueError: there is no such stack, layer, head or word.

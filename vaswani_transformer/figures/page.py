@@ -1,4 +1,4 @@
-"""A page for a browser that shows every head of every layer on one sentence."""
+"""Web page with the attention weights of every layer and head for one sentence."""
 
 import html
 import json
@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parent
 
 
 def payload(maps: AttentionMaps) -> str:
-    """Return words, weights in thousandths and colors as JSON in which no "<" can end the surrounding script."""
+    """Return words, weights in thousandths and colors as JSON, with "<" escaped."""
     stacks = {}
     for stack in STACKS:
         weights = maps.weights(stack)
@@ -35,7 +35,7 @@ def payload(maps: AttentionMaps) -> str:
 
 
 def render_page(maps: AttentionMaps) -> str:
-    """Return the page of attention maps, with weights rounded to three digits."""
+    """Return the HTML page of attention maps, with weights rounded to three digits."""
     layers, heads = maps.encoder.shape[:2]
     fields = {
         "title": html.escape(maps.source),
@@ -57,9 +57,9 @@ def attention_page(
     target: str | None = None,
     **generate_kwargs: Any,
 ) -> str:
-    """Return one HTML page that shows every head of every layer on a sentence; `attention_maps` has the arguments.
+    """Return an HTML page with the attention weights of every layer and head; arguments as in `attention_maps`.
 
-    The page is complete: it loads nothing, stores nothing and needs no network. Its address selects the view, for
-    example `page.html#cross-2&heads=1.3&query=4`.
+    The page is self-contained. The fragment of its address selects the view, for example
+    `page.html#cross-2&heads=1.3&query=4`.
     """
     return render_page(attention_maps(model, tokenizer, source, target, **generate_kwargs))

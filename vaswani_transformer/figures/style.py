@@ -1,4 +1,4 @@
-"""The style that all figures share: colors, fonts, and the choice of layers and heads."""
+"""Shared style of the figures: colors, fonts, and the choice of layers and heads."""
 
 import colorsys
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ FALLBACK_FONTS = ("Noto Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto San
 
 
 def head_colors(count: int) -> list[str]:
-    """Return one "#rrggbb" color per head: those of `COLORS`, or for more heads as many hues around the wheel."""
+    """Return a "#rrggbb" color for each head: those of `COLORS`, or for more heads evenly spaced hues."""
     if count <= len(COLORS):
         return list(COLORS[:count])
     wheel = (colorsys.hls_to_rgb((0.6 + index / count) % 1, 0.46, 0.62) for index in range(count))
@@ -22,7 +22,7 @@ def head_colors(count: int) -> list[str]:
 
 
 def new_figure(width: float, height: float, layout: Literal["constrained", "compressed"] = "constrained") -> "Figure":
-    """Return an empty figure, sized in inches, that belongs to no window."""
+    """Return an empty figure without a window; sizes are in inches."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -33,7 +33,7 @@ def new_figure(width: float, height: float, layout: Literal["constrained", "comp
 
 
 def words_style() -> dict[str, Any]:
-    """Return text settings for the words of a sentence: installed fonts that have the characters, and no formulas."""
+    """Return text settings for words: installed fonts with many characters, and no formulas."""
     from matplotlib import font_manager, rcParams
 
     installed = set(font_manager.get_font_names())
@@ -48,7 +48,7 @@ def index_from_1(name: str, value: int, count: int) -> int:
 
 
 def head_indices(heads: Sequence[int] | int | None, count: int) -> list[int]:
-    """Return the indices of the requested heads; None requests all."""
+    """Return the indices of the requested heads; None for all."""
     numbers = range(1, count + 1) if heads is None else [heads] if isinstance(heads, int) else heads
     return [index_from_1("head", head, count) for head in numbers]
 

@@ -1,4 +1,4 @@
-"""Tokens as words of a figure: the text of each token, and a form of it in which every character can be seen."""
+"""Tokens as labels of a figure, with all characters visible."""
 
 import re
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ def common_prefix_length(one: str, other: str) -> int:
 
 
 def fraction(numerator: int, denominator: int) -> str:
-    """Return for example "¹⁄₂", which no reader takes for text."""
+    """Return a fraction such as "¹⁄₂"."""
     return str(numerator).translate(SUPERSCRIPTS) + FRACTION_SLASH + str(denominator).translate(SUBSCRIPTS)
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> list[str]:
-    """Return the text of each token; joined they are the complete text.
+    """Return the text of each token.
 
-    A character that several tokens spell, such as an emoji in bytes, appears at each of them: "🙂¹⁄₂", "🙂²⁄₂".
+    A character of several tokens, such as an emoji in bytes, appears at each of them: "🙂¹⁄₂", "🙂²⁄₂".
     """
     texts: list[str] = []
     unfinished: list[int] = []  # tokens of an incomplete character
@@ -52,9 +52,9 @@ def token_texts(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) ->
 
 
 def display_form(text: str, before: str = "") -> str:
-    """Return a token's text as it is shown: without the space that begins a word, with "·" if it continues `before`.
+    """Return the label of a token: without the space before a word, and with "·" if it continues `before`.
 
-    Other spaces become "␣", line breaks "⏎", and invisible characters their escapes.
+    Other spaces become "␣", line breaks "⏎", and invisible characters escape sequences.
     """
     continues = before[-1:].isalnum() and text[:1].isalnum()
     shown = text[1:] if text.startswith(" ") and len(text) > 1 else text
@@ -66,7 +66,7 @@ def display_form(text: str, before: str = "") -> str:
 
 
 def display_tokens(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> list[str]:
-    """Return each token as a word of a figure; a token without text appears under its name, such as `</s>`."""
+    """Return the labels of tokens; a token without text has its name, such as `</s>`."""
     texts = token_texts(tokenizer, token_ids)
     names = tokenizer.convert_ids_to_tokens(list(token_ids))
     befores = ["", *texts]

@@ -1,4 +1,4 @@
-"""The attention weights of a model on one sentence, and the tokens that they connect.
+"""Attention weights of a model for one sentence, with the tokens.
 
 N layers, H heads, S source, T target, Q queries, K keys.
 """
@@ -24,44 +24,42 @@ STACKS = {
     "decoder": ("output_tokens", "input_tokens"),
     "cross": ("output_tokens", "source_tokens"),
 }
-"""The three uses of attention (3.2.3), each with its queries and its keys."""
+"""Queries and keys of the three uses of attention (3.2.3)."""
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionMaps:
-    """The attention weights of a model on one sentence.
+    """Attention weights of a model for one sentence.
 
-    A decoder position reads one target token and predicts the next, so the target appears twice. In a
-    non-autoregressive model a position predicts its own token, and the weights are those of its last pass.
+    A decoder position reads a target token and predicts the next one, so the target appears twice. In a
+    non-autoregressive model a position predicts its own token, and the weights are those of the last pass.
     """
 
     source: str
-    """The source text."""
+    """Source text."""
     target: str
-    """The target text."""
+    """Target text."""
     source_tokens: list[str]
-    """The S tokens of the source, `</s>` the last."""
+    """S tokens of the source, including `</s>`."""
     input_tokens: list[str]
-    """The T tokens that the decoder reads, such as `<mask>` of a CMLM. A decoder that reads vectors has the tokens that
-    it predicts at their positions."""
+    """T tokens that the decoder reads, such as `<mask>` in a CMLM; the predicted tokens if it reads vectors."""
     output_tokens: list[str]
-    """The T tokens that the decoder predicts: the input tokens shifted left, or those at the same positions."""
+    """T tokens that the decoder predicts."""
     encoder: np.ndarray
-    """(N, H, S, S), float32: the weight with which each source token attends to each. A CMLM also attends to its token
-    of the length, which is left out, so its rows may sum to less than 1."""
+    """(N, H, S, S), float32: encoder weights. The length token of a CMLM is omitted, so rows may sum to less than 1."""
     decoder: np.ndarray
-    """(N, H, T, T): the weight with which each target position attends to each input token."""
+    """(N, H, T, T): decoder weights of each target position over the input tokens."""
     cross: np.ndarray
-    """(N, H, T, S): the weight with which each target position attends to each source token."""
+    """(N, H, T, S): cross-attention weights of each target position over the source tokens."""
     is_autoregressive: bool = True
-    """Whether each position reads only the tokens before it."""
+    """True for an autoregressive model."""
 
     def queries(self, stack: str) -> list[str]:
-        """Return the Q tokens that attend; for the decoder those that it predicts."""
+        """Return the Q tokens of the queries; for the decoder the predicted tokens."""
         return getattr(self, STACKS[stack][0])
 
     def keys(self, stack: str) -> list[str]:
-        """Return the K tokens that are attended to."""
+        """Return the K tokens of the keys."""
         return getattr(self, STACKS[stack][1])
 
     def weights(self, stack: str) -> np.ndarray:
@@ -76,7 +74,7 @@ class AttentionMaps:
 
 
 class Pass(NamedTuple):
-    """One pass through a model: the T tokens that it reads and predicts, and N weights (1, H, Q, K) a stack."""
+    """One pass of a model: T input and predicted tokens, and N weights (1, H, Q, K) per stack."""
 
     inputs: list[int]
     labels: list[int]
@@ -86,7 +84,7 @@ class Pass(NamedTuple):
 
 
 def pass_of_target(model: Any, batch: dict[str, Tensor], labels: Tensor) -> Pass:
-    """Return the pass of an autoregressive model over a source and its target (1, T)."""
+    """Run an autoregressive model on a source and its target (1, T)."""
     inputs = model.prepare_decoder_input_ids_from_labels(labels)  # (1, T)
     with eager_attention(model):
         outputs = model(**batch, decoder_input_ids=inputs, output_attentions=True, use_cache=False, return_dict=True)
@@ -96,7 +94,7 @@ def pass_of_target(model: Any, batch: dict[str, Tensor], labels: Tensor) -> Pass
 
 @contextmanager
 def record_attention(module: nn.Module) -> Generator[list[tuple[dict[str, Any], Any]]]:
-    """Yield a list that receives the keyword arguments and the output, with weights, of each call of a stack."""
+    """Yield a list that records the keyword arguments and the output of each call of a stack."""
     calls: list[tuple[dict[str, Any], Any]] = []
     request = module.register_forward_pre_hook(
         lambda _, args, kwargs: (args, kwargs | {"output_attentions": True}), with_kwargs=True
@@ -109,18 +107,15 @@ def record_attention(module: nn.Module) -> Generator[list[tuple[dict[str, Any], 
 
 
 def last_pass(model: NarHead, batch: dict[str, Tensor], generate_kwargs: dict[str, Any]) -> Pass:
-    """Return the last pass of `generate()` over one source, of the length whose target is the best.
-
-    A FlowSeq draws one sample of its latents, whatever its settings.
-    """
+    """Return the last pass of `generate()` for one source and the best length; FlowSeq draws a single sample."""
     settings = generate_kwargs | {"return_dict_in_generate": True, "return_history": True, "num_return_sequences": 1}
     settings |= {"num_latent_samples": 1} if model.has_latents else {}
     body = cast(Any, model).model
     with eager_attention(model), record_attention(body.encoder) as encoded, record_attention(body.decoder) as passes:
         output = cast(Any, model).generate(**batch, **settings)
-    inputs, decoded = passes[len(output.history) - 1 if model.refines else 0]  # later ones of a FlowSeq rank targets
+    inputs, decoded = passes[len(output.history) - 1 if model.refines else 0]  # FlowSeq's later passes rank targets
     length, tokens = int(output.lengths[0]), batch["input_ids"].shape[1]
-    row = inputs["attention_mask"].sum(1).tolist().index(length)  # of the lengths that were tried
+    row = inputs["attention_mask"].sum(1).tolist().index(length)
     labels = output.sequences[0, 1 : 1 + length].tolist()
     read = inputs.get("input_ids")
     return Pass(
@@ -140,18 +135,17 @@ def attention_maps(
     target: str | None = None,
     **generate_kwargs: Any,
 ) -> AttentionMaps:
-    """Return the attention weights of one sentence, computed without dropout; the model does not change.
+    """Return the attention weights for one sentence, computed in evaluation mode.
 
     Args:
-        model: an encoder-decoder with a projection to the vocabulary.
+        model: an encoder-decoder with an output projection.
         tokenizer: its tokenizer.
         source: the sentence.
-        target: its translation; None: the one that `model.generate` returns. A non-autoregressive model supports no
-            other.
-        **generate_kwargs: arguments of that call, which override the model's settings.
+        target: its translation; None for that of `model.generate`, as non-autoregressive models require.
+        **generate_kwargs: arguments of `model.generate`, which override the model's settings.
 
     Raises:
-        ValueError: the model generates no text, or the target of a non-autoregressive model is given.
+        ValueError: the model cannot generate, or a target is given for a non-autoregressive model.
     """
     is_autoregressive = not is_non_autoregressive(model)
     if target is not None and not is_autoregressive:

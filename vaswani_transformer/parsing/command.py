@@ -20,10 +20,7 @@ from .words import split_plain, split_tokenized
 
 @dataclass(frozen=True)
 class ParsingOptions(TranslationOptions):
-    """The options of `vaswani-parse`, whose `--help` describes them.
-
-    A record has `svg` too: a resumed command would draw no tree of the lines before.
-    """
+    """Options of `vaswani-parse`, described by its `--help`; a record includes `svg`."""
 
     tokenized: bool = False
     draw: bool = False
@@ -41,7 +38,7 @@ class ParsingOptions(TranslationOptions):
 
 
 class TreeFormat(LineFormat):
-    """A sentence in each line that is read, and its tree in each that is written."""
+    """Input lines of sentences, and output lines of trees."""
 
     options: ParsingOptions
 
@@ -56,11 +53,11 @@ class TreeFormat(LineFormat):
         return make_translator(self.options, model, tokenizer, tree_constraint(model, tokenizer))
 
     def source_text(self, line: str) -> str:
-        """Return the words of a line, with a space between them."""
+        """Return the words of a line, separated by spaces."""
         return " ".join(self.split(line))
 
     def write(self, translation: Translation, number: int) -> list[str]:
-        """Return the output of a line's tree, and draw it as SVG if that is wanted; a line without words has none."""
+        """Return the output line of a tree, and draw it as SVG on request; without words there is no tree."""
         tree, is_repaired = delinearize(translation.text, split_tokenized(translation.source))
         if not tree.children:
             return [""]

@@ -1,6 +1,6 @@
-"""A search that can only write well-formed linear trees: a logits processor for `generate()` of any model.
+"""Logits processor that restricts `generate()` to well-formed linear trees.
 
-B sentences, k beams of a sentence, R rows: k B, T tokens of a target so far, C tokens of trees, V vocabulary.
+B sentences, k beams per sentence, R = k B rows, T target tokens so far, C tokens of trees, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ from .words import split_tokenized
 
 @dataclass(frozen=True)
 class TreeTokens:
-    """The tokens of a vocabulary that linear trees consist of.
+    """Tokens of linear trees in a vocabulary.
 
-    ids: (C,) the tokens.
-    kinds: (C,) 0 for an opening label, 1 for a place, 2 for a closing label, 3 for the end.
-    steps: (V,) how many constituents a token opens: 1, -1 or 0.
-    places: (V,) how many places it has: 1 or 0.
-    closing: (V,) the closing label of an opening one; -1 for any other token.
+    ids: (C,), token ids.
+    kinds: (C,), 0 for an opening label, 1 for a word's placeholder, 2 for a closing label, 3 for the end token.
+    steps: (V,), change of the depth: 1 for opening labels, -1 for closing labels, else 0.
+    places: (V,), 1 for placeholders, else 0.
+    closing: (V,), id of the matching closing label for opening labels, else -1.
     """
 
     ids: Tensor
@@ -36,11 +36,11 @@ class TreeTokens:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> Self | None:
-        """Return those of a tokenizer whose added tokens are labels and places; None if it has no places or no end.
+        """Return the tokens of trees among a tokenizer's added tokens; None without placeholders or an end token.
 
         Args:
             tokenizer: the tokenizer.
-            vocab_size: V, the entries of the model's vocabulary.
+            vocab_size: V, the size of the model's vocabulary.
         """
         tokens = {text: index for text, index in tokenizer.get_added_vocab().items() if LINEAR_TOKEN.fullmatch(text)}
         places = {index for text, index in tokens.items() if text.startswith(PLACE)}
@@ -62,23 +62,22 @@ class TreeTokens:
         return cls(torch.tensor(ids), torch.tensor([kinds[index] for index in ids]), steps, counts, closing_labels)
 
     def to(self, device: torch.device) -> Self:
-        """Return the same on a device."""
+        """Return a copy on a device."""
         return type(self)(**{name: values.to(device) for name, values in vars(self).items()})
 
 
 class WellFormedTrees(LogitsProcessor):
-    """A processor that leaves a search only the beginnings of well-formed linear trees over given numbers of words.
+    """Logits processor that permits only prefixes of well-formed linear trees over given numbers of words.
 
-    Every constituent is closed by its label and has a word, a tree has as many places as its sentence has words, and
-    each open constituent and each word has room within the limit. A sentence of more words than its limit gets as many
-    places as fit. A row in which another processor has excluded all of that, as for a forced first token, stays as it
-    is.
+    Every constituent has a word and is closed by its label, a tree has a placeholder for every word, and it fits within
+    the limit. A sentence with too many words for its limit gets as many placeholders as fit. Rows in which another
+    processor has excluded all permitted tokens, such as for a forced first token, are not changed.
 
     Args:
-        tokens: the tokens of trees.
-        word_counts: (B,) the words of each sentence.
-        limits: (B,) the new tokens that each target may have, `</s>` included.
-        prompt_length: the tokens that each target begins with.
+        tokens: tokens of trees.
+        word_counts: (B,), number of words of each sentence.
+        limits: (B,), largest number of new tokens of each target, including `</s>`.
+        prompt_length: number of tokens that each target begins with.
     """
 
     def __init__(self, tokens: TreeTokens, word_counts: Sequence[int], limits: Tensor, prompt_length: int = 1) -> None:
@@ -87,11 +86,11 @@ class WellFormedTrees(LogitsProcessor):
         self.lengths = limits + prompt_length
 
     def keep(self, sources: Tensor) -> None:
-        """Process only the rows of these sentences from now on, by index."""
+        """Drop all other sentences; `sources` are indices into the current ones."""
         self.words, self.lengths = self.words[sources], self.lengths[sources]
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return `scores` (R, V) with -inf for each token that may not follow `input_ids` (R, T)."""
+        """Return `scores` (R, V) with -inf for tokens that must not follow `input_ids` (R, T)."""
         permitted = self.permitted(input_ids)  # (R, C)
         possible = scores.index_select(1, self.tokens.ids)
         is_free = ~(permitted & (possible > -torch.inf)).any(1, keepdim=True)
@@ -99,15 +98,15 @@ class WellFormedTrees(LogitsProcessor):
         return scores.masked_fill(~is_free, -torch.inf).index_copy_(1, self.tokens.ids, possible)
 
     def permitted(self, input_ids: Tensor) -> Tensor:
-        """Return whether each token of trees (R, C) may follow `input_ids` (R, T)."""
+        """Return a mask (R, C) of the tokens of trees that may follow `input_ids` (R, T)."""
         tokens, (rows, length) = self.tokens, input_ids.shape
         words, lengths = (each.repeat_interleave(rows // len(each)) for each in (self.words, self.lengths))  # (R,)
         steps = tokens.steps[input_ids]  # (R, T)
         depths = steps.cumsum(1)
         depth = depths[:, -1]
         words_left = words - tokens.places[input_ids].sum(1)
-        spare = lengths - length - words_left - depth - 1  # tokens more than words, open constituents and the end need
-        # The last label that reached the present depth is that of the innermost open constituent.
+        spare = lengths - length - words_left - depth - 1  # tokens beyond remaining words, closing labels and the end
+        # The last opening label at the current depth is that of the innermost open constituent.
         is_reaching = (steps > 0) & (depths == depth[:, None])
         innermost = (is_reaching * torch.arange(length, device=input_ids.device)).amax(1, keepdim=True)
         closing = tokens.closing[input_ids.gather(1, innermost)]  # (R, 1)
@@ -118,10 +117,9 @@ class WellFormedTrees(LogitsProcessor):
 
 
 def tree_constraint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Constraint | None:
-    """Return what makes the processor of a batch of sentences, whose words spaces separate.
+    """Return a function that makes the processor for a batch of sentences with space-separated words.
 
-    None for a model that predicts all tokens at once, and where labels and places are no added tokens of the
-    vocabulary: its output is free, and `delinearize` repairs it.
+    None for a non-autoregressive model, and if the vocabulary has no added tokens for labels and placeholders.
     """
     vocab_size = max(len(tokenizer), model.config.get_text_config(decoder=True).vocab_size)
     tokens = None if is_non_autoregressive(model) else TreeTokens.of(tokenizer, vocab_size)

@@ -1,7 +1,4 @@
-"""A constituency tree as a figure: constituents above, the words in a row below.
-
-A word takes the width of its text or tag; a constituent is one level above its highest part.
-"""
+"""Figures of constituency trees, with constituents above and words in a row below."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +9,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CHARACTER = 0.105
-"""The width of a character, in inches."""
+"""Width of a character in inches."""
 LEVEL = 0.46
-"""The height of a level, in inches."""
+"""Height of a level in inches."""
 
 
 def draw_tree(tree: Tree) -> "Figure":
-    """Draw a constituency tree: its labels, the tags and, in a row below, the words.
+    """Draw a constituency tree with labels, tags and, in a row below, words.
 
-    `draw_tree(tree).savefig("tree.svg")` writes it as SVG; other endings write other formats.
+    `draw_tree(tree).savefig("tree.svg")` saves it as SVG; other extensions give other formats.
 
     Args:
         tree: a tree with at least one word.
@@ -35,7 +32,7 @@ def draw_tree(tree: Tree) -> "Figure":
     axes = figure.subplots()
     axes.set_axis_off()
     style: dict[str, Any] = words_style() | {"ha": "center", "va": "center"}
-    open_nodes: list[list[tuple[float, int]]] = [[]]  # the x and the level of the parts of each open constituent
+    open_nodes: list[list[tuple[float, int]]] = [[]]  # x and level of the children of each open constituent
     right = 0.0
     for event, node in tree.events():
         if event == "open":

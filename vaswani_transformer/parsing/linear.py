@@ -1,9 +1,8 @@
-"""Linear trees (Vinyals et al. 2015, "Grammar as a Foreign Language"): a tree as a sequence of tokens, and back.
+"""Conversion of trees to and from linear trees, sequences of tokens (Vinyals et al. 2015).
 
-`(TOP (S (NP (PRP I)) (VP (VBP know))))` becomes `(S(NP()PRP)NP(VP()VBP)VP)S`: opening labels `(NP`, places of words
-with their tags `()PRP`, closing labels `)NP`. The root is left out. Vinyals et al. write `XX` for every tag; tags stay
-here, so that tagging accuracy can be measured and evaluation knows punctuation. Every token has a bracket, which no
-word of a treebank has. So a source holds no token of a target.
+`(TOP (S (NP (PRP I)) (VP (VBP know))))` becomes `(S(NP()PRP)NP(VP()VBP)VP)S`, with opening labels `(NP`, placeholders
+of words with their tags `()PRP`, and closing labels `)NP`. The root is omitted. Unlike in Vinyals et al., who write
+`XX` for every tag, tags are kept, to measure tagging accuracy and recognize punctuation.
 """
 
 import re
@@ -16,18 +15,18 @@ from .words import SPACES
 LINEAR_TOKEN = re.compile(r"(?:\(\)|\(|\))LABEL".replace("LABEL", r"[^() \t\r\n\f\v]+"))
 PLACE = "()"
 UNKNOWN_TAG = "XX"
-"""The tag of a word that the output has no place for."""
+"""Tag of a word without a placeholder in the output."""
 
 
 class ParsedSentence(NamedTuple):
-    """The tree of a sentence, and whether the output was malformed and had to be repaired."""
+    """Tree of a sentence, and whether a malformed output was repaired."""
 
     tree: Tree
     is_repaired: bool
 
 
 def linearize(tree: Tree) -> str:
-    """Return a tree with the root `TOP` as a linear tree."""
+    """Return the linear tree of a tree with the root `TOP`."""
     texts = []
     for event, node in tree.events():
         if isinstance(node, Leaf):
@@ -38,17 +37,17 @@ def linearize(tree: Tree) -> str:
 
 
 def linear_tokens(texts: Iterable[str]) -> set[str]:
-    """Return the different tokens of linear trees."""
+    """Return the set of tokens of linear trees."""
     return {token for text in texts for token in LINEAR_TOKEN.findall(text)}
 
 
 def place_count(text: str) -> int:
-    """Return the number of words that a linear tree has places for."""
+    """Return the number of placeholders in a linear tree."""
     return sum(token.startswith(PLACE) for token in LINEAR_TOKEN.findall(text))
 
 
 def close_innermost(stack: list[tuple[str, list[Tree | Leaf]]]) -> bool:
-    """Close the innermost open constituent, and return whether it has words; one without words is dropped."""
+    """Close the innermost open constituent and return whether it has words; drop it otherwise."""
     label, children = stack.pop()
     if children:
         stack[-1][1].append(Tree(label, tuple(children)))
@@ -56,7 +55,7 @@ def close_innermost(stack: list[tuple[str, list[Tree | Leaf]]]) -> bool:
 
 
 def close_label(stack: list[tuple[str, list[Tree | Leaf]]], label: str) -> bool:
-    """Close the innermost open constituent of that label and those within it; return whether it was well-formed."""
+    """Close the innermost open constituent with `label` and those inside; return whether that is well-formed."""
     depths = [depth for depth, (name, _) in enumerate(stack) if depth and name == label]
     if not depths:
         return False
@@ -67,16 +66,16 @@ def close_label(stack: list[tuple[str, list[Tree | Leaf]]], label: str) -> bool:
 
 
 def delinearize(text: str, words: Sequence[str]) -> ParsedSentence:
-    """Return the tree of a linear tree over a sentence's words; every text gives a tree with exactly these words.
+    """Return the tree of a linear tree over a sentence's words.
 
-    The inverse of `linearize` on a well-formed text. A malformed one is repaired:
+    It is the inverse of `linearize`. A malformed text is repaired, so that the tree always has exactly these words:
 
-    1. Text that is no token, and places beyond the last word, are dropped.
-    2. A closing label closes the innermost open constituent of that label, and those within it. Without one, it
-       is dropped.
-    3. Words without a place join the innermost constituent that is open at the end, or else the last one below the
-       root, with the tag `XX`.
-    4. Constituents that are open at the end are closed. Those without a word are dropped.
+    1. Text that is not a token, and placeholders beyond the last word, are dropped.
+    2. A closing label closes the innermost open constituent with that label, and those inside. Without one, it is
+       dropped.
+    3. Words without a placeholder are added, with the tag `XX`, to the innermost constituent open at the end, or else
+       to the last one below the root.
+    4. Constituents open at the end are closed. Constituents without a word are dropped.
     """
     tokens = LINEAR_TOKEN.findall(text)
     is_well_formed = "".join(tokens) == SPACES.sub("", text)

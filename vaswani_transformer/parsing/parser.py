@@ -1,4 +1,4 @@
-"""Sentences in, trees out: a model's linear trees over the sentences' own words."""
+"""Parsing of sentences with a model that writes linear trees."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from .words import escape_brackets, split_plain, split_tokenized
 
 
 def source_text(sentence: str | Sequence[str]) -> str:
-    """Return the words of a plain text, or those given, with a space between them, as a parser reads them."""
+    """Return the words of a plain text, or the given words, separated by spaces."""
     if isinstance(sentence, str):
         return " ".join(split_plain(sentence))
     for word in sentence:
@@ -26,7 +26,7 @@ def source_text(sentence: str | Sequence[str]) -> str:
 
 
 def is_parser(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether a model writes trees, by its vocabulary, which then has places of words."""
+    """Return whether the vocabulary has placeholders of words, as that of a parser."""
     return any(token.startswith(PLACE) and LINEAR_TOKEN.fullmatch(token) for token in tokenizer.get_vocab())
 
 
@@ -44,20 +44,19 @@ def parse(
     sentences: Iterable[str | Sequence[str]],
     **settings: Any,
 ) -> Iterator[ParsedSentence]:
-    """Yield the tree of each sentence, in order, by the model's own generation config.
+    """Yield the tree of each sentence in order, by the model's generation config.
 
-    The leaves of a tree are always the sentence's words; `is_repaired` is true if the output was malformed. The
-    tree of a sentence without words has no leaves.
+    The leaves of a tree are always the words of the sentence. `is_repaired` is True if the output was malformed.
 
     Args:
-        model: a model that was trained for parsing.
+        model: a model trained for parsing.
         tokenizer: its tokenizer.
-        sentences: each as plain text, which is split into words close to the Penn Treebank's rules, or as its words.
-        **settings: those of `translate`, such as `batch_tokens`, and arguments of `generate()`, such as `num_beams`.
+        sentences: plain texts, which are split by rules close to those of the Penn Treebank, or lists of words.
+        **settings: arguments of `translate`, such as `batch_tokens`, and of `generate()`, such as `num_beams`.
 
     Raises:
         TypeError: `sentences` is a single text.
-        ValueError: the model is no parser; as `translate`; a word is empty or has white space in it.
+        ValueError: the model is not a parser, a word is empty or contains white space, or `translate` raises it.
     """
     if isinstance(sentences, str):
         raise TypeError(f"sentences is the str {sentences!r}; give a list of sentences, for example [sentence].")

@@ -1,4 +1,4 @@
-"""Labeled precision, recall and F1 of brackets by the conventions of EVALB (Sekine and Collins) with COLLINS.prm."""
+"""Labeled bracket precision, recall and F1 as in EVALB (Sekine and Collins) with COLLINS.prm."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -9,25 +9,25 @@ from .trees import EMPTY_TAG, ROOT, Leaf, Tree, evaluation_label
 
 PUNCTUATION = frozenset({",", ":", "``", "''", "."})
 DELETED = PUNCTUATION | {ROOT, EMPTY_TAG}
-"""Tags of words, and labels of constituents, that do not count."""
+"""Tags and labels that do not count."""
 EQUAL = {"PRT": "ADVP"}
-"""Labels that count as another one."""
+"""Labels that count as another label."""
 
 
 @dataclass(frozen=True)
 class BracketScores:
-    """The counts of a set of sentences, and the scores in percent that follow from them.
+    """Bracket counts of a set of sentences, with the scores in percent.
 
     Attributes:
-        matched: brackets that are in both trees.
-        gold: brackets of the gold trees.
-        predicted: brackets of the predicted trees.
-        exact: sentences in which all brackets match.
-        correct_tags: words with the right tag, without punctuation.
-        words: words without punctuation.
-        sentences: sentences that count.
-        skipped: sentences of nothing but punctuation.
-        errors: sentences that EVALB does not count, because without punctuation the two trees have different words.
+        matched: number of brackets in both trees.
+        gold: number of brackets in gold trees.
+        predicted: number of brackets in predicted trees.
+        exact: number of sentences in which all brackets match.
+        correct_tags: number of words with the correct tag, without punctuation.
+        words: number of words without punctuation.
+        sentences: number of sentences that count.
+        skipped: number of sentences with only punctuation.
+        errors: number of sentences that EVALB skips because the trees differ in their words without punctuation.
     """
 
     matched: int = 0
@@ -45,28 +45,28 @@ class BracketScores:
 
     @property
     def precision(self) -> float:
-        """The share of predicted brackets that are right."""
+        """Percentage of predicted brackets that are correct."""
         return percent(self.matched, self.predicted)
 
     @property
     def recall(self) -> float:
-        """The share of gold brackets that were predicted."""
+        """Percentage of gold brackets that were predicted."""
         return percent(self.matched, self.gold)
 
     @property
     def f1(self) -> float:
-        """The harmonic mean of precision and recall."""
+        """Harmonic mean of precision and recall, in percent."""
         total = self.precision + self.recall
         return 2 * self.precision * self.recall / total if total else 0.0
 
     @property
     def exact_match(self) -> float:
-        """The share of sentences in which all brackets match."""
+        """Percentage of sentences in which all brackets match."""
         return percent(self.exact, self.sentences)
 
     @property
     def tagging_accuracy(self) -> float:
-        """The share of words with the right tag."""
+        """Percentage of words with the correct tag."""
         return percent(self.correct_tags, self.words)
 
 
@@ -80,7 +80,7 @@ def deleted_words(tree: Tree) -> set[int]:
 
 
 def brackets(tree: Tree, deleted: set[int]) -> Counter[tuple[str, int, int]]:
-    """Return the brackets that count, each as label, first word and word after the last, without deleted words."""
+    """Return the brackets that count, as (label, start, end) over the words that are not deleted."""
     counts: Counter[tuple[str, int, int]] = Counter()
     starts, index, counted = [], 0, 0
     for event, node in tree.events():
@@ -118,19 +118,18 @@ def score_sentence(gold: Tree, predicted: Tree, own_punctuation: bool) -> Bracke
 
 
 def score_trees(gold: Iterable[Tree], predicted: Iterable[Tree], own_punctuation: bool = False) -> BracketScores:
-    """Return the scores of predicted trees against gold trees of the same sentences.
+    """Score predicted trees against the gold trees of the same sentences, as EVALB does with COLLINS.prm.
 
-    As in EVALB with COLLINS.prm: a bracket is a label with its first and last word, TOP does not count, words with a
-    tag of punctuation are deleted, ADVP and PRT are equal, and brackets without words do not count.
+    A bracket is a label with its first and last word. TOP and brackets without words do not count, punctuation is
+    deleted, and ADVP equals PRT.
 
     Args:
-        gold, predicted: the trees, sentence by sentence.
-        own_punctuation: whether each tree's own tags say which of its words are punctuation, as in EVALB. A sentence
-            in which they disagree is then an error, which EVALB does not count. Otherwise the gold tags say so for both
-            trees, and every sentence counts. Without such disagreements the two are equal.
+        gold, predicted: trees of the same sentences in the same order.
+        own_punctuation: whether each tree's own tags determine its punctuation, as in EVALB, which skips a sentence if
+            the trees disagree. Otherwise the gold tags determine it for both trees, and every sentence counts.
 
     Raises:
-        UserError: there are not as many trees of both, or two trees differ in their words.
+        UserError: the numbers of trees differ, or two trees differ in their words.
     """
     total = BracketScores()
     pairs = list(gold), list(predicted)

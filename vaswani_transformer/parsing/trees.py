@@ -1,4 +1,4 @@
-"""Constituency trees in Penn Treebank brackets: read, written, drawn as text, and prepared for evaluation."""
+"""Constituency trees: reading and writing of Penn Treebank brackets, text drawings, normalization."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -8,17 +8,17 @@ from typing import Literal
 from ..support.errors import UserError
 
 ROOT = "TOP"
-"""The label of every tree's root, which evaluation ignores."""
+"""Label of every root, which evaluation ignores."""
 ROOTS = frozenset({"", "ROOT", "S1", ROOT})
-"""The roots of treebanks; a file without one gets it."""
+"""Root labels of treebanks, replaced by `TOP`."""
 EMPTY_TAG = "-NONE-"
-"""The tag of traces and other empty elements."""
+"""Tag of traces and other empty elements."""
 BRACKET_TOKEN = re.compile(r"[()]|[^() \t\r\n\f\v]+")
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """A word with its part-of-speech tag; round brackets in a word are `-LRB-` and `-RRB-`, as in treebanks."""
+    """Word with its part-of-speech tag; round brackets are written `-LRB-` and `-RRB-`, as in treebanks."""
 
     tag: str
     word: str
@@ -29,16 +29,16 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Tree:
-    """A constituent: its label and its parts from left to right; a sentence's root is `TOP`.
+    """Constituent with a label and children; the root of a sentence is `TOP`.
 
-    `str(tree)` is the tree in brackets on one line. No method recurses, so a tree may have any depth.
+    `str(tree)` is the tree in brackets on one line. Trees may have any depth, since no method recurses.
     """
 
     label: str
     children: tuple["Tree | Leaf", ...]
 
     def events(self) -> Iterator[tuple[Literal["open", "word", "close"], "Tree | Leaf"]]:
-        """Yield the tree from left to right: the beginning and the end of each constituent, and each word."""
+        """Yield the start and end of each constituent, and each word, from left to right."""
         stack: list[tuple[Literal["open", "word", "close"], Tree | Leaf]] = [("open", self)]
         while stack:
             event, node = stack.pop()
@@ -49,12 +49,12 @@ class Tree:
 
     @property
     def leaves(self) -> list[Leaf]:
-        """The words in their order, with tags."""
+        """Words with tags, in order."""
         return [node for _, node in self.events() if isinstance(node, Leaf)]
 
     @property
     def words(self) -> list[str]:
-        """The words in their order."""
+        """Words in order."""
         return [leaf.word for leaf in self.leaves]
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class Tree:
 
 
 def draw_tree_text(tree: Tree) -> str:
-    """Return a drawing of a tree: a line for each constituent and each word, which box characters join."""
+    """Draw a tree with box characters, one line per constituent or word."""
     lines = [tree.label]
     stack = [(child, "", index == 0) for index, child in enumerate(tree.children[::-1])]
     while stack:
@@ -80,7 +80,7 @@ def draw_tree_text(tree: Tree) -> str:
 
 @dataclass
 class OpenBracket:
-    """A bracket that is read: the line of its beginning, and what followed so far."""
+    """Open bracket, with its line and its contents so far."""
 
     line: int
     label: str = ""
@@ -89,7 +89,7 @@ class OpenBracket:
 
 
 def close_bracket(bracket: OpenBracket, where: str) -> Tree | Leaf:
-    """Return the constituent or the word of a bracket that is closed."""
+    """Return the constituent or word of a closed bracket."""
     label, words, children = bracket.label, bracket.words, tuple(bracket.children)
     if children and not words:
         return Tree(label, children)
@@ -103,15 +103,15 @@ def close_bracket(bracket: OpenBracket, where: str) -> Tree | Leaf:
 def read_trees(lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[int, Tree]]:
     """Yield the trees of a bracketed file, each with the number of its first line.
 
-    A tree may have one line or many. `(ROOT`, `(S1`, `(TOP` and a bracket without a label become the root `TOP`; a
-    tree without such a root gets it.
+    A tree may span several lines. `(ROOT`, `(S1`, `(TOP` and a bracket without a label become the root `TOP`, which is
+    added to trees without a root.
 
     Args:
-        lines: the lines with their numbers.
-        name: their name in messages.
+        lines: lines with their numbers.
+        name: name of the file in messages.
 
     Raises:
-        UserError: a tree is broken; the message names the line.
+        UserError: a tree is malformed; the message names the line.
     """
     stack: list[OpenBracket] = []
     for number, line in lines:
@@ -146,16 +146,12 @@ def read_trees(lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[in
 
 
 def evaluation_label(label: str) -> str:
-    """Return a constituent's label without functional tags and indices: NP of NP-SBJ-1 and of NP=2."""
+    """Return a label without functional tags and indices: NP for NP-SBJ-1 and NP=2."""
     return label[:1] + re.split("[-=]", label[1:], maxsplit=1)[0]
 
 
 def evaluation_tree(tree: Tree) -> Tree | None:
-    """Return a tree as parsers learn it and evaluation counts it; None if no word is left.
-
-    Labels lose their functional tags. Traces and other empty elements disappear, and constituents that held nothing
-    else.
-    """
+    """Remove functional tags, empty elements and constituents without words; return None if no word is left."""
     stack: list[list[Tree | Leaf]] = [[]]
     for event, node in tree.events():
         if isinstance(node, Leaf):

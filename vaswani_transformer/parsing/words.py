@@ -1,14 +1,13 @@
-"""The words of a sentence: of tokenized text, or of plain text by rules close to the Penn Treebank's.
+"""Splitting of text into words, by rules close to those of the Penn Treebank.
 
 Plain text is split at white space, and then:
 
-1. `, ; : ! ?`, quotation marks, brackets, `$`, `%`, ellipses and dashes are words. A comma, colon or period within a
-   number stays.
-2. A period is a word at the end of the line, unless it ends an abbreviation such as `U.S.`.
-3. `n't`, `'s`, `'re`, `'ve`, `'ll`, `'d` and `'m` are words, and so is the apostrophe that ends a word; `cannot` is
-   two words.
+1. `, ; : ! ?`, quotation marks, brackets, `$`, `%`, ellipses and dashes are words, except for a comma, colon or period
+   within a number.
+2. A period at the end of the line is a word, unless it ends an abbreviation such as `U.S.`.
+3. `n't`, `'s`, `'re`, `'ve`, `'ll`, `'d`, `'m` and a final apostrophe are words. `cannot` is two words.
 
-Hyphenated words are one word, and quotation marks do not change.
+Hyphenated words are one word. Quotation marks are not changed.
 """
 
 import re
@@ -27,17 +26,17 @@ SPLITS = tuple(
 
 
 def escape_brackets(word: str) -> str:
-    """Return a word with round brackets as treebanks write them, `-LRB-` and `-RRB-`."""
+    """Replace round brackets by `-LRB-` and `-RRB-`, as in treebanks."""
     return word.replace("(", "-LRB-").replace(")", "-RRB-")
 
 
 def split_tokenized(text: str) -> list[str]:
-    """Return the words of tokenized text, which spaces separate."""
+    """Return the words of tokenized text, separated by spaces."""
     return [escape_brackets(word) for word in SPACES.split(text) if word]
 
 
 def split_plain(text: str) -> list[str]:
-    """Return the words of plain text, by the rules of this file."""
+    """Return the words of plain text, by the rules of this module."""
     for pattern, replacement in SPLITS:
         text = pattern.sub(replacement, text)
     return split_tokenized(text)

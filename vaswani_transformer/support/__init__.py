@@ -1,1 +1,1 @@
-"""Errors, files, command lines, modes and checked loading, which every command uses."""
+"""Shared code of the commands: errors, files, arguments, modes and checked loading."""

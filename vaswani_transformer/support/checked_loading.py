@@ -1,7 +1,7 @@
-"""Load configurations, models and tokenizers for every command, with one line for any fault.
+"""Checked loading of configurations, models and tokenizers, with one-line errors.
 
-Only `load_pretrained` calls `from_pretrained`. A model's own code runs only with `trust_remote_code=True`, and a pickle
-is read only as plain weights. A model is no larger than its stored weights, and all of them fit and are finite.
+A model's own code runs only with `trust_remote_code=True`, and pickles are read only as plain weights. All weights must
+be present, of the right shapes and finite.
 """
 
 import contextlib
@@ -36,14 +36,14 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 GENERATION_CONFIG = "generation_config.json"
 TOKENIZER_FILES = ("tokenizer*", "*vocab*", "*.model", "*.spm", "merges.txt")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-SOURCE = {"revision", "local_files_only", "trust_remote_code"}  # settings that say which files are loaded, and how
-SPARE_NUMBERS = 1 << 24  # that a model may compute and its file leave out, such as a table of positions
-PACKED = 8  # numbers of four bits in one of 32, as quantized weights store them
+SOURCE = {"revision", "local_files_only", "trust_remote_code"}  # settings that select files
+SPARE_NUMBERS = 1 << 24  # weights that a file may omit, such as a table of positions
+PACKED = 8  # 4-bit weights stored in a 32-bit number
 FIX_OF_CONFIG = "Restore the config.json that was saved with the weights, or save the model again."
 
 
 def check_model_name(model: str) -> None:
-    """Check a model's name before any request to the Hub: no file, no folder without a model, no missing folder."""
+    """Check before any request to the Hub that a name is not a file, a folder without a model or a missing folder."""
     path = Path(model)
     if path.is_file():
         raise UserError(f"{model}: is a file; name the folder of a model, or a model on the Hub.")
@@ -60,7 +60,7 @@ def check_model_name(model: str) -> None:
 
 @contextlib.contextmanager
 def load_errors(name: str) -> Generator[None]:
-    """Turn any error of the libraries, for a broken folder or the network, into a UserError with the model's name."""
+    """Convert errors of the libraries, such as of files or the network, to a UserError with the model's name."""
     try:
         yield
     except UserError:
@@ -70,15 +70,12 @@ def load_errors(name: str) -> Generator[None]:
 
 
 def load_pretrained(owner: Any, name: str, **settings: Any) -> Any:
-    """Return `owner.from_pretrained(name)`, which neither asks for permission to run the model's code nor runs it.
-
-    `settings` are arguments of `from_pretrained`, `trust_remote_code=True` among them where the user gave that option.
-    """
+    """Return `owner.from_pretrained(name, **settings)`, without a prompt to run the model's code."""
     return owner.from_pretrained(name, **settings | {"trust_remote_code": settings.get("trust_remote_code") is True})
 
 
 def find_file(name: str, file: str, revision: str = "main", local_files_only: bool = False, **_: Any) -> Path | None:
-    """Return the path of a model's file, downloaded from the Hub if need be; None if the model has no such file."""
+    """Return the path of a model's file, downloaded if necessary; None if the model has no such file."""
     if Path(name).is_dir():
         return path if (path := Path(name, file)).is_file() else None
     try:
@@ -88,7 +85,7 @@ def find_file(name: str, file: str, revision: str = "main", local_files_only: bo
 
 
 def own_model_types(config_class: type[VaswaniTransformerConfig] = VaswaniTransformerConfig) -> set[str]:
-    """Return the model types of a configuration and of those derived from it: by default all of this package."""
+    """Return the model types of a configuration class and its subclasses, by default all of this package."""
     derived = map(own_model_types, config_class.__subclasses__())
     return {config_class.model_type}.union(*derived)
 
@@ -101,7 +98,7 @@ def load_config(name: str, **settings: Any) -> PreTrainedConfig:
 
 
 def weight_sizes(name: str, **settings: Any) -> list[int]:
-    """Return how many numbers each stored weight has, by the files' headers; none for another format."""
+    """Return the number of elements of each stored weight, from the files' headers; empty for other formats."""
     found = (find_file(name, file, **settings) for file in WEIGHTS)
     first = next((path for path in found if path is not None), None)
     if first is None:
@@ -120,7 +117,7 @@ def weight_sizes(name: str, **settings: Any) -> list[int]:
 
 
 def check_size(name: str, model_class: Any, config: PreTrainedConfig, **settings: Any) -> None:
-    """Check, before memory is taken, that a configuration describes no larger model than its stored weights."""
+    """Check before allocation that a configuration does not describe a larger model than the stored weights."""
     sizes = weight_sizes(name, **settings)
     if not sizes:
         return
@@ -142,12 +139,12 @@ def check_size(name: str, model_class: Any, config: PreTrainedConfig, **settings
 
 
 def list_names(names: list[str]) -> str:
-    """Return the first two names, and how many more there are."""
+    """Return the first two names and the number of others."""
     return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
 def check_weights_fit(name: str, info: Mapping[str, Any]) -> None:
-    """Check that a model had exactly the weights that its configuration requires, by the report of loading."""
+    """Check in the report of loading that no weight is missing, unexpected or of another shape."""
     misshapen = [
         f"{key} {tuple(shape)}, expected {tuple(expected)}" for key, shape, expected in info["mismatched_keys"]
     ]
@@ -171,7 +168,7 @@ def check_finite(name: str, weights: Mapping[str, Tensor]) -> None:
 
 
 def check_search(name: str, model: PreTrainedModel, **settings: Any) -> None:
-    """Check that a model's search is the saved one: Transformers decodes greedily in silence where its file is torn."""
+    """Check that the saved generation config was loaded, since Transformers ignores a malformed file."""
     path = find_file(name, GENERATION_CONFIG, **settings)
     if path is not None:
         read_json(path, "restore it, or save the model again.")
@@ -193,10 +190,9 @@ def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: 
 
 
 def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: Any) -> PreTrainedModel:
-    """Return the model of a folder or the Hub, with all weights present, of the right shapes and finite.
+    """Load a model from a folder or the Hub, and check its weights.
 
-    `model_class`, which may be an Auto class, loads it with `settings` as arguments of `from_pretrained`; a `config`
-    among them is not read again.
+    `model_class` may be an Auto class; `settings` are arguments of `from_pretrained`.
     """
     source = {setting: value for setting, value in settings.items() if setting in SOURCE}
     if "config" not in settings:
@@ -213,7 +209,7 @@ def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: 
 
 
 def load_tokenizer(name: str, tokenizer_class: Any = AutoTokenizer, **settings: Any) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a folder, which may have no model, or of the Hub; see `load_model`."""
+    """Load a tokenizer from a folder, which may have no model, or the Hub; see `load_model`."""
     folder = Path(name)
     has_files = folder.is_dir() and any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern))
     if not has_files:

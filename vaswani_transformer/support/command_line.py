@@ -1,10 +1,10 @@
-"""Types of arguments, and arguments that several commands have."""
+"""Arguments that several commands share, and their types."""
 
 import argparse
 
 
 def positive_argument(text: str) -> int:
-    """Return `text` as an integer from 1 to 2^31 - 1."""
+    """Parse `text` as an integer from 1 to 2^31 - 1."""
     if not (text.isdecimal() and 1 <= int(text) < 2**31):
         raise argparse.ArgumentTypeError(f"got {text!r}, expected an integer of at least 1 and below 2^31")
     return int(text)

@@ -1,29 +1,25 @@
-"""Errors that a user causes and can fix, one line each.
-
-A command prints the line and exits with status 2, and after Ctrl-C with 130; every other exception passes through with
-its traceback.
-"""
+"""User errors, which a command prints on one line before it exits with status 2, or 130 after Ctrl-C."""
 
 import contextlib
 import sys
 from collections.abc import Generator
 
 INTERRUPTED = 130
-"""The exit status that shells give SIGINT."""
+"""Exit status of shells after SIGINT."""
 
 
 class UserError(ValueError):
-    """Something that the user gave cannot be used; the message is one line: the subject, the problem and a fix."""
+    """Raised for invalid input of a user; the message is one line with the subject, the problem and a fix."""
 
 
 class OutputError(UserError):
-    """The system cannot write a file or folder."""
+    """Raised if a file or folder cannot be written."""
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error's message on one line, in which characters that a terminal could obey are escaped.
+    """Return an error's message on one line, with control characters escaped.
 
-    An error of the operating system becomes "file: problem", without its number.
+    An error of the operating system becomes "file: problem".
     """
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
@@ -35,9 +31,9 @@ def one_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def exit_on_user_error(*more_errors: type[Exception], what_now: str = "") -> Generator[None]:
-    """Print the line of a UserError and exit with status 2, or one line after Ctrl-C and exit with status 130.
+    """Print a UserError and exit with status 2; after Ctrl-C print a line and exit with status 130.
 
-    `more_errors` end a command like a UserError, and `what_now` ends the line after Ctrl-C.
+    `more_errors` are handled like a UserError, and `what_now` is appended to the line after Ctrl-C.
     """
     try:
         yield

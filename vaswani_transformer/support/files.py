@@ -1,4 +1,4 @@
-"""Files and folders that are written completely or not at all."""
+"""Atomic writing of files and folders."""
 
 import contextlib
 import json
@@ -16,16 +16,16 @@ from .errors import OutputError, UserError, one_line
 logger = logging.get_logger(__name__)
 
 PARTIAL = ".part"
-"""The suffix of a file or folder that is not finished yet."""
+"""Suffix of an unfinished file or folder."""
 MODEL_MARKER = "config.json"
-"""The file that every model folder has; `atomic_folder` replaces no other folder."""
+"""File in every model folder; `atomic_folder` replaces only folders with it."""
 
 
 @contextlib.contextmanager
 def write_errors(name: str | os.PathLike[str], fix: str, *more_errors: type[Exception]) -> Generator[None]:
-    """Turn a failed write, or one of `more_errors` by which a library reports it, into an OutputError.
+    """Convert a failed write, or one of `more_errors`, to an OutputError; a broken pipe passes through.
 
-    `name` is the file or the stream, and `fix` ends the message. A broken pipe passes through.
+    `name` is the file or stream, and `fix` ends the message.
     """
     try:
         yield
@@ -37,7 +37,7 @@ def write_errors(name: str | os.PathLike[str], fix: str, *more_errors: type[Exce
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a text file in UTF-8 completely or not at all."""
+    """Write a UTF-8 text file, completely or not at all."""
     partial = path.with_name(f"{path.name}{PARTIAL}")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
@@ -45,9 +45,9 @@ def write_atomically(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def staged_files(folder: Path) -> Generator[Path]:
-    """Yield a staging folder whose files move into `folder` at the end; an error before that changes nothing there."""
+    """Yield a staging folder whose files move to `folder` on success; an error leaves `folder` unchanged."""
     staging = folder / f"files{PARTIAL}"
-    shutil.rmtree(staging, ignore_errors=True)  # of a killed command
+    shutil.rmtree(staging, ignore_errors=True)  # left by a killed command
     staging.mkdir(parents=True)
     try:
         yield staging
@@ -58,7 +58,7 @@ def staged_files(folder: Path) -> Generator[Path]:
 
 
 def check_new_folder(path: Path, force: bool = False) -> None:
-    """Check that a model folder can be written at `path`; by `force` it may replace a model."""
+    """Check that a model folder can be written to `path`; with `force` it may replace a model."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{path}: is a file; name a folder.")
     if not path.exists() or not any(path.iterdir()):
@@ -71,9 +71,9 @@ def check_new_folder(path: Path, force: bool = False) -> None:
 
 @contextlib.contextmanager
 def atomic_folder(path: str | os.PathLike[str], force: bool = False) -> Generator[Path]:
-    """Yield a staging folder that becomes `path` at the end; an error before that changes nothing at `path`.
+    """Yield a staging folder that becomes `path` on success; an error leaves `path` unchanged.
 
-    Missing parents are made, and by `force` it may replace a model. A link at `path` stays, and leads to the folder.
+    Missing parents are created. With `force` the folder may replace a model. A link at `path` is followed.
     """
     target, mark = Path(path).resolve(), secrets.token_hex(4)
     check_new_folder(target, force)
@@ -95,7 +95,7 @@ def atomic_folder(path: str | os.PathLike[str], force: bool = False) -> Generato
 
 
 def read_json(path: Path, fix: str) -> dict[str, Any]:
-    """Return the JSON object in a file that a command has written; `fix` ends the message of a damaged one."""
+    """Return the JSON object in a file of an earlier command; `fix` ends the message for a damaged file."""
     try:
         return dict(json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""Modes that a model has for a while: evaluation, attention with weights."""
+"""Temporary modes of a model: evaluation, and attention with weights."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -10,13 +10,13 @@ from ..nar import NarHead
 
 
 def is_non_autoregressive(model: object) -> TypeGuard[NarHead]:
-    """Return whether a model predicts all tokens of a target in parallel, as NAT and CMLM do."""
+    """Return whether a model is non-autoregressive."""
     return not getattr(model, "is_autoregressive", True)
 
 
 @contextmanager
 def eval_mode(model: PreTrainedModel) -> Generator[None]:
-    """Switch dropout off inside the context; afterwards every module has its former mode."""
+    """Switch a model to evaluation mode inside the context, and restore every module's mode after it."""
     before = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
@@ -28,7 +28,7 @@ def eval_mode(model: PreTrainedModel) -> Generator[None]:
 
 @contextmanager
 def eager_attention(model: PreTrainedModel) -> Generator[None]:
-    """Compute equation (1) step by step, the only way that returns weights; afterwards configurations are restored."""
+    """Use "eager" attention, which returns weights, inside the context, and restore the configurations after it."""
     configs: list[Any] = [module.config for module in model.modules() if hasattr(module, "config")]
     before = [(config, config._attn_implementation) for config in configs]
     try:
