@@ -1,4 +1,4 @@
-"""The pairs of a run: read by `datasets`, checked, tokenized once into memory-mapped files, and fingerprinted."""
+"""Loading, checking, tokenization and fingerprints of the pairs of a run."""
 
 import csv
 import gzip
@@ -33,22 +33,22 @@ from vaswani_transformer.tokenizer import text_encoder, unknown_words
 logger = logging.getLogger(__name__)
 SPLITS = ("train", "validation", "test")
 SIDES = ("source", "target")
-MOST_UNKNOWN = 0.01  # of the target tokens, without a warning
-SAMPLE = 100_000  # targets, in which the commonest unknown words are looked for
+MOST_UNKNOWN = 0.01  # share of target tokens above which there is a warning
+SAMPLE = 100_000  # targets in which to count unknown words
 Counts = dict[str, dict[str, int]]
-PAIRS_A_PROCESS = 50_000  # fewer are read and tokenized before another process has started
+PAIRS_A_PROCESS = 50_000  # smallest number worth another process
 
 
 @dataclass(frozen=True)
 class Data:
-    """The pairs of a run.
+    """Pairs of a run.
 
     Attributes:
-        pairs: each split's texts, in the columns `source` and `target`.
-        tokens: each split's `input_ids` and `labels`; of the training pairs without those that are too long.
-        tokenizer: the shared vocabulary.
-        fingerprints: of each split, the number of pairs and the SHA-256 of their texts.
-        unknown: of each split and side, the number of `tokens` and how many of them are `unknown`.
+        pairs: texts of each split, in the columns `source` and `target`.
+        tokens: `input_ids` and `labels` of each split, without training pairs that are too long.
+        tokenizer: tokenizer of the shared vocabulary.
+        fingerprints: for each split, the number of pairs and the SHA-256 of their texts.
+        unknown: for sources and targets of each split, the number of `tokens` and of `unknown` tokens.
     """
 
     pairs: DatasetDict
@@ -59,8 +59,8 @@ class Data:
 
 
 def load_data(recipe: Recipe, run: Path | None = None) -> Data:
-    """Return the recipe's pairs as texts and as tokens; the tokenizer of a run that has begun is the run's own."""
-    with PartialState().main_process_first():  # the others read what the main one has cached
+    """Load the recipe's pairs as texts and tokens; a resumed `run` keeps its tokenizer."""
+    with PartialState().main_process_first():  # others read its cache
         pairs = load_pairs(recipe)
         tokenizer = load_tokenizer(str(run)) if run is not None else make_tokenizer(recipe, pairs["train"])
         tokens = tokenize(recipe, pairs, tokenizer)
@@ -73,7 +73,7 @@ def load_data(recipe: Recipe, run: Path | None = None) -> Data:
 
 
 def load_pairs(recipe: Recipe, splits: Iterable[str] = SPLITS) -> DatasetDict:
-    """Return splits of the recipe's pairs in the columns `source` and `target`; `data.distilled` replaces train."""
+    """Load splits of the recipe's pairs in the columns `source` and `target`; `data.distilled` replaces train."""
     data, wanted = recipe.data, {str(split) for split in splits}
     names = {split: getattr(data, split, split) for split in SPLITS}
     held_out = {split: name for split, name in names.items() if isinstance(name, int)}
@@ -84,7 +84,7 @@ def load_pairs(recipe: Recipe, splits: Iterable[str] = SPLITS) -> DatasetDict:
         needed = (wanted | {"train"} if wanted & held_out.keys() else wanted) - held_out.keys()
         files = {split: name for split, name in names.items() if split in needed and name is not None}
         pairs = DatasetDict({split: read_split(recipe, split, str(name)) for split, name in files.items()})
-    if held_out and "train" in pairs:  # all of them, so that a command that wants one split gets the run's
+    if held_out and "train" in pairs:  # hold out all splits, whichever are requested
         pairs.update(hold_out(pairs["train"], held_out, recipe.seed))
     if data.distilled is not None and "train" in wanted:
         pairs["train"] = to_pairs(
@@ -94,7 +94,7 @@ def load_pairs(recipe: Recipe, splits: Iterable[str] = SPLITS) -> DatasetDict:
 
 
 def distilled_files(name: str) -> list[str]:
-    """Return the files of a folder of training.distill, all of them, or one file."""
+    """Return all files of a folder of training.distill, or one file."""
     if not os.path.isdir(name):
         return [name]
     files = sorted(str(path) for path in Path(name).glob("*.jsonl"))
@@ -105,7 +105,7 @@ def distilled_files(name: str) -> list[str]:
 
 
 def read_split(recipe: Recipe, split: str, name: str) -> Dataset:
-    """Return the pairs of a split that is in files, or on the Hub."""
+    """Read the pairs of a split from files or the Hub."""
     data, where = recipe.data, f"data.{split}"
     folder = Path(data.path)
     if data.kind == "hub":
@@ -137,10 +137,10 @@ def read_split(recipe: Recipe, split: str, name: str) -> Dataset:
 
 
 def load_files(kind: str, files: list[str], where: str, **settings: Any) -> Dataset:
-    """Return the rows of files, which `datasets` reads once and keeps in its cache."""
+    """Load the rows of files with `datasets`, which caches them."""
     try:
         return load_dataset(kind, data_files=files, split="train", **settings)
-    except Exception as error:  # each format's library has its classes
+    except Exception as error:  # each format has its own classes
         reason = one_line(error.__cause__ or error)
         raise UserError(
             f"{where}: {files[0]} cannot be read as {kind} ({reason}); see data.path and data.kind."
@@ -148,7 +148,7 @@ def load_files(kind: str, files: list[str], where: str, **settings: Any) -> Data
 
 
 def to_pairs(rows: Dataset, recipe: Recipe, split: str) -> Dataset:
-    """Return rows with a column for each language, or with one column `translation`, as `source` and `target`."""
+    """Convert a column per language, or a column `translation`, to the columns `source` and `target`."""
     names = {"source": recipe.data.source, "target": recipe.data.target}
     feature = rows.features.get("translation")
     columns = list(rows.column_names if feature is None else getattr(feature, "languages", None) or feature)
@@ -172,7 +172,7 @@ def to_pairs(rows: Dataset, recipe: Recipe, split: str) -> Dataset:
 
 
 def with_both_sides(pairs: Dataset, recipe: Recipe, split: str) -> Dataset:
-    """Return the pairs without those that have an empty side, which `data.empty` allows."""
+    """Drop pairs with an empty source or target, or stop with an error, as `data.empty` says."""
 
     def is_complete(batch: dict[str, list[str]]) -> list[bool]:
         return [bool(source and target) for source, target in zip(batch["source"], batch["target"], strict=True)]
@@ -188,9 +188,9 @@ def with_both_sides(pairs: Dataset, recipe: Recipe, split: str) -> Dataset:
 
 
 def hold_out(train: Dataset, sizes: dict[str, int], seed: int) -> dict[str, Dataset]:
-    """Return splits of `sizes` pairs, drawn from the training pairs by `seed`, and the rest as train.
+    """Draw splits of `sizes` pairs from the training pairs by `seed`, and return them with the rest as train.
 
-    Only pairs whose sentences occur in no other pair are drawn, so that no held-out sentence is in training.
+    Only pairs whose sentences occur in no other pair are drawn.
     """
     texts: Any = train.to_pandas()
     unique = np.flatnonzero(~(texts["source"].duplicated(keep=False) | texts["target"].duplicated(keep=False)))
@@ -208,7 +208,7 @@ def hold_out(train: Dataset, sizes: dict[str, int], seed: int) -> dict[str, Data
 
 
 def tree_pairs(folder: Path, names: str) -> Iterator[dict[str, str]]:
-    """Yield the sentences of bracketed files with their linear trees, without functional tags and empty elements."""
+    """Yield the sentences of bracketed files with their normalized linear trees."""
     for pattern in [names] if (folder / names).exists() else names.split():
         root = Path(pattern).anchor  # "/" of an absolute pattern
         paths = sorted((Path(root) if root else folder).glob(pattern.removeprefix(root)))
@@ -223,7 +223,7 @@ def tree_pairs(folder: Path, names: str) -> Iterator[dict[str, str]]:
 
 
 def fingerprint(pairs: Dataset) -> dict[str, Any]:
-    """Return the number of pairs and the SHA-256 of their texts: source, zero byte, target, zero byte, pair by pair."""
+    """Return the number of pairs and the SHA-256 of their texts, each followed by a zero byte."""
     digest = hashlib.sha256()
     for batch in pairs.select_columns(list(SIDES)).iter(1000):
         texts = zip(batch["source"], batch["target"], strict=True)
@@ -235,7 +235,7 @@ def fingerprint(pairs: Dataset) -> dict[str, Any]:
 
 
 def sample_texts(pairs: Dataset, count: int | None, sides: tuple[str, ...] = SIDES) -> Iterator[str]:
-    """Yield the texts of `count` pairs, evenly spaced; None for all."""
+    """Yield the texts of `count` evenly spaced pairs; None for all."""
     if count is not None and count < len(pairs):
         pairs = pairs.select([number * len(pairs) // count for number in range(count)])
     for batch in pairs.iter(1000):
@@ -244,10 +244,10 @@ def sample_texts(pairs: Dataset, count: int | None, sides: tuple[str, ...] = SID
 
 
 def make_tokenizer(recipe: Recipe, train: Dataset) -> PreTrainedTokenizerBase:
-    """Return the tokenizer that the recipe names, or one learned from the training pairs.
+    """Load the recipe's tokenizer, or learn one from the training pairs.
 
-    A parser's vocabulary is learned from the sentences; each label of the trees is one token more. A CMLM's gets
-    `<mask>` after all other tokens, whose ids stay.
+    For parsing it is learned from the sentences, and each label of the trees is an added token. For a CMLM `<mask>` is
+    added after all other tokens.
     """
     task, settings = make_task(recipe), recipe.tokenizer
     labels = task.single_tokens(sample_texts(train, None, ("target",)))
@@ -255,7 +255,7 @@ def make_tokenizer(recipe: Recipe, train: Dataset) -> PreTrainedTokenizerBase:
         tokenizer = load_tokenizer(settings.path)
         if missing := sorted(labels - tokenizer.get_added_vocab().keys()):
             raise UserError(f"tokenizer.path: {settings.path} lacks labels of the trees, such as {missing[0]!r}.")
-        tokenizer.init_kwargs.pop("holds_all_words", None)  # this model learns other texts, which may have more words
+        tokenizer.init_kwargs.pop("holds_all_words", None)  # these texts may have other words
     else:
         texts = sample_texts(train, settings.sample, ("source",) if labels else SIDES)
         size = settings.vocab_size - len(labels)
@@ -271,7 +271,7 @@ def make_tokenizer(recipe: Recipe, train: Dataset) -> PreTrainedTokenizerBase:
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Check that a loaded tokenizer pads on the right and ends a text, or a model would never learn to stop."""
+    """Check that a loaded tokenizer pads on the right and ends every text with `</s>`."""
     if tokenizer.pad_token_id is None or tokenizer("a")["input_ids"][-1:] != [tokenizer.eos_token_id]:
         raise UserError(f"{name} has no <pad>, or does not end a text with its end token; add them and save it again.")
     if tokenizer.padding_side != "right":
@@ -281,7 +281,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
 
 
 def tokenize(recipe: Recipe, pairs: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> DatasetDict:
-    """Return `input_ids` and `labels` of every split; `</s>` in a text stays text, and an added tag is one token."""
+    """Return `input_ids` and `labels` of every split; special tokens in a text are encoded as characters."""
     encoder = text_encoder(tokenizer)
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list]:
@@ -300,7 +300,7 @@ def tokenize(recipe: Recipe, pairs: DatasetDict, tokenizer: PreTrainedTokenizerB
 
 
 def count_unknown(rows: Dataset, tokenizer: PreTrainedTokenizerBase) -> Counts:
-    """Return the number of tokens of the sources and of the targets, and how many of them are `<unk>`."""
+    """Count the tokens of sources and targets, and those that are `<unk>`."""
     counts: Counts = {side: {"tokens": 0, "unknown": 0} for side in SIDES}
     for table in rows.with_format("arrow").iter(100_000):
         for side, column in zip(SIDES, ("input_ids", "labels"), strict=True):
@@ -311,7 +311,7 @@ def count_unknown(rows: Dataset, tokenizer: PreTrainedTokenizerBase) -> Counts:
 
 
 def describe_unknown(splits: dict[str, Counts]) -> str:
-    """Return the share of unknown tokens in each side of each split."""
+    """Describe the share of unknown tokens in sources and targets of each split."""
     shares = {
         name: [f"{of['unknown'] / max(1, of['tokens']):.2%}" for of in (counts["source"], counts["target"])]
         for name, counts in splits.items()
@@ -320,7 +320,7 @@ def describe_unknown(splits: dict[str, Counts]) -> str:
 
 
 def report_unknown(splits: dict[str, Counts], pairs: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Log the unknown tokens of each split, and warn of the first split with too many of them in its targets."""
+    """Log the unknown tokens of each split, and warn of too many in the targets of a split."""
     if tokenizer.unk_token_id is None or not PartialState().is_main_process:
         return
     logger.info("Unknown tokens: %s.", describe_unknown(splits))
@@ -344,7 +344,7 @@ def lengths(tokens: Dataset, column: str) -> np.ndarray:
 
 
 def drop_too_long(recipe: Recipe, train: Dataset) -> Dataset:
-    """Return the training pairs of at most `data.max_length` tokens in source and in target."""
+    """Return the training pairs with at most `data.max_length` tokens in source and target."""
     longest, limit = np.maximum(lengths(train, "input_ids"), lengths(train, "labels")), recipe.data.max_length
     kept = np.flatnonzero(longest <= limit)
     if len(kept) == len(train):
@@ -357,6 +357,6 @@ def drop_too_long(recipe: Recipe, train: Dataset) -> Dataset:
 
 
 def processes_for(rows: Dataset) -> int | None:
-    """Return the processes that are worth starting for so many rows; None for this one alone."""
+    """Return the number of processes to start for `rows`; None for no further process."""
     count = min(os.cpu_count() or 1, len(rows) // PAIRS_A_PROCESS)
     return count if count > 1 else None

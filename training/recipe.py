@@ -1,6 +1,6 @@
-"""A recipe: everything that makes a run, read from a YAML file and from `--any.field=value` arguments.
+"""Recipes of training runs, read from a YAML file and from `--any.field=value` arguments.
 
-A field exists only where it works: the kind of data, of model and of optimizer choose the classes of their groups.
+The kinds of data, model and optimizer determine which fields exist.
 """
 
 import argparse
@@ -35,17 +35,17 @@ RECIPES = Path(__file__).parent / "recipes"
 
 @dataclass(frozen=True)
 class GrammarData:
-    """The sentence pairs: of kind grammar, those of the shipped English-Spanish task.
+    """Sentence pairs; of kind grammar, those of the included English-Spanish task.
 
     Args:
-        kind: grammar, json (JSON Lines), csv (comma-separated, or tab-separated in a .tsv file), parquet, text (a file
-            a language, line by line), hub (a data set of the Hugging Face Hub) or trees (constituency trees).
-        source: the language code, or another name, of the source side; the name of its column.
-        target: the same for the target.
-        max_length: the tokens, </s> included, that a side of a training pair may have.
-        too_long: drop a longer training pair, with a count, or stop with an error.
-        empty: stop with an error at a pair with an empty side, or drop it, with a count.
-        distilled: the folder of training.distill, or a JSON Lines file, whose pairs replace the training pairs.
+        kind: grammar, json (JSON Lines), csv (comma-separated, or tab-separated in a .tsv file), parquet, text (one
+            file per language, line by line), hub (a data set of the Hugging Face Hub) or trees (constituency trees).
+        source: language code, or another name, of the source; also the name of its column.
+        target: language code, or another name, of the target; also the name of its column.
+        max_length: largest number of tokens of the source or target of a training pair, including </s>.
+        too_long: drop longer training pairs and count them, or stop with an error.
+        empty: stop with an error at a pair with an empty source or target, or drop such pairs and count them.
+        distilled: folder of training.distill, or a JSON Lines file, whose pairs replace the training pairs.
     """
 
     kind: Literal["grammar", "json", "csv", "parquet", "text", "hub", "trees"] = "json"
@@ -59,16 +59,17 @@ class GrammarData:
 
 @dataclass(frozen=True)
 class FileData(GrammarData):
-    """The sentence pairs, in files or on the Hub.
+    """Sentence pairs in files or on the Hub.
 
-    The files of json, csv and parquet have the columns `source` and `target` name, or a column `translation` with both.
+    Files of kind json, csv and parquet have the columns that `source` and `target` name, or a column `translation` with
+    both.
 
     Args:
-        path: the folder of the files, or the data set's name on the Hub.
-        train: the name of a file in `path`, compressed or not, with {language} in it for text; for trees also patterns
-            separated by spaces; on the Hub a split.
-        validation: the same for the validation set, or a number of training pairs that are held out, drawn by `seed`
-            among those whose sentences occur once.
+        path: folder of the files, or name of the data set on the Hub.
+        train: name of a file in `path`, possibly compressed, with {language} in the name for text; for trees also
+            patterns separated by spaces; on the Hub the name of a split.
+        validation: the same for the validation set, or a number of training pairs to hold out, drawn by `seed` among
+            those whose sentences occur once.
         test: the same for the test set; null for none.
     """
 
@@ -80,10 +81,10 @@ class FileData(GrammarData):
 
 @dataclass(frozen=True)
 class HubData(FileData):
-    """The sentence pairs of a data set of the Hub.
+    """Sentence pairs of a data set on the Hub.
 
     Args:
-        subset: the data set's configuration.
+        subset: configuration of the data set.
     """
 
     subset: str | None = None
@@ -91,13 +92,13 @@ class HubData(FileData):
 
 @dataclass(frozen=True)
 class TokenizerRecipe:
-    """The shared vocabulary: learned from the training pairs, or loaded.
+    """Shared vocabulary, learned from the training pairs or loaded.
 
     Args:
-        algorithm: bpe, byte-level byte-pair encoding, or wordpiece.
-        vocab_size: entries of a vocabulary that is learned, special tokens counted.
-        path: the folder, or the name on the Hub, of a tokenizer to load; null to learn one.
-        sample: the pairs, evenly spaced over the training set, that it is learned from; null for all.
+        algorithm: bpe (byte-level byte-pair encoding) or wordpiece.
+        vocab_size: size of a learned vocabulary, including special tokens.
+        path: folder, or name on the Hub, of a tokenizer to load; null to learn one.
+        sample: number of training pairs, evenly spaced over the training set, to learn from; null for all.
     """
 
     algorithm: Literal["bpe", "wordpiece"] = "bpe"
@@ -108,12 +109,13 @@ class TokenizerRecipe:
 
 @dataclass(frozen=True)
 class PaperOptimizer:
-    """Adam and the learning rate of the paper (5.3).
+    """Adam with the paper's learning rate schedule (5.3).
 
     Args:
-        optimizer: paper, or radam: rectified Adam with decoupled weight decay and an exponentially decaying rate.
-        warmup_steps: the steps in which the learning rate rises.
-        learning_rate_scale: a factor on equation (3); the paper has none.
+        optimizer: paper, or radam (rectified Adam with decoupled weight decay and exponentially decaying learning
+            rate).
+        warmup_steps: number of steps in which the learning rate rises.
+        learning_rate_scale: factor of equation (3); 1 in the paper.
     """
 
     optimizer: Literal["paper", "radam"] = "paper"
@@ -126,11 +128,12 @@ class RectifiedOptimizer:
     """Rectified Adam (Liu et al. 2020).
 
     Args:
-        optimizer: paper, or radam: rectified Adam with decoupled weight decay and an exponentially decaying rate.
-        learning_rate: the rate at the first step.
-        learning_rate_decay: the factor by which it falls, gradually, in `learning_rate_decay_steps` steps.
-        learning_rate_decay_steps: the steps of one such fall.
-        weight_decay: the share of each weight, times the learning rate, that a step takes away.
+        optimizer: paper, or radam (rectified Adam with decoupled weight decay and exponentially decaying learning
+            rate).
+        learning_rate: learning rate at the first step.
+        learning_rate_decay: factor of the exponential decay over `learning_rate_decay_steps` steps.
+        learning_rate_decay_steps: number of steps in which the learning rate falls by that factor.
+        weight_decay: coefficient of decoupled weight decay; each step subtracts it times learning rate times weight.
     """
 
     optimizer: Literal["paper", "radam"] = "radam"
@@ -142,30 +145,30 @@ class RectifiedOptimizer:
 
 @dataclass(frozen=True)
 class TrainingRecipe:
-    """The steps of a run.
+    """Training settings.
 
     Args:
-        steps: optimizer steps.
+        steps: number of optimizer steps.
         minutes: minutes of training after which a run ends early; null for no limit.
-        source_tokens: the source tokens of an optimizer step, on all devices together (5.1).
-        target_tokens: the target tokens of an optimizer step.
-        device_tokens: the most source or target tokens of one micro-batch on one device, padding included.
-        encoder_from: a trained autoregressive model of the same vocabulary and shape, perhaps with fewer encoder
-            layers, whose encoder and embeddings the model starts with.
-        start_from: a trained model of the same kind and shape whose weights the model starts with.
-        precision: fp32; bf16, mixed precision; or auto, bf16 where the hardware trains faster with it.
-        gradient_checkpointing: recompute activations in the backward pass, for less memory and more time.
+        source_tokens: source tokens per optimizer step, over all devices (5.1).
+        target_tokens: target tokens per optimizer step, over all devices.
+        device_tokens: largest number of source or target tokens in a micro-batch on one device, including padding.
+        encoder_from: trained autoregressive model with the same vocabulary and shape, possibly with fewer encoder
+            layers, that initializes the encoder and the embeddings.
+        start_from: trained model of the same kind and shape that initializes all weights.
+        precision: fp32; bf16 for mixed precision; or auto for bf16 if the hardware trains faster with it.
+        gradient_checkpointing: recompute activations in the backward pass, to save memory at the cost of time.
         torch_compile: compile the model.
-        attention: Transformers' name of the attention implementation; auto is eager on a CPU and sdpa elsewhere.
-        max_grad_norm: the norm at which gradients are clipped; 0, as in the paper, for never.
+        attention: Transformers' name of the attention implementation; auto for eager on a CPU and sdpa otherwise.
+        max_grad_norm: norm at which gradients are clipped; 0 for no clipping, as in the paper.
         evaluation_steps: steps between evaluations on the validation set, each followed by a checkpoint.
-        evaluation_batch_size: pairs that an evaluation translates at once on each device.
-        log_steps: steps between lines of the log.
-        patience: evaluations without a better score after which a run ends early; null for no limit.
-        checkpoint_steps: steps between further checkpoints; null for none.
-        checkpoint_minutes: minutes between further checkpoints (10 in 6.1); null for none.
-        keep_checkpoints: checkpoints kept, the best included.
-        average_last: the number of last checkpoints whose mean is the final model (6.1); null for the best one.
+        evaluation_batch_size: number of pairs per device that an evaluation translates at a time.
+        log_steps: steps between log entries.
+        patience: number of evaluations without improvement after which a run ends early; null for no limit.
+        checkpoint_steps: steps between additional checkpoints; null for none.
+        checkpoint_minutes: minutes between additional checkpoints (10 in 6.1); null for none.
+        keep_checkpoints: number of checkpoints to keep, including the best.
+        average_last: number of last checkpoints to average for the final model (6.1); null for the best checkpoint.
     """
 
     steps: PositiveInt = 100_000
@@ -192,10 +195,10 @@ class TrainingRecipe:
 
 @dataclass(frozen=True)
 class BeamTraining(TrainingRecipe):
-    """The training of the paper's model.
+    """Training of the paper's model.
 
     Args:
-        evaluation_beams: beams of the translations in evaluations.
+        evaluation_beams: beam size in evaluations.
     """
 
     evaluation_beams: PositiveInt = 1
@@ -203,12 +206,12 @@ class BeamTraining(TrainingRecipe):
 
 @dataclass(frozen=True)
 class GlancingTraining(TrainingRecipe):
-    """The training of NAT, and of GLAT (Qian et al. 2021).
+    """Training of NAT and GLAT (Qian et al. 2021).
 
     Args:
-        glancing: the share of the first pass's mistakes that the model is shown, at the first step and at the last,
-            such as [0.5, 0.3]; null for none.
-        glancing_steps: the steps over which that share changes; null for `steps`.
+        glancing: number of reference words shown per mistake of the first pass, at the first and the last step, such as
+            [0.5, 0.3]; null for none.
+        glancing_steps: number of steps over which it changes; null for `steps`.
     """
 
     glancing: tuple[ClosedUnitInterval, ClosedUnitInterval] | None = None
@@ -222,14 +225,14 @@ Operator = Literal[
 
 @dataclass(frozen=True)
 class CmlmTraining(TrainingRecipe):
-    """The training of CMLM, and of ENGINE (Tu et al. 2020).
+    """Training of CMLM and ENGINE (Tu et al. 2020).
 
     Args:
-        evaluation_iterations: passes over each translation in evaluations.
-        energy_from: an autoregressive teacher of the same vocabulary whose negative log-likelihood of the model's
-            output is the loss; null to learn masked words.
-        energy_inputs: the operator that makes, of the model's log-probabilities, what the teacher reads.
-        energy_outputs: the operator that makes what it scores.
+        evaluation_iterations: iterations of Mask-Predict in evaluations.
+        energy_from: autoregressive teacher with the same vocabulary, whose negative log-likelihood of the model's
+            output is the loss; null to train on masked words.
+        energy_inputs: operator that converts the model's log-probabilities to the teacher's input.
+        energy_outputs: operator that converts the model's log-probabilities to the output that the teacher scores.
     """
 
     evaluation_iterations: PositiveInt = 4
@@ -240,11 +243,12 @@ class CmlmTraining(TrainingRecipe):
 
 @dataclass(frozen=True)
 class LatentTraining(GlancingTraining):
-    """The training of IterativeVAE.
+    """Training of IterativeVAE.
 
     Args:
-        kl_scale: the weight of the KL divergences.
-        kl_warmup_steps: the steps over which that weight rises linearly from 0; 0 for the full weight from the start.
+        kl_scale: weight of the KL divergences.
+        kl_warmup_steps: number of steps in which the weight rises linearly from 0; 0 for the full weight from the
+            start.
     """
 
     kl_scale: NonNegativeFloat = 1.0
@@ -253,12 +257,12 @@ class LatentTraining(GlancingTraining):
 
 @dataclass(frozen=True)
 class FlowTraining(TrainingRecipe):
-    """The training of FlowSeq (Ma et al. 2019).
+    """Training of FlowSeq (Ma et al. 2019).
 
     Args:
-        decoder_steps: the first steps, which train posterior and decoder without the prior.
-        kl_scale: the weight of the KL divergence.
-        kl_warmup_steps: the steps after them over which that weight rises linearly from 0.
+        decoder_steps: number of initial steps, which train posterior and decoder without the prior.
+        kl_scale: weight of the KL divergence.
+        kl_warmup_steps: number of steps after these in which the weight rises linearly from 0.
     """
 
     decoder_steps: NonNegativeInt = 30_000
@@ -268,13 +272,13 @@ class FlowTraining(TrainingRecipe):
 
 @dataclass(frozen=True)
 class BeamSearch:
-    """The search of the trained model (6.1).
+    """Search with the trained model (6.1).
 
     Args:
-        num_beams: beams; 1 for the most likely token at each step.
-        length_penalty: alpha, which favors longer translations the larger it is.
-        length_penalty_type: gnmt, the paper's lp(Y), or power, Transformers' own |Y|^alpha.
-        max_source_relative_length: the tokens that a translation may have beyond those of its source.
+        num_beams: beam size; 1 for greedy search.
+        length_penalty: alpha; larger values favor longer translations.
+        length_penalty_type: gnmt (the paper's lp(Y)) or power (Transformers' |Y|^alpha).
+        max_source_relative_length: largest number of tokens that a translation may have beyond those of its source.
     """
 
     num_beams: PositiveInt = 4
@@ -285,10 +289,10 @@ class BeamSearch:
 
 @dataclass(frozen=True)
 class LengthBeam:
-    """The search of a non-autoregressive model.
+    """Search with a non-autoregressive model.
 
     Args:
-        length_beam_size: lengths that are tried for each translation.
+        length_beam_size: number of candidate lengths for each translation.
     """
 
     length_beam_size: PositiveInt = 1
@@ -299,7 +303,7 @@ class MaskPredict(LengthBeam):
     """Mask-Predict (Ghazvininejad et al. 2019).
 
     Args:
-        num_iterations: passes over each translation.
+        num_iterations: number of decoder passes over each translation.
     """
 
     num_iterations: PositiveInt = 10
@@ -307,11 +311,11 @@ class MaskPredict(LengthBeam):
 
 @dataclass(frozen=True)
 class LatentSearch(LengthBeam):
-    """The search of FlowSeq.
+    """Search with FlowSeq.
 
     Args:
-        num_latent_samples: latents that are tried for each length.
-        latent_temperature: the standard deviation of the noise that latents are made from; 0 for the mode.
+        num_latent_samples: number of latent samples for each length.
+        latent_temperature: standard deviation of the prior's noise; 0 for the mode.
     """
 
     num_latent_samples: PositiveInt = 1
@@ -320,12 +324,12 @@ class LatentSearch(LengthBeam):
 
 @dataclass(frozen=True)
 class ScoreRecipe:
-    """The scoring of translations.
+    """Scoring of translations.
 
     Args:
-        tokenize: sacreBLEU's tokenizer; none for files that are tokenized. auto is 13a, but where no spaces separate
-            words zh (Chinese) or char (Japanese, Thai, Lao, Khmer, Burmese, Tibetan).
-        examples: test sentences that are printed with their translations.
+        tokenize: sacreBLEU's tokenizer; none for tokenized files. auto is 13a, except for languages without spaces
+            between words: zh for Chinese, and char for Japanese, Thai, Lao, Khmer, Burmese and Tibetan.
+        examples: number of test sentences to print with their translations.
     """
 
     tokenize: Literal["auto", "13a", "none", "intl", "char", "zh", "ja-mecab", "ko-mecab"] = "auto"
@@ -334,7 +338,7 @@ class ScoreRecipe:
 
 @dataclass(frozen=True)
 class Family:
-    """A kind of model: its class and the groups of its recipes."""
+    """Model class of a family, and the classes of its recipe groups."""
 
     model_class: type[Any]
     training: type[TrainingRecipe]
@@ -367,17 +371,17 @@ TOKENIZER_SETS = {"vocab_size", "bos_token_id", "pad_token_id", "eos_token_id", 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One run.
+    """Recipe of a training run.
 
     Args:
-        name: the run's name, also in its model card.
-        task: what the pairs are, which decides the scores: translations, or prompts with replies. Trees are parsed.
-        expected: the score of such a run and the time it takes, for readers.
+        name: name of the run, also used in its model card.
+        task: task of the pairs, which determines the metrics: translation or dialogue; trees are always parsed.
+        expected: expected score and duration, as information for readers.
         published: a published score on the same test set.
-        note: a remark that accompanies the scores everywhere.
-        output_dir: the run's folder; the same command resumes an interrupted run in it.
-        seed: of the weights, the dropout and the order of the pairs.
-        model: the kind of model, the paper's model that it changes (paper), and fields of its configuration.
+        note: a remark shown with the scores.
+        output_dir: folder of the run; the same command resumes an interrupted run in it.
+        seed: seed of the weights, the dropout and the order of the pairs.
+        model: the kind of model (kind), the paper's model to start from (paper), and fields of its configuration.
     """
 
     name: str = "run"
@@ -407,35 +411,35 @@ class Recipe:
         return getattr(self.training, "energy_from", None)
 
     def model_config(self, **ids: Any) -> VaswaniTransformerConfig:
-        """Return the model's configuration with the vocabulary size and token ids of its tokenizer."""
+        """Return the model's configuration; `ids` are the vocabulary size and token ids."""
         fields = {name: value for name, value in self.model.items() if name not in ("kind", "paper")}
         try:
             return self.family.config_class.from_paper(self.model.get("paper", "base"), **fields | ids)
-        except Exception as error:  # the strict configuration has its own classes, each with a sentence
+        except Exception as error:  # the strict configuration's own classes
             raise UserError(f"model: {one_line(error)}") from error
 
     def generation_config(
         self, config: VaswaniTransformerConfig, tokenizer: PreTrainedTokenizerBase, in_evaluations: bool = False
     ) -> GenerationConfig:
-        """Return a new GenerationConfig with the search, or with the faster one of evaluations."""
+        """Return a GenerationConfig with the recipe's search, or the faster one of evaluations."""
         search = dataclasses.asdict(self.decoding)
         if in_evaluations:
             faster = {"length_beam_size": 1, "num_latent_samples": 1, "latent_temperature": 0.0}
             faster["num_beams"] = getattr(self.training, "evaluation_beams", 1)
             faster["num_iterations"] = getattr(self.training, "evaluation_iterations", 1)
             search |= {name: value for name, value in faster.items() if name in search}
-        if search.get("num_beams") == 1:  # greedy decoding weighs no lengths
+        if search.get("num_beams") == 1:  # no length penalty in greedy search
             search["length_penalty"] = 1.0
-        if not self.family.is_autoregressive and tokenizer.unk_token_id is not None:  # a text would lack the word
+        if not self.family.is_autoregressive and tokenizer.unk_token_id is not None:
             search["suppress_tokens"] = [tokenizer.unk_token_id]
         return config.make_generation_config(**search)
 
 
 class RecipeParser(ArgumentParser):
-    """jsonargparse's parser, whose errors are one line each."""
+    """Parser of jsonargparse with one-line errors."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raise a UserError of one line: the field, what is wrong, what it got."""
+        """Raise a one-line UserError with the field, the problem and the value."""
         text = re.sub(r"Parser key \"([^\"]*)\":", r"\1:", " ".join(message.split()))
         union = re.match(r"(\S+) Does not validate .* Errors: - (.*) Given value type: .* Given value: (.*)", text)
         if union is not None:
@@ -445,7 +449,7 @@ class RecipeParser(ArgumentParser):
 
 
 def choice_of(name: str, tree: dict[str, Any], arguments: list[str], choices: Iterable[str], default: str) -> str:
-    """Return the value of a field that decides which other fields there are."""
+    """Return the value of a field that determines which other fields exist."""
     pairs = [text.partition("=") for text in arguments] + [(option, "", value) for option, value in pairwise(arguments)]
     given = [value for option, _, value in pairs if option == f"--{name}" and value]
     group, _, member = name.partition(".")
@@ -457,7 +461,7 @@ def choice_of(name: str, tree: dict[str, Any], arguments: list[str], choices: It
 
 
 def recipe_parser(tree: dict[str, Any], arguments: list[str]) -> RecipeParser:
-    """Return a parser of exactly the fields that a recipe's kinds of data, model and optimizer have."""
+    """Return a parser for the fields of a recipe's kinds of data, model and optimizer."""
     data = choice_of("data.kind", tree, arguments, DATA, "json")
     family = FAMILIES[choice_of("model.kind", tree, arguments, FAMILIES, "autoregressive")]
     optimizer = choice_of("training.optimizer", tree, arguments, OPTIMIZERS, "paper")
@@ -494,7 +498,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def load_recipe(path: str | Path, arguments: list[str]) -> Recipe:
-    """Return the recipe of a YAML file, overridden by `--any.field=value` arguments."""
+    """Load the recipe of a YAML file, with fields overridden by `--any.field=value` arguments."""
     tree = read_yaml(Path(path))
     arguments = [re.sub("=~(?=/)", f"={Path.home()}", argument) for argument in arguments]
     parser = recipe_parser(tree, arguments)
@@ -502,20 +506,20 @@ def load_recipe(path: str | Path, arguments: list[str]) -> Recipe:
 
 
 def recipe_of(tree: dict[str, Any]) -> Recipe:
-    """Return the recipe in a nested dictionary, as `to_dict` makes it."""
+    """Return the recipe in a nested dictionary; inverse of `to_dict`."""
     parser = recipe_parser(tree, [])
     return checked(parser, parser.parse_object(tree))
 
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:
-    """Return the recipe as nested plain values, without `output_dir`, so that a folder can be moved."""
-    tree = json.loads(json.dumps(dataclasses.asdict(recipe)))  # jsonargparse's numbers become plain ones
+    """Return the recipe as nested plain values, without `output_dir`, since a folder may move."""
+    tree = json.loads(json.dumps(dataclasses.asdict(recipe)))  # convert jsonargparse's number types
     del tree["output_dir"]
     return tree
 
 
 def checked(parser: RecipeParser, values: Any) -> Recipe:
-    """Return the recipe of parsed values, whose fields go together."""
+    """Return the recipe of parsed values, after checking that its fields are consistent."""
     values = parser.instantiate(values)
     recipe = Recipe(**{each.name: getattr(values, each.name) for each in dataclasses.fields(Recipe)})
     training, data = recipe.training, recipe.data
@@ -534,7 +538,7 @@ def checked(parser: RecipeParser, values: Any) -> Recipe:
     # a loaded vocabulary has its own size
     entries = recipe.tokenizer.vocab_size if recipe.tokenizer.path is None else 2**31
     recipe.model_config(vocab_size=entries)
-    if training.precision == "auto":  # in full, so that a run keeps it on another machine
+    if training.precision == "auto":  # resolved, so that a run keeps it on another machine
         precision = "fp32" if trains_slowly_in_bf16() else "bf16"
         recipe = dataclasses.replace(recipe, training=dataclasses.replace(training, precision=precision))
     return recipe

@@ -1,7 +1,7 @@
 """Score a model: `python -m training.score MODEL RECIPE.yaml [--split=validation] [--output=FILE] [--any.field=value]`.
 
-It translates a split of the recipe's data by the recipe's search, prints a table and, on request, writes it as JSON.
-Scores that are computed differently have different names, and each has its signature.
+The command translates a split of the recipe's data with the recipe's search, prints a table of scores with signatures
+and, on request, writes it as JSON.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from vaswani_transformer.translation.loading import load_model_and_tokenizer
 from vaswani_transformer.translation.options import LoadOptions, add_batch_tokens, add_load_options
 from vaswani_transformer.translation.translator import Translator, batches_by_length, log_probabilities, pad_rows
 
-LM_TARGETS = 1_000_000  # training targets that the language model counts, the first ones of a larger set
+LM_TARGETS = 1_000_000  # largest number of training targets for the language model
 
 
 def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
@@ -47,10 +47,10 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
 def likelihood(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list[str], targets: list[str], tokens: int
 ) -> dict[str, Any]:
-    """Return a model's likelihood of the targets' subword tokens, `</s>` included, in batches of `tokens` tokens.
+    """Return the likelihood of the targets, including `</s>`, computed in batches of `tokens` tokens.
 
-    The keys are `loss` and `perplexity`. For a model that predicts all tokens at once the key is `nll_at_gold_length`:
-    the mean over positions at the reference's length, each predicted without the others, which is not a perplexity.
+    The keys are `loss` and `perplexity`. For a non-autoregressive model the key is `nll_at_gold_length`, the mean
+    negative log-likelihood per token at the reference's length, which is not comparable with a perplexity.
     """
     encoded = text_encoder(tokenizer)(sources, text_target=targets, verbose=False)
     pairs = list(zip(encoded["input_ids"], encoded["labels"], strict=True))
@@ -69,18 +69,15 @@ def likelihood(
 
 
 class HistoryTranslator(Translator):
-    """A translator with a non-autoregressive model, which counts the tokens that each iteration changes.
-
-    An iteration is a pass of a CMLM or a layer of an IterativeVAE.
-    """
+    """Translator that counts the tokens changed by each iteration (CMLM) or layer (IterativeVAE)."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs, return_dict_in_generate=True, return_history=True)
-        self.changed: list[int] = []  # tokens that iteration 2, 3, ... changed, over all texts so far
+        self.changed: list[int] = []  # tokens changed by iteration 2, 3, ... in all texts so far
         self.tokens = 0
 
     def generate(self, **inputs: Any) -> Any:
-        """Return the output of `generate()`, and count."""
+        """Return the output of `generate()`, and count the changes."""
         output = super().generate(**inputs)
         history = output.history[:, :, 1:]  # (R, B, T)
         is_real = torch.arange(history.shape[2], device=history.device) < output.lengths[:, None]  # (B, T)
@@ -93,7 +90,7 @@ class HistoryTranslator(Translator):
 def translate_all(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list[str], recipe: Recipe, tokens: int
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return the hypotheses, their speed and search; a model of another kind uses its own generation settings."""
+    """Return the hypotheses, and speed and search; a model of another family uses its own generation config."""
     is_own = model.config.model_type == recipe.family.config_class.model_type
     config: Any = model.config
     settings: Any = {"generation_config": recipe.generation_config(config, tokenizer)} if is_own else {}
@@ -118,11 +115,11 @@ def translate_all(
 
 
 def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
-    """Return all scores of a model, as the JSON output has them."""
+    """Return all scores of a model in the format of the JSON output."""
     if options.output is not None and (options.output.exists() or not options.output.parent.is_dir()):
         raise UserError(f"--output={options.output}: give a new file in an existing folder.")
     named = LoadOptions.of(options)
-    model, tokenizer = load_model_and_tokenizer(named)  # before the data, which may take minutes to read
+    model, tokenizer = load_model_and_tokenizer(named)  # before the data, which may take minutes to load
     splits = load_pairs(recipe, [options.split, *(["train"] if options.lm_score else [])])
     if options.split not in splits:
         raise UserError(f"data.{options.split}: {recipe.name} has none; name one, or give another --split.")

@@ -1,7 +1,7 @@
 """Train a model from a recipe: `python -m training.train RECIPE.yaml [--any.field=value]`, or `accelerate launch -m`.
 
-The folder `output_dir` ends up with the trained model, its tokenizer, the recipe, `results.json`, TensorBoard's files
-and the checkpoints. The same command resumes a run that was interrupted.
+The command writes the trained model, its tokenizer, the recipe, `results.json`, TensorBoard's files and checkpoints to
+`output_dir`. The same command resumes an interrupted run.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from vaswani_transformer.support.files import write_atomically, write_errors
 
 logger = logging.getLogger(__name__)
 RECIPE, DATA, RESULTS, LOCK = "recipe.yaml", "data.json", "results.json", ".lock"
-# fields that may differ where a run resumes: limits, the place of the same data, and what changes no weight
+# Fields that may change when a run resumes.
 FREE = {
     *("name", "expected", "published", "note", "data.path", "data.distilled", "score.examples"),
     *("training.steps", "training.minutes", "training.device_tokens", "training.evaluation_batch_size"),
@@ -47,11 +47,11 @@ FREE = {
 }
 SHAPE = ("d_ff", "num_heads", "head_dim", "value_head_dim", "activation_function", "position_embedding", "d_model")
 SHAPE += ("attention_bias", "scale_embedding", "attention_window", "layer_norm_eps")
-WHOLE = ("encoder_layers", "decoder_layers", "tie_word_embeddings", "decoder_start_token_id")  # of all weights
+WHOLE = ("encoder_layers", "decoder_layers", "tie_word_embeddings", "decoder_start_token_id")  # for `start_from`
 
 
 def run(recipe: Recipe) -> dict[str, Any]:
-    """Train by `recipe`, write results.json and return its content."""
+    """Run a recipe, write results.json and return its content."""
     start = time.perf_counter()
     init_processes()
     with open_run(recipe) as folder:
@@ -67,7 +67,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def open_run(recipe: Recipe) -> Generator[Path]:
-    """Yield the folder of a run, locked: a new one, or one of the same recipe to resume."""
+    """Yield the locked folder of a new run, or of one with the same recipe to resume."""
     if not recipe.output_dir:
         raise UserError("output_dir: a run needs a folder; give --output_dir=runs/NAME.")
     folder = Path(recipe.output_dir)
@@ -86,7 +86,7 @@ def open_run(recipe: Recipe) -> Generator[Path]:
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of a nested dictionary by their dotted names."""
+    """Yield the dotted names and values of a nested dictionary."""
     for name, value in tree.items():
         if isinstance(value, dict):
             yield from flat(value, f"{prefix}{name}.")
@@ -95,9 +95,9 @@ def flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def check_same_run(recipe: Recipe, folder: Path) -> None:
-    """Check that a folder is new, or holds a run of the same recipe that can be resumed."""
+    """Check that a folder is new or has a run of the same recipe."""
     if not (folder / RECIPE).exists():
-        has_begun = (folder / DATA).exists()  # and was killed before it wrote its recipe
+        has_begun = (folder / DATA).exists()  # killed before it wrote its recipe
         if not has_begun and any(path.name != LOCK and path.suffix != ".part" for path in folder.iterdir()):
             raise UserError(f"{folder}: holds files that are not a run; give another --output_dir.")
         return
@@ -116,7 +116,7 @@ def check_same_run(recipe: Recipe, folder: Path) -> None:
 
 
 def begin_run(recipe: Recipe, folder: Path, data: Data) -> None:
-    """Write what a run begins with: the recipe, the fingerprints of its data and its tokenizer."""
+    """Write the recipe, the fingerprints of the data and the tokenizer of a new run; check those of a resumed one."""
     if (folder / DATA).exists():
         before = json.loads((folder / DATA).read_text(encoding="utf-8"))
         for split, fingerprint in data.fingerprints.items():
@@ -137,11 +137,11 @@ def begin_run(recipe: Recipe, folder: Path, data: Data) -> None:
 
 
 def make_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, is_new: bool = True) -> Any:
-    """Return a new model, which in a new run starts with the trained weights that the recipe names."""
+    """Return a new model, in a new run initialized with the recipe's trained weights."""
     ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "pad_token_id", "eos_token_id")}
     if recipe.family.needs_mask:
         ids["mask_token_id"] = tokenizer.mask_token_id
-    entries = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values()))  # a vocabulary may leave ids out
+    entries = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values()))  # ids may have gaps
     set_seed(recipe.seed)
     model = recipe.family.model_class(recipe.model_config(vocab_size=entries, **ids))
     if is_new and recipe.training.start_from is not None:
@@ -150,14 +150,14 @@ def make_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, is_new: bool 
         start_with(model, load_trained(recipe, "encoder_from", tokenizer), "encoder_from")
     model.generation_config = recipe.generation_config(model.config, tokenizer)
     set_attention(recipe, model)
-    if recipe.training.gradient_checkpointing:  # Transformers is renaming it
+    if recipe.training.gradient_checkpointing:
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     logger.info("%.2fM parameters.", model.num_parameters() / 1e6)
     return model
 
 
 def load_trained(recipe: Recipe, field: str, tokenizer: PreTrainedTokenizerBase) -> Any:
-    """Return the trained model that a field of `training` names, whose vocabulary must be the run's."""
+    """Load the trained model that a field of `training` names, and check that it has the run's vocabulary."""
     name = getattr(recipe.training, field)
     family = recipe.family if field == "start_from" else FAMILIES["autoregressive"]
     trained = load_model(name, family.model_class)
@@ -172,10 +172,9 @@ def load_trained(recipe: Recipe, field: str, tokenizer: PreTrainedTokenizerBase)
 
 
 def start_with(model: Any, trained: Any, field: str) -> None:
-    """Copy trained weights into a model of the same shape: all of them, or the encoder's with the embeddings.
+    """Copy trained weights into a model of the same shape: all weights, or those of encoder and embeddings.
 
-    Of vocabularies with different spare entries it copies those that both have; an added `<mask>` keeps its random
-    embedding.
+    Of the vocabularies' entries, those that both have are copied; an added `<mask>` keeps its random embedding.
     """
     is_encoder = field == "encoder_from"
     shape = SHAPE if is_encoder else (*SHAPE, *WHOLE)
@@ -209,7 +208,7 @@ def make_trainer(recipe: Recipe, folder: Path, data: Data, model: Any) -> PaperT
 
 
 def write_results(trainer: PaperTrainer, taken: list[int], seconds: float) -> dict[str, Any]:
-    """Return the content of results.json; every process must call, and the main one writes it."""
+    """Write results.json in the main process and return its content; all processes must call this."""
     recipe, state, data = trainer.recipe, trainer.state, trainer.data
     results: dict[str, Any] = {
         "name": recipe.name,
@@ -239,20 +238,20 @@ def write_results(trainer: PaperTrainer, taken: list[int], seconds: float) -> di
 
 
 def without_folders(tree: Any) -> Any:
-    """Return a recipe's values with the names of local folders and files in place of their paths."""
+    """Replace local paths in a recipe's values by their last component."""
     if isinstance(tree, dict):
         return {name: without_folders(value) for name, value in tree.items()}
     if not isinstance(tree, str):
         return tree
     if tree.startswith((".", "/", "~")) or ("/" in tree and os.path.exists(tree)):
         return Path(tree).resolve().name
-    return re.sub(r"(?<!\S)[~.]*/\S*/", "", tree)  # one file among others
+    return re.sub(r"(?<!\S)[~.]*/\S*/", "", tree)  # paths among other words
 
 
 def test_scores(trainer: PaperTrainer) -> dict[str, Any]:
-    """Return the task's metrics on the test set by the recipe's search, with a few example sentences."""
+    """Return the task's metrics on the test set with the recipe's search, and a few example sentences."""
     start, task, pairs, recipe = time.perf_counter(), trainer.task, trainer.data.pairs["test"], trainer.recipe
-    set_seed(recipe.seed)  # of FlowSeq's latents
+    set_seed(recipe.seed)  # for FlowSeq's latents
     search = recipe.generation_config(trainer.model.config, trainer.processing_class)
     hypotheses, scores = trainer.translate_split("test", search)
     scores |= task.test(hypotheses, pairs["target"][:])
@@ -266,7 +265,7 @@ def test_scores(trainer: PaperTrainer) -> dict[str, Any]:
 
 
 def report(results: dict[str, Any], recipe: Recipe) -> None:
-    """Print a few translations, the time, and the best metric on the last line; log what to type next."""
+    """Print a few translations, the time and, on the last line, the best metric; log the next commands."""
     scores, task, minutes = results.get("test"), make_task(recipe), results["seconds"] / 60
     best = task.best_metric
     if scores is None:
@@ -287,7 +286,7 @@ def report(results: dict[str, Any], recipe: Recipe) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line; a recipe that cannot be used ends it with one line and exit status 2."""
+    """Run the command; an invalid recipe ends it with one line and exit status 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or {"-h", "--help"} & set(arguments):
         tree = read_yaml(Path(arguments[0])) if arguments and not arguments[0].startswith("-") else {}

@@ -1,6 +1,6 @@
-"""Seq2SeqTrainer with the paper's batches, optimizer and schedule, and evaluation by tokens and by task.
+"""Seq2SeqTrainer with the paper's batches, optimizer and schedule, and evaluation by loss and task metric.
 
-The methods stand in the order in which a run calls them. B batch, S source, T target, V vocabulary.
+Methods are in the order of their calls in a run. B batch, S source, T target, V vocabulary.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.support.files import staged_files, write_errors
 
 logger = logging.getLogger(__name__)
-ROWS = 8  # of logits whose loss is computed at a time, in float32
+ROWS = 8  # rows of logits whose float32 loss is computed at a time
 
 
 def training_arguments(recipe: Recipe, run: Path, use_cache: bool) -> Seq2SeqTrainingArguments:
@@ -70,7 +70,7 @@ def training_arguments(recipe: Recipe, run: Path, use_cache: bool) -> Seq2SeqTra
         max_grad_norm=training.max_grad_norm,
         bf16=training.precision == "bf16",
         use_cpu=uses_cpu(),
-        ddp_find_unused_parameters=recipe.kind == "flowseq",  # whose phases train parts of it
+        ddp_find_unused_parameters=recipe.kind == "flowseq",  # its phases train parts of the model
         restore_callback_states_from_checkpoint=training.patience is not None,
         torch_compile=training.torch_compile,
         eval_strategy="steps",
@@ -78,34 +78,34 @@ def training_arguments(recipe: Recipe, run: Path, use_cache: bool) -> Seq2SeqTra
         save_strategy="steps",
         save_steps=training.evaluation_steps,
         logging_steps=training.log_steps,
-        logging_nan_inf_filter=False,  # it waits for the device at every step
+        logging_nan_inf_filter=False,  # would synchronize at every step
         metric_for_best_model=selection.key,
         greater_is_better=selection.greater_is_better,
         report_to=["tensorboard"],
         disable_tqdm=True,
         seed=recipe.seed,
         remove_unused_columns=False,
-        use_cache=use_cache,  # which the Trainer writes into the model's configuration
+        use_cache=use_cache,  # the Trainer copies it into the model's configuration
     )
-    arguments._n_gpu = min(arguments.n_gpu, 1)  # the Trainer would split batches by DataParallel
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # no DataParallel
     return arguments
 
 
 class PaperTrainer(Seq2SeqTrainer):
-    """A trainer that follows a recipe.
+    """Trainer that follows a recipe.
 
-    `loss` in the log is the mean over the target tokens to learn of all processes since the last entry, and so are the
-    other values; `target_tokens_per_second` counts all target tokens.
+    `loss` and other logged values are means since the last entry over the target tokens with a loss, of all processes;
+    `target_tokens_per_second` counts all target tokens.
 
     Args:
-        recipe: the run's recipe.
-        model: the model, whose decoding is set.
-        data: the run's pairs and tokenizer.
-        run: the run's folder.
+        recipe: recipe of the run.
+        model: model with a generation config.
+        data: pairs and tokenizer of the run.
+        run: folder of the run.
     """
 
     log_parts: dict[str, str] = {}
-    """Values of the model's output that are logged besides the loss: the name in the output, and the one in the log."""
+    """Logged values of the model's output besides the loss: name in the output, and name in the log."""
 
     model: Any
     processing_class: Any
@@ -122,7 +122,7 @@ class PaperTrainer(Seq2SeqTrainer):
             eval_dataset=tokens["validation"],
             processing_class=data.tokenizer,
         )
-        # A tied matrix is saved once, also of shards, which gather it under each name
+        # save a tied matrix once, although shards gather it under each name
         model._keys_to_ignore_on_save = set(model.all_tied_weights_keys) or None
         if (plugin := getattr(self.accelerator.state, "fsdp_plugin", None)) is not None:
             shard(model, plugin)
@@ -144,7 +144,7 @@ class PaperTrainer(Seq2SeqTrainer):
     # Before the steps
 
     def train_or_resume(self, checkpoint: Path | None) -> None:
-        """Train, from a checkpoint if there is one, unless training had ended there."""
+        """Train, resuming from a checkpoint if given, unless training has already ended there."""
         if checkpoint is None:
             self.train()
             return
@@ -174,7 +174,7 @@ class PaperTrainer(Seq2SeqTrainer):
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
-        """Make equation (3) (5.3), or exponential decay; neither depends on the number of steps."""
+        """Create the schedule of equation (3) (5.3), or exponential decay."""
         training, optimizer = self.recipe.training, optimizer or self.optimizer
         if self.lr_scheduler is None and training.optimizer == "paper":
             scale = training.learning_rate_scale
@@ -186,7 +186,7 @@ class PaperTrainer(Seq2SeqTrainer):
         return self.lr_scheduler
 
     def get_train_dataloader(self) -> DataLoader:
-        """Return this rank's batches by token budget (5.1); the epoch comes from the state, also in a resumed run."""
+        """Return this rank's batches by token budget (5.1); the trainer state determines the epoch."""
         pairs, training = PairTokens(self.train_dataset), self.recipe.training
         sampler = TokenBudgetBatchSampler(
             pairs.source_lengths,
@@ -202,26 +202,25 @@ class PaperTrainer(Seq2SeqTrainer):
         sampler.epoch = lambda: self.state.global_step // steps
         logger.info("%d pairs in %d steps an epoch, %.1f%% padding.", len(pairs), steps, 100 * sampler.padding_share)
         collator: Any = PairCollator(self.processing_class, self.model)
-        # a loader draws a seed when it starts: not from the generator of training's random numbers
+        # a loader draws a seed at its start, which must not change the generator of training
         own: Any = {"generator": torch.Generator(), "pin_memory": torch.accelerator.is_available()}
         return DataLoader(pairs, batch_sampler=sampler, collate_fn=collator, **own)
 
     # A step
 
     def step_attributes(self, step: int) -> dict[str, float]:
-        """Return the attributes of the model that a family's schedules set at a step, such as `kl_scale`."""
+        """Return the scheduled attributes of the model at a step, such as `kl_scale`."""
         return {}
 
     def add_draws(self, batch: dict[str, Tensor], seeds: list[int]) -> dict[str, Tensor]:
-        """Return a batch with a family's random choices, such as masks, each pair's by its own seed."""
+        """Add the model family's random choices, such as masks, to a batch, with a seed for each pair."""
         return batch
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
-        """Return the batches of a step, and its tokens to learn on all processes.
+        """Return the batches of a step, and the number of its tokens with a loss on all processes.
 
-        A pair's random choices depend on the run's seed, the step and the pair's place in the step. So they are the
-        same for any number of processes and micro-batches, and in a resumed run. On one device the host counts the
-        tokens, so that no step waits for a copy.
+        The random choices of a pair depend on the run's seed, the step and the pair's index in the step. So they do not
+        depend on the number of processes and micro-batches, and are the same in a resumed run.
         """
         step, world, rank = self.state.global_step, self.args.world_size, self.args.process_index
         for name, value in self.step_attributes(step).items():
@@ -239,18 +238,18 @@ class PaperTrainer(Seq2SeqTrainer):
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         loss = super().training_step(model, inputs, num_items_in_batch)
-        # The Trainer multiplies a process's share of the mean by the number of processes, since it averages gradients.
+        # The Trainer multiplies the loss by the number of processes, since gradients are averaged.
         self.totals["loss"] += loss * torch.as_tensor(num_items_in_batch) / self.args.world_size
         return loss
 
     def _prepare_input(self, data: Any) -> Any:
-        """Copy a batch to the device without waiting for it; the Trainer's own copy waits."""
+        """Copy a batch to the device asynchronously."""
         return (
             data.to(self.args.device, non_blocking=True) if isinstance(data, Tensor) else super()._prepare_input(data)
         )
 
     def compute_loss_context_manager(self) -> contextlib.ExitStack:
-        """Autocast a sharded model too, whose forward Accelerate does not wrap."""
+        """Autocast a sharded model too, since Accelerate does not wrap its `forward`."""
         stack = super().compute_loss_context_manager()
         if self.is_fsdp_enabled:
             stack.enter_context(self.accelerator.autocast())
@@ -267,9 +266,9 @@ class PaperTrainer(Seq2SeqTrainer):
         for name, log_name in self.log_parts.items():
             if (value := outputs.get(name)) is None:
                 continue
-            # The accuracy is a mean over the batch; the tokens of the complete step divide any other value.
+            # The accuracy is a mean over the batch; other values are divided by the tokens of the complete step.
             tokens = inputs["labels"].ne(-100).sum() if name == "accuracy" else torch.as_tensor(num_items_in_batch)
-            first = self.model.config.decoder_layers - value.numel() + 1  # values a layer end at the last layer
+            first = self.model.config.decoder_layers - value.numel() + 1  # values per layer end at the last layer
             for index, part in enumerate(value.detach().reshape(-1)):
                 self.totals[f"{log_name}_{first + index}" if value.dim() else log_name] += part * tokens
         return (loss, outputs) if return_outputs else loss
@@ -281,7 +280,7 @@ class PaperTrainer(Seq2SeqTrainer):
         return norm
 
     def check_finite(self) -> None:
-        """Stop if a loss or gradient was not finite, before weights made from it are evaluated or saved."""
+        """Stop after a non-finite loss or gradient, before weights are evaluated or saved."""
         if not self.is_finite.item():
             raise UserError(
                 f"training: the loss or its gradient is not finite, at or before step {self.state.global_step}; "
@@ -289,7 +288,7 @@ class PaperTrainer(Seq2SeqTrainer):
             )
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log an entry; one of training with the means since the last one."""
+        """Log an entry, in training with the means since the last one."""
         if "loss" in logs:
             self.check_finite()
             own = {name: float(total) for name, total in self.totals.items()} | {"tokens": self.target_tokens}
@@ -304,32 +303,31 @@ class PaperTrainer(Seq2SeqTrainer):
     # An evaluation
 
     def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
-        """Return the loss of a target token and the task's metric on the validation set; log them."""
+        """Log and return the loss per target token and the task's metric on the validation set."""
         start = time.perf_counter()
         self.check_finite()
         scores = self.translate_split("validation", self.search)[1]
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in scores.items() if isinstance(value, float)}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        self.log_time += time.perf_counter() - start  # no time of training
+        self.log_time += time.perf_counter() - start  # exclude evaluation from the training time
         return metrics
 
     def translate_split(self, split: str, search: GenerationConfig) -> tuple[list[str], dict[str, Any]]:
         """Return the hypotheses of a split, and `loss`, `perplexity` and the best metric with its signature.
 
-        The Trainer's own loop averages over sentences, counts some twice on several processes, whose batches must have
-        one size, and cannot evaluate a sharded model that it has not trained.
+        Unlike the Trainer's loop, it averages over tokens, counts every pair once, and supports any sharded model.
         """
         self.model.eval()
         tokens, texts = self.data.tokens[split], self.data.pairs[split]
         sources, targets = lengths(tokens, "input_ids"), lengths(tokens, "labels")
-        order = np.argsort(-sources, kind="stable").tolist()  # the longest source first
+        order = np.argsort(-sources, kind="stable").tolist()  # longest source first
         size, longest = self.recipe.training.evaluation_batch_size, np.maximum(sources, targets)
         budgets = (size * self.recipe.data.max_length, size)  # a very long pair is a separate batch
         batches = batches_in_order(order, longest, np.ones_like(longest), budgets)
         world, rank = self.args.world_size, self.args.process_index
         outputs: dict[int, tuple[str, dict[str, float]]] = {}
-        for turn in range(0, len(batches), world):  # all ranks have the same number, so one batch may occur twice
+        for turn in range(0, len(batches), world):  # same number on all ranks, so a batch may occur twice
             rows = batches[(turn + rank) % len(batches)]
             batch = self._prepare_inputs(self.data_collator([tokens[row] for row in rows]))
             outputs |= zip(rows, self.translate(batch, [texts[row]["source"] for row in rows], search), strict=True)
@@ -337,7 +335,7 @@ class PaperTrainer(Seq2SeqTrainer):
         hypotheses, sums = zip(*(everything[row] for row in range(len(tokens))), strict=True)
         totals = {name: sum(each[name] for each in sums) for name in sums[0]}
         means = {name: total / totals["tokens"] for name, total in totals.items() if name != "tokens"}
-        if self.recipe.family.is_autoregressive:  # a likelihood at gold length, position by position, is no perplexity
+        if self.recipe.family.is_autoregressive:  # others have no perplexity
             means["perplexity"] = math.exp(min(means["loss"], 700))
         scores = self.task.scores(list(hypotheses), texts["target"][:], self.task.best_metric)
         return list(hypotheses), means | scores | {"search": CallSettings(search, self.model, {}).search()}
@@ -346,12 +344,12 @@ class PaperTrainer(Seq2SeqTrainer):
     def translate(
         self, inputs: dict[str, Tensor], sources: list[str], search: GenerationConfig
     ) -> list[tuple[str, dict[str, float]]]:
-        """Return for each pair of a batch a hypothesis, and `loss`, `tokens` and statistics of its target, summed."""
+        """Return the hypothesis of each pair of a batch, with summed `loss`, `tokens` and statistics of its target."""
         labels, model = inputs["labels"], self.model
         model_inputs = {name: tensor for name, tensor in inputs.items() if name != "labels"}
         if not self.recipe.family.is_autoregressive:
-            model_inputs["decoder_attention_mask"] = labels.ne(-100).long()  # the reference's length, no word of it
-        with self.accelerator.autocast():  # without labels, or the loss would be computed twice
+            model_inputs["decoder_attention_mask"] = labels.ne(-100).long()  # only the reference's length
+        with self.accelerator.autocast():  # without labels, to compute the loss only once
             logits = model(**model_inputs, use_cache=False).logits  # (B, T, V)
             sums = {"loss": sentence_losses(logits, labels), "tokens": labels.ne(-100).sum(1)}
             sums |= self.sentence_statistics(logits, inputs)
@@ -361,7 +359,7 @@ class PaperTrainer(Seq2SeqTrainer):
             call = CallSettings(search, model, {"attention_mask": inputs["attention_mask"]})
             processors = [self.constraint(sources, call.target_limits())]
         with self.accelerator.autocast():
-            if self.is_fsdp_enabled:  # the search calls the embeddings outside the model's forward
+            if self.is_fsdp_enabled:  # the search uses the embeddings outside `forward`
                 model.unshard()
             output = model.generate(
                 input_ids=inputs["input_ids"],
@@ -375,7 +373,7 @@ class PaperTrainer(Seq2SeqTrainer):
         return [(text, dict(zip(sums, row, strict=True))) for text, row in zip(texts, rows, strict=True)]
 
     def sentence_statistics(self, logits: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return a family's other statistics of evaluations, by name, summed over each target's tokens (B,)."""
+        """Return further statistics of a model family by name, summed over each target's tokens (B,)."""
         return {}
 
     # A checkpoint and the end
@@ -393,7 +391,7 @@ class PaperTrainer(Seq2SeqTrainer):
         self.log_time += time.perf_counter() - start
 
     def save_final_model(self) -> list[int]:
-        """Load the mean of the last checkpoints, or the best one, save it in the run's folder; return their steps."""
+        """Save the mean of the last checkpoints, or the best one, as the final model; return their steps."""
         last, best = self.recipe.training.average_last, self.state.best_global_step or self.state.global_step
         checkpoints = [self.run / CHECKPOINTS / f"checkpoint-{best}"]
         if last is not None:
@@ -412,10 +410,7 @@ class PaperTrainer(Seq2SeqTrainer):
 
 
 def sentence_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the summed loss (B,) of targets `labels` (B, T), -100 for none, under `logits` (B, T, V).
-
-    It is computed in float32 for a few rows at a time, because all together would need several copies of the logits.
-    """
+    """Return the summed float32 loss (B,) of `labels` (B, T) under `logits` (B, T, V), a few rows at a time."""
     chunks = zip(logits.split(ROWS), labels.split(ROWS), strict=True)
     cross_entropy = torch.nn.functional.cross_entropy
     return torch.cat([cross_entropy(x.float().transpose(1, 2), y, reduction="none").sum(1) for x, y in chunks])
@@ -425,7 +420,7 @@ def sentence_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class Clock(TrainerCallback):
-    """Saves and stops at a recipe's steps and minutes; a resumed run counts on from its checkpoint's seconds."""
+    """Callback that saves and stops at a recipe's steps and minutes, excluding interruptions."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.training, self.seconds = recipe.training, 0.0
@@ -433,7 +428,7 @@ class Clock(TrainerCallback):
 
     @property
     def trained(self) -> float:
-        """The seconds of training, evaluation and saving so far."""
+        """Seconds of training, evaluation and saving so far."""
         return self.seconds + time.monotonic() - self.begun
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
@@ -447,21 +442,21 @@ class Clock(TrainerCallback):
         control.should_save |= bool(training.checkpoint_steps) and state.global_step % training.checkpoint_steps == 0
         if training.minutes is None and training.checkpoint_minutes is None:
             return
-        trained, since = broadcast_object_list([self.trained, time.monotonic() - self.saved])  # the main process's
+        trained, since = broadcast_object_list([self.trained, time.monotonic() - self.saved])  # of the main process
         control.should_save |= training.checkpoint_minutes is not None and since > 60 * training.checkpoint_minutes
         if training.minutes is not None and trained > 60 * training.minutes:
             control.should_evaluate = control.should_save = control.should_training_stop = True
 
 
 class StopOnSignal(TrainerCallback):
-    """After SIGTERM or Ctrl-C, save the present step and end the process; several processes end without saving.
+    """Callback that saves the current step after SIGTERM or Ctrl-C; several processes end without saving.
 
-    A second signal ends the process at once. The same command resumes the run.
+    A second signal ends the process immediately. The same command resumes the run.
     """
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        self.is_extra = False  # only the signal asked for the checkpoint
+        self.is_extra = False  # the checkpoint is due to the signal only
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -493,10 +488,9 @@ class StopOnSignal(TrainerCallback):
 
 
 class LowerLoss(TrainerCallback):
-    """Prefer the lower loss among evaluations with the same best metric, such as BLEU 0 at the start of a run.
+    """Callback that prefers the lower loss among evaluations with the same metric, such as BLEU 0.
 
-    The Trainer takes an evaluation whose metric is above the best one so far. So this callback lowers the best one by
-    the smallest possible amount.
+    It lowers the best metric by the smallest possible amount, so that the Trainer chooses the new evaluation.
     """
 
     def on_evaluate(self, args: Any, state: TrainerState, control: Any, metrics: Any = None, **_: Any) -> None:
@@ -508,7 +502,7 @@ class LowerLoss(TrainerCallback):
 
 
 class LogLines(TrainerCallback):
-    """Log the latest metrics and the time that is left."""
+    """Callback that logs the latest metrics and the remaining time."""
 
     def __init__(self, metric: Metric) -> None:
         self.shown = {

@@ -241,7 +241,7 @@ def to_ctranslate2(
 
     Raises:
         ImportError: CTranslate2 is not installed.
-        UserError: CTranslate2 cannot represent the model, the tokenizer does not fit it, or the folder cannot be written.
+        UserError: CTranslate2 cannot represent the model, the tokenizer does not fit, or the folder cannot be written.
     """
     check_convertible(model)
     import_ctranslate2()
