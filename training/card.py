@@ -1,7 +1,4 @@
-"""The model card of a run: `card_template.md` holds the words, `results.json` the facts.
-
-`python -m training.card RESULTS.json OWNER/NAME [--output=FILE]` writes it.
-"""
+"""Write the model card of a run: `python -m training.card RESULTS.json OWNER/NAME [--output=FILE]`."""
 
 import argparse
 import html
@@ -20,7 +17,7 @@ from training.tasks import Metric, make_task, selection_metric
 from vaswani_transformer.support.errors import exit_on_user_error
 
 TEMPLATE = Path(__file__).parent / "card_template.md"
-ROWS = 12  # of the table of evaluations
+ROWS = 12  # largest number of rows of the table of evaluations
 AT_ONCE = "which predicts all words of an output at once"
 INTRODUCTIONS = {  # what a card says first, by kind of model; "glat" is kind nat with glancing
     "autoregressive": 'The original Transformer of ["Attention Is All You Need"](https://arxiv.org/abs/1706.03762)',
@@ -45,7 +42,7 @@ def variant(recipe: Recipe) -> str:
 
 
 def as_text(tree: Any) -> Any:
-    """Return nested values whose texts are one line each and hold no HTML; a recipe may hold any text."""
+    """Return nested values with single-line strings and escaped HTML."""
     if isinstance(tree, dict):
         return {name: as_text(value) for name, value in tree.items()}
     if isinstance(tree, list):
@@ -54,7 +51,7 @@ def as_text(tree: Any) -> Any:
 
 
 def make_card(results: dict[str, Any], repository: str, license: str = "apache-2.0") -> ModelCard:
-    """Return the card of a run; its metadata have a `model-index` of each score with its signature."""
+    """Return the model card of a run, with a `model-index` of the scores and signatures in its metadata."""
     examples = results.get("test", {}).get("examples")
     source = examples[0]["source"] if examples else EXAMPLE
     results = as_text(results)
@@ -95,7 +92,7 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
 
 
 def describe_data(recipe: Recipe, prepared: str | None) -> tuple[str, str, str | None]:
-    """Return the name of a run's data with its source, its license, and its name on the Hub."""
+    """Return the name and source of a run's data, its license, and its name on the Hub."""
     data = recipe.data
     if data.kind == "grammar":
         return "vaswani-transformer's own English-Spanish task, sentences of a small grammar", "Apache-2.0", None
@@ -107,7 +104,7 @@ def describe_data(recipe: Recipe, prepared: str | None) -> tuple[str, str, str |
 
 
 def eval_results(results: dict[str, Any], recipe: Recipe) -> Iterator[EvalResult]:
-    """Yield every score with its signature, those of the test set first."""
+    """Yield every score with its signature, starting with the test set."""
     task, name = make_task(recipe), describe_data(recipe, results.get("source"))[0]
     for split in ("test", "validation"):
         scores = results.get(split, {})
@@ -127,7 +124,7 @@ def eval_results(results: dict[str, Any], recipe: Recipe) -> Iterator[EvalResult
 
 
 def score_lines(results: dict[str, Any], recipe: Recipe) -> Iterator[str]:
-    """Yield each score with its signature; a signature contains `|` and does not fit into a table."""
+    """Yield each score with its signature as a line; the `|` of a signature would break a table."""
     task = make_task(recipe)
 
     def scored(scores: dict[str, Any], metric: Metric) -> str:
@@ -163,7 +160,7 @@ def curve_table(curve: list[dict[str, Any]], metric: Metric) -> str:
 
 
 def training_command(recipe: Recipe, repository: str) -> str:
-    """Return the command that trains another such model, in a clone of the code, with placeholders for local data."""
+    """Return the command that reproduces the training in a clone, with placeholders for local data."""
     names = {"data.distilled": "DISTILLED", "training.encoder_from": "TEACHER", "training.start_from": "MODEL"}
     names |= {"training.energy_from": "TEACHER", "tokenizer.path": repository}
     options = ["--data.path=FOLDER"] if recipe.data.kind not in ("grammar", "hub") else []

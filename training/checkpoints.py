@@ -1,7 +1,7 @@
-"""A run's checkpoints: which are complete, which are kept, where a run resumes, and their mean (6.1).
+"""Completion, deletion, resumption and averaging (6.1) of a run's checkpoints.
 
-A checkpoint counts once it has the file `complete`, which the main process writes after every process has written its
-own files. Older checkpoints are deleted after that.
+A checkpoint is complete once it has the file `complete`, which the main process writes after all processes have written
+their files. Older checkpoints are deleted after that.
 """
 
 import json
@@ -31,7 +31,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def complete_checkpoints(run: Path) -> list[Path]:
-    """Return the checkpoints of a run that were written to their end, the oldest first."""
+    """Return the complete checkpoints of a run, oldest first."""
     return sorted((mark.parent for mark in (run / CHECKPOINTS).glob(f"checkpoint-*/{COMPLETE}")), key=step_of)
 
 
@@ -40,7 +40,7 @@ def regular_checkpoints(run: Path) -> list[Path]:
 
 
 def begin_checkpoint(checkpoint: Path) -> None:
-    """Take the marks off a folder that is written again; all processes must call."""
+    """Remove the marks of a checkpoint that is written again; all processes must call this."""
     if PartialState().is_main_process:
         for mark in (COMPLETE, INTERRUPTED):
             (checkpoint / mark).unlink(missing_ok=True)
@@ -48,7 +48,7 @@ def begin_checkpoint(checkpoint: Path) -> None:
 
 
 def finish_checkpoint(checkpoint: Path, keep: int, best_step: int | None, is_interrupted: bool) -> None:
-    """Mark a checkpoint complete and delete older ones beyond `keep`, never the best; all processes must call."""
+    """Mark a checkpoint complete and delete older ones beyond `keep` except the best; all processes must call this."""
     PartialState().wait_for_everyone()  # every process has written its files
     if PartialState().is_main_process:
         if is_interrupted:
@@ -65,7 +65,7 @@ def finish_checkpoint(checkpoint: Path, keep: int, best_step: int | None, is_int
 
 
 def last_checkpoint(run: Path) -> Path | None:
-    """Return the newest complete checkpoint that can be loaded; None before the first one."""
+    """Return the newest complete checkpoint that can be loaded, or None."""
     for checkpoint in reversed(complete_checkpoints(run)):
         try:
             for name in ("optimizer.pt", "scheduler.pt"):

@@ -59,7 +59,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
 
 
 def load_teacher(options: argparse.Namespace, recipe: Recipe) -> Translator:
-    """Return the teacher's translator, a parser's with well-formed trees only."""
+    """Return the teacher's translator, for a parser constrained to well-formed trees."""
     model, tokenizer = load_model_and_tokenizer(LoadOptions.of(options))
     settings: dict[str, Any] = {"batch_tokens": options.batch_tokens, "sort_lines": options.sort_lines}
     given = {"num_beams": options.beams, "length_penalty": options.length_penalty}
@@ -71,7 +71,7 @@ def load_teacher(options: argparse.Namespace, recipe: Recipe) -> Translator:
 
 
 def drop_reason(translation: Translation, tokens: int, options: argparse.Namespace, longest: int) -> str:
-    """Return why a pair is dropped, or "" for a pair that is kept; `tokens` are those of the target."""
+    """Return the reason to drop a pair, or "" to keep it; `tokens` is the number of target tokens."""
     if translation.is_truncated:
         return "source_too_long"
     if not translation.text.strip():
@@ -84,7 +84,7 @@ def drop_reason(translation: Translation, tokens: int, options: argparse.Namespa
 
 
 def read_back(path: Path) -> int:
-    """Return the number of the next source of a file, whose last line may be torn and is then cut off."""
+    """Return the index of the next source of a file, after removing an incomplete last line."""
     if not path.exists():
         return 0
     content = path.read_bytes()
@@ -98,7 +98,7 @@ def read_back(path: Path) -> int:
 def write_share(
     translator: Translator, sources: list[str], path: Path, options: argparse.Namespace, recipe: Recipe
 ) -> Counter[str]:
-    """Write the pairs of a share of the sources, from where an interrupted command left off; count the dropped ones."""
+    """Write the pairs of a share of the sources, resuming an interrupted file, and count dropped pairs."""
     partial, dropped = path.with_name(f"{path.name}.part"), Counter[str]()
     if path.exists():
         return dropped
@@ -118,7 +118,7 @@ def write_share(
 
 
 def check_record(folder: Path, record: dict[str, Any]) -> None:
-    """Write what the pairs depend on into a new folder, and check it in another one."""
+    """Write the settings into a new folder, or compare them with those of an existing one."""
     path, names = folder / RECORD, ("teacher", "data", "search", "settings")
     if path.exists():
         before, now = json.loads(path.read_text(encoding="utf-8")), json.loads(json.dumps(record))
@@ -135,7 +135,7 @@ def check_record(folder: Path, record: dict[str, Any]) -> None:
 
 
 def distill(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
-    """Write this process's share of the pairs, and return the counts of all of them."""
+    """Write this process's share of the pairs, and return the counts over all processes."""
     init_processes()
     state, folder = PartialState(), options.output_dir
     options.device = options.device or str(state.device)

@@ -1,4 +1,4 @@
-"""The trainers of the non-autoregressive families: their schedules, random choices and values in the log.
+"""Trainers of the non-autoregressive families: schedules, random choices and logged values.
 
 B batch, T target.
 """
@@ -18,14 +18,14 @@ from vaswani_transformer.support.modes import eval_mode
 
 
 def draw(seeds: list[int], labels: Tensor, make: Callable[[int, torch.Generator], Tensor]) -> Tensor:
-    """Return random numbers (B, T, ...) for targets `labels` (B, T), which `make` draws for a length and a seed."""
+    """Return random numbers (B, T, ...) for `labels` (B, T), drawn by `make` from each target's length and seed."""
     generator, lengths = torch.Generator(), labels.ne(-100).sum(1).tolist()
     rows = [make(length, generator.manual_seed(seed)) for length, seed in zip(lengths, seeds, strict=True)]
     return pad_sequence(rows, batch_first=True)
 
 
 class GlancingTrainer(PaperTrainer):
-    """Trains NAT, and GLAT: the model is shown some words of the reference, fewer from step to step."""
+    """Trainer of NAT and GLAT, with scheduled glancing."""
 
     log_parts = {"length_loss": "length_loss", "accuracy": "glancing_accuracy"}
 
@@ -44,7 +44,7 @@ class GlancingTrainer(PaperTrainer):
 
 
 class CmlmTrainer(PaperTrainer):
-    """Trains a CMLM: it learns the words that are masked."""
+    """Trainer of CMLM on masked words."""
 
     log_parts = {"length_loss": "length_loss"}
 
@@ -56,7 +56,7 @@ class CmlmTrainer(PaperTrainer):
 
 
 class LatentTrainer(GlancingTrainer):
-    """Trains an IterativeVAE: the weight of its divergences may rise."""
+    """Trainer of IterativeVAE, with a scheduled weight of its KL divergences."""
 
     log_parts = GlancingTrainer.log_parts | {
         "bound": "bound",
@@ -73,7 +73,7 @@ class LatentTrainer(GlancingTrainer):
         return super().step_attributes(step) | {"kl_scale": training.kl_scale * done}
 
     def sentence_statistics(self, logits: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the bound, by samples that leave the generators of training as they are."""
+        """Return the bound, from samples that do not change the random state of training."""
         device = self.args.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(self.recipe.seed)
@@ -82,7 +82,7 @@ class LatentTrainer(GlancingTrainer):
 
 
 class FlowTrainer(PaperTrainer):
-    """Trains a FlowSeq in its phases: without the prior, the flow's start from one step's pairs, with the prior."""
+    """Trainer of FlowSeq in phases: without the prior, initialization of the flow, with the prior."""
 
     log_parts = {name: name for name in ("token_loss", "length_loss", "kl_loss", "log_determinant")}
 
@@ -106,7 +106,7 @@ class FlowTrainer(PaperTrainer):
         return batches, tokens
 
     def start_flow(self, batches: list[dict[str, Tensor]]) -> None:
-        """Set the flow's actnorms from the pairs of a step, those of all processes together."""
+        """Initialize the flow's actnorms from the pairs of a step on all processes."""
         parts = gather_object(batches)
         pairs = {}
         for name in ("input_ids", "attention_mask", "labels", "word_draws", "latent_noise"):

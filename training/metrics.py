@@ -1,4 +1,4 @@
-"""Scores of texts: BLEU and chrF as local metrics of `evaluate`, statistics, and a trigram language model."""
+"""BLEU and chrF as local metrics of `evaluate`, text statistics, and a trigram language model."""
 
 import math
 import re
@@ -14,7 +14,7 @@ from sacrebleu.metrics import BLEU, CHRF
 
 
 class TextMetric(evaluate.Metric):
-    """A metric of texts with one reference each."""
+    """Base class of text metrics with one reference."""
 
     def _info(self) -> evaluate.MetricInfo:
         text = datasets.Value("string")
@@ -27,11 +27,11 @@ class TextMetric(evaluate.Metric):
 
 
 class SacreBleu(TextMetric):
-    """Corpus BLEU of detokenized translations by sacreBLEU, with the signature that comparisons need.
+    """Corpus BLEU of detokenized translations by sacreBLEU, with its signature.
 
     `compute(predictions=[...], references=[...], tokenize="13a")` returns `bleu`, `signature`, `brevity_penalty`. With
-    `tokenize="none"` the texts' own tokens count; such a score compares only with tokenized BLEU. `order=1` is BLEU-1,
-    of single tokens, and `order=2` BLEU-2; the signature names an order below 4.
+    `tokenize="none"` the texts' own tokens count, which gives tokenized BLEU. `order=1` computes BLEU-1, and `order=2`
+    BLEU-2; the signature names an order below 4.
     """
 
     def _compute(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> dict[str, float | str]:
@@ -46,10 +46,9 @@ class SacreBleu(TextMetric):
 
 
 class ChrF(TextMetric):
-    """Corpus chrF, the F-score of character n-grams (Popovic 2015), by sacreBLEU with its signature.
+    """Corpus chrF, the F-score of character n-grams (Popovic 2015), by sacreBLEU, with its signature.
 
-    `compute(predictions=[...], references=[...])` returns `chrf` and `signature`. It ignores white space, so that
-    tokenized texts compare with others as far as their tokens do.
+    `compute(predictions=[...], references=[...])` returns `chrf` and `signature`. White space is ignored.
     """
 
     def _compute(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> dict[str, float | str]:
@@ -59,7 +58,7 @@ class ChrF(TextMetric):
 
 
 def compute(metric: type[evaluate.Metric], **inputs: Any) -> dict[str, Any]:
-    """Return a metric of lists of texts, kept in memory; `evaluate` makes a folder even then, a temporary one here."""
+    """Return a metric of lists of texts, with a temporary folder for `evaluate`."""
     with tempfile.TemporaryDirectory() as folder:
         return metric(keep_in_memory=True, cache_dir=folder).compute(**inputs) or {}
 
@@ -78,13 +77,13 @@ def tokenized_bleu(
     """Return tokenized BLEU as before sacreBLEU (multi-bleu.perl): `bleu`, `signature`, `brevity_penalty`.
 
     Args:
-        language: the language of the Moses tokenizer for both sides; None for texts that are tokenized.
-        compounds: whether the parts of compounds that a hyphen joins are tokens too, "rich-text" being
-            "rich ##AT##-##AT## text", as tensor2tensor scored the paper's En-De models (get_ende_bleu.sh there).
+        language: language of the Moses tokenizer; None for tokenized texts.
+        compounds: whether to split hyphenated compounds, "rich-text" to "rich ##AT##-##AT## text", as in
+            tensor2tensor's get_ende_bleu.sh for the paper's En-De models.
     """
     made_by = "text:tokens"
     if language is not None:
-        import sacremoses  # here, because it takes a quarter of a second
+        import sacremoses  # slow to import
 
         tokenizer = sacremoses.MosesTokenizer(lang=language)
         predictions, references = (
@@ -99,7 +98,7 @@ def tokenized_bleu(
 
 
 def split_compounds(text: str) -> str:
-    """Return a text with hyphens within words as separate tokens."""
+    """Split hyphens within words into separate tokens."""
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", text)
 
 
@@ -110,7 +109,7 @@ STATISTICS = {
     "reference_repeats": "the same for the references",
     "length_ratio": "words of the outputs / words of the references",
 }
-"""The definition of each statistic. Distinct-n is over the corpus; Li et al. 2016 divide by the number of words."""
+"""Definitions of the statistics; unlike in Li et al. 2016, distinct-n is relative to the number of n-grams."""
 
 
 def share(count: int, total: int) -> float:
@@ -119,20 +118,20 @@ def share(count: int, total: int) -> float:
 
 
 def distinct(texts: Iterable[str], order: int) -> float:
-    """Return the share of different n-grams of `order` words among all of them; none crosses the end of a text."""
+    """Return the share of distinct n-grams of `order` words among all n-grams within texts."""
     rows = [text.split() for text in texts]
     grams = [gram for words in rows for gram in zip(*(words[start:] for start in range(order)), strict=False)]
     return share(len(set(grams)), len(grams))
 
 
 def repeats(texts: Iterable[str]) -> float:
-    """Return the share of words that equal the word on their left."""
+    """Return the share of words that equal the preceding word."""
     rows = [text.split() for text in texts]
     return share(sum(left == right for words in rows for left, right in pairwise(words)), sum(map(len, rows)))
 
 
 def text_statistics(predictions: list[str], references: list[str]) -> dict[str, float]:
-    """Return every statistic of `STATISTICS` by its name."""
+    """Return every statistic of `STATISTICS` by name."""
     words, reference_words = (sum(len(text.split()) for text in texts) for texts in (predictions, references))
     return {
         "distinct_1": distinct(predictions, 1),
@@ -148,10 +147,10 @@ Gram = tuple[str, ...]
 
 
 class DiscountedCounts:
-    """Counts of the n-grams of one order, and what interpolation needs of each context.
+    """Counts of n-grams of one order with absolute discounting.
 
     Attributes:
-        discount: D = n1 / (n1 + 2 n2), where n1 and n2 n-grams have the counts 1 and 2 (Ney et al. 1994); 0.5 where
+        discount: D = n1 / (n1 + 2 n2), where n1 and n2 n-grams have the counts 1 and 2 (Ney et al. 1994); 0.5 if
             either is 0.
     """
 
@@ -166,7 +165,7 @@ class DiscountedCounts:
         self.discount = once / (once + 2 * twice) if once and twice else 0.5
 
     def interpolate(self, gram: Gram, lower: float) -> float:
-        """Return P(last word | words before it), where `lower` is its probability after one word less."""
+        """Return P(last word | words before it), given the lower-order probability `lower`."""
         context = gram[:-1]
         if context not in self.totals:
             return lower
@@ -175,11 +174,10 @@ class DiscountedCounts:
 
 
 class TrigramModel:
-    """P(word | the two words before it) by interpolated Kneser-Ney smoothing (Kneser and Ney 1995).
+    """Trigram language model with interpolated Kneser-Ney smoothing (Kneser and Ney 1995).
 
-    It has no seed and no weights: the same texts give the same model everywhere, within seconds. Trigrams count how
-    often they occur; bigrams and single words count the different words before them. The last order falls back on
-    1 / |V|, where V holds the words of the texts, `</s>` and `<unk>`, which is every word that the texts lack.
+    Trigrams use occurrence counts; bigrams and unigrams use the number of distinct preceding words. Unigrams fall back
+    to 1 / |V|, where V contains the words of the texts, `</s>` and `<unk>`.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
@@ -194,14 +192,14 @@ class TrigramModel:
         self.fallback = 1 / len(self.words | {UNKNOWN})  # </s> is among the words
 
     def probability(self, first: str, second: str, word: str) -> float:
-        """Return P(word | first second); unknown words are given as `<unk>`."""
+        """Return P(word | first second); unknown words must be passed as `<unk>`."""
         gram, probability = (first, second, word), self.fallback
         for order, counts in enumerate(self.orders, start=1):
             probability = counts.interpolate(gram[-order:], probability)
         return probability
 
     def mean_nll(self, texts: Iterable[str]) -> float:
-        """Return the mean negative log-likelihood of a word in nats, each text's `</s>` counted."""
+        """Return the mean negative log-likelihood in nats per word, including `</s>`."""
         total, count = 0.0, 0
         for text in texts:
             known = (word if word in self.words else UNKNOWN for word in text.split())
@@ -213,7 +211,7 @@ class TrigramModel:
 
 
 def lm_scores(training_targets: list[str], predictions: list[str], references: list[str]) -> dict[str, Any]:
-    """Return the `score` of predictions and of the references, in nats a word, under a model of training targets."""
+    """Return the `score` of predictions and of references in nats per word under a model of the training targets."""
     model = TrigramModel(training_targets)
     return {
         "score": model.mean_nll(predictions),

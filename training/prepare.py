@@ -1,7 +1,7 @@
 """Prepare a public data set for the recipes: `python -m training.prepare NAME --output=FOLDER [--from=PATH]`.
 
-It downloads the set's files to the cache of `datasets`, or reads a local copy, checks their SHA-256, cuts them by the
-set's rule and writes the files that the recipes name, all of them or none.
+The command downloads the files to the cache of `datasets`, or reads a local copy, checks their SHA-256, splits them and
+writes the files that the recipes name.
 """
 
 import argparse
@@ -31,29 +31,29 @@ from vaswani_transformer.support.files import atomic_folder
 
 SUMS = Path(__file__).parent / "sums"
 PREPARED = "prepared.json"
-"""What a prepared folder was made from, and the SHA-256 of its files."""
-HELD_OUT = 3000  # pairs of Tatoeba in validation, and in test
-DIALOGUE_PAIRS = {"test": 12_516, "validation": 7_326}  # that a set of Self-dialogue aims at; 2% more may come in
+"""File in a prepared folder with its source and the SHA-256 of its files."""
+HELD_OUT = 3000  # pairs of Tatoeba in validation and in test
+DIALOGUE_PAIRS = {"test": 12_516, "validation": 7_326}  # target sizes in Self-dialogue, with a tolerance of 2%
 DIALOGUE_EXCESS = 1.02
-STRIDE = 4  # of the constituents of GUM that are trees too
+STRIDE = 4  # every fourth constituent of GUM is also a tree
 GUM_SPLITS = {"train": "train", "dev": "validation", "test": "test", "test2": "test2"}
-EMPTY_ANSWERS = {"", "{}"}  # of Self-dialogue
+EMPTY_ANSWERS = {"", "{}"}  # in Self-dialogue
 
 NEWLINE = b"\n"
 
 Files = dict[str, bytes]
-"""The content of a source's files, by name."""
+"""Content of a source's files, by name."""
 Lines = dict[str, list[str]]
-"""The lines of each file of a prepared set, by name."""
+"""Lines of each file of a prepared data set, by name."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A public data set, as `sums/sources.yaml` describes it.
+    """Public data set, described in `sums/sources.yaml`.
 
-    cut: makes the prepared files.
-    sums: a file in the format of `sha256sum`, which names the set's files; None for one file whose content changes.
-    file: the name of that one file.
+    cut: function that makes the prepared files.
+    sums: file in the format of `sha256sum` with the set's files; None for a single file whose content changes.
+    file: name of that single file.
     """
 
     page: str
@@ -67,7 +67,7 @@ class Source:
 
     @property
     def expected(self) -> dict[str, str | None]:
-        """The SHA-256 of each file by name; None where the content changes."""
+        """SHA-256 of each file by name; None if the content changes."""
         if self.sums is None:
             return {self.file: None}
         rows = (line.split(maxsplit=1) for line in self.sums.read_text(encoding="utf-8").splitlines())
@@ -81,17 +81,17 @@ def prepared_name(folder: str | None) -> str | None:
 
 
 def text_of(content: bytes) -> str:
-    """Return the text of a file, compressed or not."""
+    """Return the text of a file, decompressed if necessary."""
     return (gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content).decode("utf-8-sig")
 
 
 def json_lines(pairs: Iterable[dict[str, str]]) -> list[str]:
-    """Return pairs in the schema of Hugging Face translation data sets."""
+    """Return pairs as JSON Lines in the schema of Hugging Face translation data sets."""
     return [json.dumps({"translation": pair}, ensure_ascii=False) for pair in pairs]
 
 
 def cut_multi30k(files: Files, names: str) -> Lines:
-    """Return the published split of three languages; `names` holds `{split}` and `{language}`."""
+    """Return the published split of three languages; `names` contains `{split}` and `{language}`."""
     lines = {}
     for split, theirs in (("train", "train"), ("validation", "val"), ("test", "test_2016_flickr")):
         sides = {
@@ -104,14 +104,14 @@ def cut_multi30k(files: Files, names: str) -> Lines:
 
 
 def tatoeba_pairs(archive: bytes) -> list[tuple[str, str]]:
-    """Return the different English-German pairs of the archive `deu-eng.zip`, in its order."""
+    """Return the distinct English-German pairs of the archive `deu-eng.zip`, in order."""
     text = zipfile.ZipFile(io.BytesIO(archive)).read("deu.txt").decode("utf-8-sig")
     rows = [line.split("\t") for line in text.split("\n") if line.strip()]
     return list(dict.fromkeys((" ".join(english.split()), " ".join(german.split())) for english, german, *_ in rows))
 
 
 def cut_tatoeba(files: Files) -> Lines:
-    """Return pairs of which both sentences occur once as test and validation, and all others as train."""
+    """Draw test and validation from the pairs whose sentences occur once; all others are train."""
     pairs = tatoeba_pairs(files["deu-eng.zip"])
     counts = [Counter(side) for side in zip(*pairs, strict=True)]
     single = [pair for pair in pairs if all(count[text] == 1 for count, text in zip(counts, pair, strict=True))]
@@ -126,7 +126,7 @@ def cut_tatoeba(files: Files) -> Lines:
 
 
 def constituents(trees: Iterable[str]) -> Iterator[str]:
-    """Yield the constituents of trees as trees, from left to right: those of two words or more, and fewer than all."""
+    """Yield the constituents with two or more words, but not all words, from left to right."""
     for _, tree in read_trees(enumerate(trees, start=1), "GUM"):
         words = len(tree.words)
         for event, node in tree.events():
@@ -135,10 +135,7 @@ def constituents(trees: Iterable[str]) -> Iterator[str]:
 
 
 def cut_gum(files: Files) -> Lines:
-    """Return the trees of the documents of each official split, in their order, a tree a line.
-
-    `constituents.ptb` has some constituents of the training trees.
-    """
+    """Return the trees of each official split, one per line, and some constituents of the training trees."""
     lines: Lines = {}
     split = ""
     for line in text_of(files["splits.md"]).splitlines():
@@ -153,12 +150,12 @@ def cut_gum(files: Files) -> Lines:
 
 
 def clean_turn(text: str) -> str:
-    """Return a turn with single spaces and without format characters such as zero-width ones."""
+    """Normalize spaces, and remove format characters such as zero-width ones."""
     return " ".join("".join(sign for sign in text if unicodedata.category(sign) != "Cf").split())
 
 
 def dialogue_pairs(files: Files) -> dict[str, list[tuple[str, str]]]:
-    """Return the pairs of a turn and its reply of each worker of Self-dialogue whose work counts."""
+    """Return the pairs of a turn and its reply for each valid worker of Self-dialogue."""
     blocked = set(text_of(files["blocked_workers.txt"]).split())
     pairs: dict[str, list[tuple[str, str]]] = {}
     for name in sorted(name for name in files if name.endswith(".csv")):
@@ -174,7 +171,7 @@ def dialogue_pairs(files: Files) -> dict[str, list[tuple[str, str]]]:
 
 
 def cut_self_dialogue(files: Files) -> Lines:
-    """Return the pairs of workers in the order of the SHA-256 of their ids: test while they fit, validation, train."""
+    """Assign workers, ordered by the SHA-256 of their ids, to test until it is full, then validation, then train."""
     by_worker = dialogue_pairs(files)
     counts = dict.fromkeys(DIALOGUE_PAIRS, 0)
     splits: dict[str, dict[tuple[str, str], None]] = {split: {} for split in ("train", "validation", "test")}
@@ -214,11 +211,11 @@ def sha256(content: bytes) -> str:
 
 
 def download(source: Source, names: list[str], again: bool = False) -> Files:
-    """Return the content of files of a source, from the cache where they are there."""
+    """Return the content of a source's files, from the cache if possible."""
     config = DownloadConfig(use_etag=source.sums is None, force_download=again, max_retries=3)
     try:
         paths = DownloadManager(download_config=config).download([source.base + name for name in names])
-    except Exception as error:  # any error of the libraries for the network
+    except Exception as error:  # any error of the network libraries
         raise UserError(
             f"{source.base}: cannot be downloaded ({one_line(error.__cause__ or error)}); try again, or "
             f"give a local copy of {source.page} by --from."
@@ -227,7 +224,7 @@ def download(source: Source, names: list[str], again: bool = False) -> Files:
 
 
 def read_copy(copy: Path, names: list[str]) -> Files:
-    """Return the content of files in a local copy: a folder, the archive of a repository, or the only file."""
+    """Return the content of files in a local copy: a folder, a repository archive, or a single file."""
     if copy.suffix == ".zip" and [copy.name] != names:
         with zipfile.ZipFile(copy) as archive:
             folder = archive.namelist()[0].partition("/")[0]
@@ -259,7 +256,7 @@ def read_source(source: Source, copy: Path | None) -> Files:
 
 
 def prepare(name: str, output: Path, copy: Path | None) -> None:
-    """Write a set, and print where it comes from and what was written."""
+    """Write a data set, and print its source and the written files."""
     source = SOURCES[name]
     files = read_source(source, copy)
     texts = {f"{file}.gz": "".join(f"{row}\n" for row in rows).encode() for file, rows in source.cut(files).items()}

@@ -38,7 +38,7 @@ load_page("{repository}", revision={revision!r}).launch(run_history=False)
 
 
 def load_run(run: Path, results: dict[str, Any]) -> tuple[ProjectedModel, Any]:
-    """Return a run's model and tokenizer; its search must be the one by which its results were scored."""
+    """Load a run's model and tokenizer, and check that its search is that of its results."""
     model, tokenizer = load_model(str(run), local_files_only=True), load_tokenizer(str(run), local_files_only=True)
     if not isinstance(model, ProjectedModel):
         raise UserError(f"{run}: is a model of another package; got {type(model).__name__}. Name the folder of a run.")
@@ -73,7 +73,7 @@ def write_repository(folder: Path, run: Path, results: dict[str, Any], repositor
 
 
 def write_space(folder: Path, repository: str, revision: str | None, license: str) -> None:
-    """Write the three files of the Space of a model into `folder`, with the versions that are installed here."""
+    """Write the three files of a model's Space into `folder`, with the installed versions."""
     pins = {name: version(name).partition("+")[0] for name in ("torch", "transformers")}
     settings = {"name": repository.partition("/")[2], "repository": repository, "license": license}
     folder.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ def upload(folder: Path, repository: str, options: argparse.Namespace, repo_type
 
 
 def publish(options: argparse.Namespace) -> str:
-    """Publish a finished run, or write what would be published into a folder; return where it is."""
+    """Publish a finished run, or write the files into a folder; return the address or folder."""
     run, repository = options.run, options.repository
     results = read_json(run / RESULTS, "give the training command again to finish the run.")
     if options.dry_run is None and get_token() is None:

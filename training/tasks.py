@@ -1,4 +1,4 @@
-"""The tasks that models train for: translation, dialogue and parsing, each with its metrics."""
+"""Tasks with their metrics: translation, dialogue and parsing."""
 
 import re
 from abc import ABC, abstractmethod
@@ -15,7 +15,7 @@ from vaswani_transformer.parsing.constraint import tree_constraint
 from vaswani_transformer.parsing.linear import linear_tokens, place_count
 from vaswani_transformer.translation.translator import Constraint
 
-# For languages without spaces between words, which "13a" does not split.
+# Tokenizers for languages without spaces between words.
 UNSPACED = {"zh": "zh", "zho": "zh", "cmn": "zh", "yue": "zh"} | dict.fromkeys(
     ("ja", "jpn", "th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bo", "bod"), "char"
 )
@@ -24,11 +24,11 @@ SPLIT_AT_SPACES = ("13a", "intl", "none")  # sacreBLEU tokenizers for languages 
 
 @dataclass(frozen=True)
 class Metric:
-    """A score of a set of predictions.
+    """Metric of a set of predictions.
 
-    key: its key in results.json; in the log it has the prefix `eval_`.
-    title: its name in text.
-    signature_key: the key of the signature by which it can be compared; metrics may share one.
+    key: key in results.json; in the log it has the prefix `eval_`.
+    title: name in text.
+    signature_key: key of the signature; metrics may share one.
     greater_is_better: whether higher is better.
     """
 
@@ -46,15 +46,15 @@ ORDERS = {BLEU: 4, BLEU_1: 1, BLEU_2: 2}
 
 
 class Task(ABC):
-    """A task that a model trains for.
+    """Base class of tasks.
 
     Attributes:
-        hub_name: the Hub's name of the task.
-        metrics: every metric of the test set, in the order of the card.
-        more_metrics: those of the test set that only results.json has.
-        best_metric: the metric that chooses the best checkpoint.
-        verb, command: what a model of the task does to a text, and the command that does it.
-        roles: what readers call a source, what the model makes of it, and a reference.
+        hub_name: name of the task on the Hub.
+        metrics: metrics on the test set, in the order of the model card.
+        more_metrics: further metrics on the test set, only in results.json.
+        best_metric: metric that selects the best checkpoint.
+        verb, command: verb for applying the model, and the command for it.
+        roles: words for source, output and reference.
     """
 
     hub_name: ClassVar[str]
@@ -73,11 +73,11 @@ class Task(ABC):
         """Return the `score` of a metric and its `signature`."""
 
     def statistics(self, predictions: list[str], references: list[str]) -> dict[str, float]:
-        """Return numbers that describe the predictions and rank nothing, by their keys."""
+        """Return descriptive statistics of the predictions by key."""
         return text_statistics(predictions, references)
 
     def scores(self, predictions: list[str], references: list[str], *metrics: Metric) -> dict[str, Any]:
-        """Return metrics and their signatures by their keys in results.json."""
+        """Return metrics and signatures by their keys in results.json."""
         scores: dict[str, Any] = {}
         for metric in metrics:
             measured = self.measure(predictions, references, metric)
@@ -85,29 +85,29 @@ class Task(ABC):
         return scores
 
     def test(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
-        """Return all metrics with their signatures, and the statistics, by their keys in results.json."""
+        """Return all metrics, signatures and statistics by their keys in results.json."""
         scores = self.scores(predictions, references, *self.metrics, *self.more_metrics)
         return scores | self.statistics(predictions, references)
 
     def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, dict[str, Any]]:
-        """Return every score in use for the task, by name, each as `score` and `signature`."""
+        """Return every common score of the task, by name, each as `score` and `signature`."""
         return {metric.key: self.measure(predictions, references, metric) for metric in self.metrics}
 
     def single_tokens(self, targets: Iterable[str]) -> set[str]:
-        """Return the texts in the targets that must each be one token of the vocabulary."""
+        """Return the strings in the targets that must be single tokens of the vocabulary."""
         return set()
 
     def constraint(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Constraint | None:
-        """Return the constraint that keeps a search to well-formed targets, or None."""
+        """Return the constraint to well-formed targets, or None."""
         return None
 
     def display(self, source: str, text: str) -> str:
-        """Return a hypothesis or a reference of a source as readers see it."""
+        """Return a hypothesis or reference for display."""
         return text
 
 
 class TranslationTask(Task):
-    """Translation from one language into another, scored by BLEU and chrF."""
+    """Translation, scored by BLEU and chrF."""
 
     hub_name = "translation"
     metrics, more_metrics, best_metric = (BLEU, CHRF), (BLEU_1, BLEU_2), BLEU
@@ -121,13 +121,13 @@ class TranslationTask(Task):
         return {"score": score.pop("bleu"), **score}
 
     def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, dict[str, Any]]:
-        """Return every score in use for the texts, by name, each as `score` and `signature`.
+        """Return every common score of translations, by name, each as `score` and `signature`.
 
-        sacrebleu: of the texts, tokenized by sacreBLEU; left out for texts that are tokenized.
-        chrf: of the texts.
-        bleu_1, bleu_2: BLEU of single tokens, and of tokens and bigrams, tokenized by the recipe's tokenizer.
-        tokenized_bleu: of the texts' own tokens, or of Moses' tokens of both sides.
-        compound_split_bleu: the same with the parts of compounds as tokens, for German; the paper's En-De metric.
+        sacrebleu: BLEU with sacreBLEU's tokenization; omitted for tokenized texts.
+        chrf: chrF.
+        bleu_1, bleu_2: BLEU-1 and BLEU-2 with the recipe's tokenizer.
+        tokenized_bleu: BLEU of the texts' own tokens, or with Moses' tokenization.
+        compound_split_bleu: the same with split compounds, for German; the paper's En-De metric.
         """
         is_tokenized = self.tokenize == "none"
         names = {"chrf": CHRF, "bleu_1": BLEU_1, "bleu_2": BLEU_2}
@@ -144,7 +144,7 @@ class TranslationTask(Task):
 
 
 class DialogueTask(TranslationTask):
-    """Replies to prompts: one prompt has many, so one reference says less than for translation."""
+    """Replies to prompts."""
 
     hub_name = "text-generation"
     metrics, more_metrics, best_metric = (BLEU_1, BLEU_2), (), BLEU_2
@@ -159,7 +159,7 @@ PARSING_STATISTICS = {"repaired": "percent of the sentences whose output was mal
 
 
 class ParsingTask(Task):
-    """Constituency parsing (6.3): a sentence in, its linear tree out, scored by labeled brackets as by EVALB."""
+    """Constituency parsing (6.3) with linear trees, scored by labeled brackets as in EVALB."""
 
     hub_name = "token-classification"  # the Hub has no name for parsing
     best_metric = F1
@@ -182,10 +182,7 @@ class ParsingTask(Task):
         return {"repaired": score_linear(predictions, references)[1]}
 
     def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, dict[str, Any]]:
-        """Return the metrics, and as `evalb_f1` what EVALB prints.
-
-        EVALB leaves out the sentences in which the trees disagree about punctuation.
-        """
+        """Return the metrics, and as `evalb_f1` the F1 of EVALB, which skips trees that disagree about punctuation."""
         evalb, _ = score_linear(predictions, references, own_punctuation=True)
         evalb_f1 = {"score": evalb.f1, "signature": bracket_signature(evalb, "own")}
         return super().all_scores(predictions, references) | {"evalb_f1": evalb_f1}
@@ -195,7 +192,7 @@ class ParsingTask(Task):
         return linear_tokens(targets)
 
     def constraint(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Constraint | None:
-        """Return the constraint that keeps a search to well-formed trees."""
+        """Return the constraint to well-formed trees."""
         return tree_constraint(model, tokenizer)
 
     def display(self, source: str, text: str) -> str:
@@ -206,8 +203,8 @@ class ParsingTask(Task):
 def score_linear(
     predictions: list[str], references: list[str], own_punctuation: bool = False
 ) -> tuple[BracketScores, float]:
-    """Return the scores of linear trees, and in percent the share of predictions that were repaired."""
-    words = [[str(number) for number in range(place_count(text))] for text in references]  # numbers do for scores
+    """Return the scores of linear trees, and the percentage of repaired predictions."""
+    words = [[str(number) for number in range(place_count(text))] for text in references]  # numbers suffice for scores
     gold = [delinearize(text, row).tree for text, row in zip(references, words, strict=True)]
     trees = [delinearize(text, row) for text, row in zip(predictions, words, strict=True)]
     scores = score_trees(gold, [sentence.tree for sentence in trees], own_punctuation)
@@ -230,5 +227,5 @@ def make_task(recipe: Recipe) -> Task:
 
 
 def selection_metric(recipe: Recipe) -> Metric:
-    """Return the metric that chooses the best checkpoint of a recipe: the task's, or a teacher's energy."""
+    """Return the metric that selects the best checkpoint: that of the task, or a teacher's energy."""
     return make_task(recipe).best_metric if recipe.energy_from is None else ENERGY

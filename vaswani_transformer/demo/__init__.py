@@ -1,4 +1,4 @@
-"""A page where a model runs: the command `vaswani-demo MODEL`, and the Space that `training.publish` writes.
+"""Web page to try a model: the command `vaswani-demo MODEL`, and the Space that `training.publish` writes.
 
 It needs Gradio (`pip install "vaswani-transformer[demo]"`).
 """

@@ -1,4 +1,4 @@
-"""`python -m vaswani_transformer.demo` is the command `vaswani-demo`."""
+"""Run `vaswani-demo` as `python -m vaswani_transformer.demo`."""
 
 from .command import main
 

@@ -1,4 +1,4 @@
-"""The command `vaswani-demo MODEL`, also `python -m vaswani_transformer.demo`: open a page where a model runs."""
+"""The command `vaswani-demo MODEL`, also `python -m vaswani_transformer.demo`, which serves a web page."""
 
 import argparse
 import os
@@ -23,7 +23,7 @@ LAUNCH: dict[str, Any] = {
     "quiet": True,
     "prevent_thread_lock": True,
 }
-"""The arguments of Gradio's `launch()`: for this machine only, and nothing that reaches beyond it."""
+"""Arguments of Gradio's `launch()`, which restrict the page to this machine."""
 
 
 def main(arguments: list[str] | None = None) -> None:

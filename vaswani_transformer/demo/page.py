@@ -1,4 +1,4 @@
-"""The page where a model runs, in Gradio's components, which show text as text; only `gr.HTML` takes markup."""
+"""Web page of a model, built from Gradio's components."""
 
 import html
 import json
@@ -27,7 +27,7 @@ from .steps import RecordingTranslator
 if TYPE_CHECKING:
     import gradio as gr
 
-MAX_SOURCE_TOKENS = 128  # more would make tables that nobody reads, and attention weights by the million
+MAX_SOURCE_TOKENS = 128  # keeps tables and attention weights small
 MAX_BEAMS = 16
 COLUMNS = {"step": 62, "": 70, "target so far": 250, "log P": 96, "lp(Y)": 86, "log P / lp(Y)": 130}  # pixels
 CHANGED = "changed"
@@ -50,14 +50,14 @@ EXAMPLES = {  # by the source's language
 
 @dataclass(frozen=True)
 class PageContent:
-    """What the page shows of a text.
+    """Content of the page for one text.
 
-    note: a sentence for the reader; mostly empty.
-    source, target: the texts that the model read and wrote.
-    tree: a parser's tree, drawn as text.
-    rows: of `COLUMNS`, for each open beam and finished target of each step.
-    finished: the targets that ended, the best first: each with its score, and as text.
-    passes: the target after each iteration or layer, as texts with `CHANGED` or None.
+    note: a sentence for the reader, or empty.
+    source, target: input and output of the model.
+    tree: text drawing of a parser's tree.
+    rows: rows of `COLUMNS` for the open beams and finished targets of each step.
+    finished: finished targets with their scores, best first.
+    passes: target after each iteration or layer, as texts with `CHANGED` or None.
     """
 
     note: str = ""
@@ -72,11 +72,8 @@ class PageContent:
 def page_content(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, **generate_kwargs: Any
 ) -> PageContent:
-    """Return what the page shows of any text: the search for its translation or tree, or a sentence.
-
-    `generate_kwargs` override the model's settings.
-    """
-    text = text.encode(errors="replace").decode()  # JSON can hold half a character
+    """Return the search for a text's translation or tree, or a note; `generate_kwargs` override the settings."""
+    text = text.encode(errors="replace").decode()  # JSON may contain lone surrogates
     if not text.strip():
         return PageContent("The source is empty; type a text.")
     words = split_plain(text) if is_parser(tokenizer) else []
@@ -111,7 +108,7 @@ def page_content(
 
 
 def mark_changes(tokenizer: PreTrainedTokenizerBase, history: list[list[int]]) -> list[tuple[str, str | None]]:
-    """Return the target after each pass on a numbered line, with `CHANGED` at tokens that the pass changed."""
+    """Return the target after each pass on a numbered line, with `CHANGED` at changed tokens."""
     spans: list[tuple[str, str | None]] = []
     for number, (before, tokens) in enumerate(zip([*history[:1], *history], history, strict=False), start=1):
         marks = [CHANGED if token != old else None for token, old in zip(tokens, before, strict=True)]
@@ -120,12 +117,12 @@ def mark_changes(tokenizer: PreTrainedTokenizerBase, history: list[list[int]]) -
 
 
 def attention_frame(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *texts: str, **settings: Any) -> str:
-    """Return the page of `attention_page` in a frame, whose scripts cannot reach the page around it."""
+    """Return `attention_page` in a sandboxed frame."""
     return FRAME.format(html.escape(attention_page(model, tokenizer, *texts, **settings)))
 
 
 def setting_inputs(model: PreTrainedModel) -> dict[str, Any]:
-    """Return Gradio's inputs for the settings of a model's `generate()`, with its own values, by their names."""
+    """Return Gradio's inputs for the settings of a model's `generate()`, by name."""
     import gradio as gr
 
     counts, inputs = {"num_beams": ("Beams", MAX_BEAMS)}, {}
@@ -146,13 +143,13 @@ def setting_inputs(model: PreTrainedModel) -> dict[str, Any]:
 def make_page(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, title: str, examples: Sequence[str] = ()
 ) -> "gr.Blocks":
-    """Return the page of a model, which Gradio's `launch()` serves.
+    """Return the Gradio page of a model.
 
     Args:
         model: any model of this package that generates.
         tokenizer: its tokenizer.
-        title: the heading.
-        examples: sources to choose from.
+        title: heading of the page.
+        examples: example sources.
     """
     import gradio as gr
 
@@ -184,7 +181,7 @@ def make_page(
                 max_height=400,
             )
             ended = gr.Dropdown([], label="Targets that ended, the best first; choose one to see its attention")
-        attention, read = gr.HTML(), gr.State("")  # `read`: the source of the attention
+        attention, read = gr.HTML(), gr.State("")  # `read`: the source of the attention weights
 
         def show(text: str, *values: Any) -> dict[Any, Any]:
             given = dict(zip(settings, values, strict=True))
@@ -210,7 +207,7 @@ def make_page(
         def show_attention(text: str, chosen: str | None) -> str:
             return "" if chosen is None else attention_frame(model, tokenizer, text, chosen)
 
-        # One call at a time: a model's attention is switched while it is read.
+        # One call at a time, since recording the weights changes the attention implementation.
         outputs = [note, target, tree, passes, steps, ended, read, attention]
         for event in (button.click, source.submit):
             event(show, [source, *settings.values()], outputs, concurrency_id="model")
@@ -219,10 +216,10 @@ def make_page(
 
 
 def title_and_examples(options: LoadOptions) -> tuple[str, list[str]]:
-    """Return the heading of a model's page, and texts to translate, by the `results.json` of its run.
+    """Return the heading and example sources of a model's page, from the `results.json` of its run.
 
-    The heading is its languages, such as "English to German", or else the model's name. The texts are the sources of
-    the run's example translations, or else sentences of its source language.
+    The heading is its languages, such as "English to German", or else the model's name. The sources are those of the
+    run's example translations, or else sentences of its source language.
     """
     path = find_file(options.model, "results.json", **options.hub_settings)
     try:
@@ -235,12 +232,10 @@ def title_and_examples(options: LoadOptions) -> tuple[str, list[str]]:
 
 
 def load_page(model: str, **settings: Any) -> "gr.Blocks":
-    """Return the page of a folder's model, or of one on the Hub; on a CPU the model is prepared for inference.
-
-    Its heading is the model's languages, where a run has saved them, or else its name.
+    """Return the Gradio page of a model in a folder or on the Hub; on a CPU it is prepared for inference.
 
     Args:
-        model: the folder, or the name on the Hub.
+        model: folder of the model, or its name on the Hub.
         **settings: `device`, `dtype`, `revision` and `trust_remote_code`, as the options of `vaswani-demo`.
 
     Raises:

@@ -1,6 +1,6 @@
-"""The steps of a search for one target: beams and finished targets, or the target after each pass.
+"""Recording of a search for one target: beams and finished targets, or the target after each pass.
 
-k beams, R different ones, V vocabulary, T tokens of a target so far.
+k beams, R distinct beams, V vocabulary, T target tokens so far.
 """
 
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ from ..translation.translator import Translator
 
 @dataclass(frozen=True)
 class Candidate:
-    """A continuation that a search from left to right keeps.
+    """Open beam or finished target of an autoregressive search.
 
-    tokens: its new tokens.
+    tokens: new tokens.
     log_prob: log P(Y | X) in nats.
     length_penalty: lp(Y).
-    is_finished: whether it has ended, by an end token or at its limit; else it is an open beam.
+    is_finished: whether it ended with an end token or at its limit.
     """
 
     tokens: tuple[int, ...]
@@ -34,19 +34,19 @@ class Candidate:
 
     @property
     def score(self) -> float:
-        """What finished targets are ranked by: log P(Y | X) / lp(Y)."""
+        """Score of finished targets: log P(Y | X) / lp(Y)."""
         return self.log_prob / self.length_penalty
 
 
 class SearchRecorder(LogitsProcessor):
-    """Records the search for one target from left to right, whose scores it does not change.
+    """Logits processor that records an autoregressive search for one target.
 
     Args:
-        settings: those of the call, with the mask of its source.
-        constraint: a processor that excludes tokens from the search; it is called here, before the recording.
+        settings: settings of the call, including the mask of its source.
+        constraint: a processor that excludes tokens, applied before recording; or None.
 
     Attributes:
-        steps: the candidates after each step.
+        steps: candidates after each step.
     """
 
     def __init__(self, settings: CallSettings, constraint: LogitsProcessor | None) -> None:
@@ -60,7 +60,7 @@ class SearchRecorder(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Record a step over the beams `input_ids` (k, T + 1), and return their next-token scores (k, V)."""
         permitted = scores if self.constraint is None else self.constraint(input_ids, scores)
-        log_probs = permitted  # of beam search; greedy search has logits
+        log_probs = permitted  # in beam search; greedy search has logits
         if self.num_beams == 1:
             log_probs = scores.log_softmax(-1).masked_fill(permitted == -torch.inf, -torch.inf)
         beams = {tuple(tokens): row for row, tokens in enumerate(input_ids[:, 1:].tolist())}  # k equal ones at first
@@ -72,7 +72,7 @@ class SearchRecorder(LogitsProcessor):
         return permitted
 
     def candidates(self, beams: list[tuple[int, ...]], totals: Tensor) -> list[Candidate]:
-        """Return what the search keeps of all continuations: the finished ones among the k best, and k open beams."""
+        """Return the finished continuations among the k best, and k open beams."""
         k, length = self.num_beams, len(beams[0]) + 1
         penalty = float(length_penalty(length, self.alpha, self.length_penalty_type))
         values, indices = totals.flatten().topk(min(max(2, 1 + len(self.end_tokens)) * k, totals.numel()))
@@ -88,18 +88,18 @@ class SearchRecorder(LogitsProcessor):
 
 
 class RecordingTranslator(Translator):
-    """A translator of one text, which keeps the steps of its search.
+    """Translator of one text that records its search.
 
     Attributes:
-        steps: of a search from left to right, the candidates after each step.
-        history: (R, T), of a non-autoregressive model, the target after each iteration or layer.
+        steps: candidates after each step of an autoregressive search.
+        history: (R, T), target after each iteration or layer of a non-autoregressive model.
     """
 
     steps: list[list[Candidate]]
     history: list[list[int]]
 
     def generate(self, **inputs: Any) -> Any:
-        """Return the output of `generate()`, and record how it came to be."""
+        """Return the output of `generate()`, and record the search."""
         self.steps, self.history = [], []
         if is_non_autoregressive(self.model):
             output = super().generate(**inputs | {"return_history": True, "return_dict_in_generate": True})
