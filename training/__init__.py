@@ -1,4 +1,4 @@
-"""Training of the weights: recipes, data, training and scoring, run from a clone."""
+"""Training from recipes, evaluation and publishing, run from a clone of the repository."""
 
 import sys
 from importlib.util import find_spec

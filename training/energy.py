@@ -1,8 +1,8 @@
-"""ENGINE (Tu et al. 2020): train a CMLM, all words masked, to minimize the energy of its output under a teacher.
+"""ENGINE (Tu et al. 2020): training of a fully masked CMLM to minimize the energy of its output under a teacher.
 
-B batch, S source, T target, N target tokens, V words of the teacher. The energy of a target is the teacher's negative
-log-likelihood of it, made differentiable: the teacher reads and scores what an operator makes of the student's
-log-probabilities, such as a mixture of embeddings, in place of words.
+B batch, S source, T target, N target tokens, V vocabulary of the teacher. The energy is the teacher's negative
+log-likelihood, made differentiable by operators that convert the student's log-probabilities to the teacher's inputs
+and outputs.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from vaswani_transformer.cmlm import mask_targets
 from vaswani_transformer.iterative_vae import gumbel_noise, straight_through
 from vaswani_transformer.loss import accumulation_dtype
 
-# Functions of log-probabilities (N, V) and noise of the same shape, which give what the teacher reads or scores.
+# Functions of log-probabilities (N, V) and noise (N, V) that return the teacher's input or output.
 OPERATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "softmax": lambda log_probs, _: log_probs.exp(),
     "straight_through_softmax": lambda log_probs, _: straight_through(log_probs, log_probs.exp()),
@@ -30,14 +30,14 @@ OPERATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class Energy:
-    """The energy of targets under a frozen teacher; gradients pass through the teacher and none stay in it.
+    """Energy of targets under a frozen teacher.
 
     It is not a module, so that the teacher is neither saved nor sharded with the student.
 
     Args:
-        teacher: an autoregressive model, which is switched to evaluation mode.
-        inputs: the operator that makes what the teacher reads.
-        outputs: the operator that makes what it scores; the same sample as `inputs` if both are samples.
+        teacher: autoregressive model, which is switched to evaluation mode.
+        inputs: operator for the teacher's input.
+        outputs: operator for the output that the teacher scores; it uses the same noise as `inputs`.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class Energy:
         """Return the energy (B,) of each target, in nats.
 
         Args:
-            logits: (B, T, V or more), the student's; the teacher has no words beyond V, such as `<mask>`.
-            is_real: (B, T), True at the tokens of each target, of which the last is `</s>`.
+            logits: (B, T, V or more), logits of the student; entries beyond V, such as `<mask>`, are ignored.
+            is_real: (B, T), True at the tokens of each target, including `</s>`.
             input_ids, attention_mask: (B, S), the source.
-            operators: for inputs and outputs, in place of the energy's own.
+            operators: operators for inputs and outputs; None for those of the instance.
         """
         inputs, outputs = operators or (self.inputs, self.outputs)
         student = logits[..., : self.teacher.config.vocab_size][is_real]  # (N, V)
@@ -79,13 +79,13 @@ class Energy:
     @torch.no_grad()
     def of_argmax(self, logits: Tensor, is_real: Tensor, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Return the teacher's negative log-likelihood (B,) of the most likely words and their end."""
-        one_hot = "straight_through_softmax"  # whose value is 1 at the most likely word
+        one_hot = "straight_through_softmax"  # 1 at the most likely word
         return self(logits, is_real, input_ids, attention_mask, (one_hot, one_hot))
 
     def teacher_log_probs(
         self, read: Tensor, is_real: Tensor, input_ids: Tensor, attention_mask: Tensor | None
     ) -> Tensor:
-        """Return the teacher's log-probabilities (N, V) of each token, given its inputs (N, V) before that."""
+        """Return the teacher's log-probabilities (N, V) of each token, given the inputs `read` (N, V)."""
         body = self.teacher.model
         with torch.no_grad():  # the source does not depend on the student
             memory = body.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
@@ -107,10 +107,10 @@ class Energy:
 
 
 class EnergyTrainer(PaperTrainer):
-    """A trainer whose loss is the energy and the length's cross-entropy, both per target token.
+    """Trainer with the energy and the cross-entropy of the length as loss, per target token.
 
-    A target gives only its length. Evaluations log the `energy` of the most likely words at the references' lengths,
-    which chooses the best checkpoint.
+    Only the lengths of the references are used. Evaluations log the `energy` of the most likely words at these lengths,
+    which selects the best checkpoint.
     """
 
     log_parts = {"length_loss": "length_loss"}
@@ -127,14 +127,14 @@ class EnergyTrainer(PaperTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """Return the energy and the length's loss in place of the model's own."""
+        """Return the energy and the loss of the length."""
         _, outputs = super().compute_loss(model, inputs | {"skip_logits": False}, True, num_items_in_batch)
         is_real, tokens = inputs["labels"].ne(-100), torch.as_tensor(num_items_in_batch)
-        with self.accelerator.autocast():  # the teacher too, whose forward Accelerate does not wrap
+        with self.accelerator.autocast():  # for the teacher, which Accelerate does not wrap
             energy = self.energy(outputs.logits, is_real, inputs["input_ids"], inputs["attention_mask"]).sum()
         self.totals["energy"] += energy.detach()
         loss = energy / tokens + self.model.config.length_loss_weight * outputs.length_loss
-        loss = loss * self.accelerator.num_processes  # as the Trainer does, since it averages over processes
+        loss = loss * self.accelerator.num_processes  # gradients are averaged over processes
         return (loss, outputs) if return_outputs else loss
 
     def sentence_statistics(self, logits: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:

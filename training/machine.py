@@ -1,7 +1,4 @@
-"""Processes, devices and versions: one process, several that share each step (DDP), or several shards (FSDP2).
-
-The arguments of `accelerate launch`, or a file of `training/accelerate`, choose one; the recipe sets everything else.
-"""
+"""Processes, devices and versions: one process, DDP or FSDP2, as chosen by the arguments of `accelerate launch`."""
 
 import os
 import platform
@@ -30,7 +27,7 @@ LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "s
 
 
 def uses_cpu() -> bool:
-    """Return whether training runs on the CPU: no accelerator, the launch says so, or several processes on Apple's."""
+    """Return whether training runs on the CPU: without accelerator, by request, or by several processes on Apple's."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     launched_on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on")
     is_only_process = int(os.environ.get("WORLD_SIZE", "1")) == 1
@@ -38,11 +35,10 @@ def uses_cpu() -> bool:
 
 
 def trains_slowly_in_bf16() -> bool:
-    """Return whether training runs on a CPU or GPU that is faster in fp32.
+    """Return whether training runs on a CPU or GPU that is faster in fp32 than in bf16.
 
-    Without instructions for bf16 it is many times faster; the environment variable ONEDNN_MAX_CPU_ISA may hide them.
-    Intel's AVX-512 instructions for bf16 multiply at the pace of fp32, so there only the matrix unit (AMX) is faster.
-    NVIDIA's GPUs before Ampere, such as T4 and V100, only emulate bf16.
+    These are CPUs without bf16 instructions (which the environment variable ONEDNN_MAX_CPU_ISA may hide), Intel CPUs
+    without AMX, and NVIDIA GPUs before Ampere, which only emulate bf16.
     """
     if not uses_cpu():
         return torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False)
@@ -53,11 +49,10 @@ def trains_slowly_in_bf16() -> bool:
 
 
 def init_processes() -> None:
-    """Initialize the process group; no code may read the number of processes earlier.
+    """Initialize the process group, before any code reads the number of processes.
 
-    On a CPU it bounds two caches. oneDNN compiles a kernel for every shape of a bf16 product and keeps the last 1,024,
-    and PyTorch as many descriptions of them. Batches by token budget have dozens of shapes, each with some 25 products,
-    so both would fill with nearly a MiB an entry.
+    On a CPU it also limits oneDNN's and PyTorch's caches of kernels. With the many shapes of batches, each would grow
+    to nearly 1 GiB.
     """
     for name in [name for name in os.environ if name.startswith(RECIPE_SETS)]:
         del os.environ[name]
@@ -70,19 +65,18 @@ def init_processes() -> None:
 
 
 def shard(model: PreTrainedModel, plugin: Any) -> None:
-    """Shard a model's weights over all processes (FSDP2): one group a layer, one for all other weights.
+    """Shard a model's weights over all processes (FSDP2), with a group for each layer and one for all other weights.
 
-    Accelerate's own grouping separates `shared` and `lm_head` from the stacks' embeddings, which are the same matrix.
-    Weights stay in float32, as under DDP; autocast gives the precision.
+    Accelerate's grouping would separate the tied embeddings. Weights stay in float32, as with DDP.
     """
-    plugin.auto_wrap_policy = None  # Accelerate has nothing left to group
+    plugin.auto_wrap_policy = None  # no grouping by Accelerate
     for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
         fully_shard(layer, reshard_after_forward=bool(plugin.reshard_after_forward))
     fully_shard(model)
 
 
 def load_weights(model: PreTrainedModel, weights: dict[str, Tensor]) -> None:
-    """Load full weights, which have a tied matrix once, into a model that may be sharded."""
+    """Load full weights, with tied matrices only once, into a model that may be sharded."""
     state: DictValueType = {**weights}
     set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True, strict=False))
 
@@ -108,9 +102,9 @@ def versions() -> dict[str, str]:
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
-    """Return the machine of the main process and the accelerators of all processes, which must call together.
+    """Describe the main process's machine and the accelerators of all processes, which must call this together.
 
-    `cores` are those that this process may use, `memory` is in GiB, and `accelerators` counts those in use by name.
+    `cores` is the number available to this process, `memory` is in GiB, and `accelerators` counts devices by name.
     """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     cpuinfo = Path("/proc/cpuinfo")

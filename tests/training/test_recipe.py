@@ -182,8 +182,8 @@ def test_help_lists_every_field_of_a_kind_with_its_meaning(kind: str) -> None:
     for group, owner in (("training", family.training), ("decoding", family.decoding)):
         for field in dataclasses.fields(owner):
             assert f"--{group}.{field.name}" in text
-    assert "the tokens, </s> included, that a side of a training pair may have" in text
-    assert "the run's name, also in its model card" in text
+    assert "largest number of tokens of the source or target of a training pair, including </s>" in text
+    assert "name of the run, also used in its model card" in text
 
 
 def test_command_without_a_recipe_prints_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
