@@ -19,7 +19,7 @@ from vaswani_transformer.support.errors import exit_on_user_error
 TEMPLATE = Path(__file__).parent / "card_template.md"
 ROWS = 12  # largest number of rows of the table of evaluations
 AT_ONCE = "which predicts all words of an output at once"
-INTRODUCTIONS = {  # what a card says first, by kind of model; "glat" is kind nat with glancing
+INTRODUCTIONS = {  # first paragraph by kind of model; "glat" is nat with glancing
     "autoregressive": 'The original Transformer of ["Attention Is All You Need"](https://arxiv.org/abs/1706.03762)',
     "nat": f"A non-autoregressive Transformer (NAT, [Gu et al. 2018](https://arxiv.org/abs/1711.02281)), {AT_ONCE}",
     "glat": f"A Glancing Transformer (GLAT, [Qian et al. 2021](https://arxiv.org/abs/2008.07905)), {AT_ONCE}",
