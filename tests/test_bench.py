@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from bench import layer_complexity
 from bench.kills import write_recipe
 from tests.forks import run_forked
-from tests.helpers import PAIRS, ROOT, save, tiny_model, write_pairs
+from tests.helpers import PAIRS, ROOT, model_of_pairs, save, tiny_model, write_pairs
 from tests.nar_models import family_of_pairs
 
 # Each module's arguments and a column of its table; MODEL, DATA, RECIPE and FOLDER are made for the test.
@@ -26,11 +26,11 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
     ),
     "dialects": (["iterative_vae"], "right words"),
     "dialects flowseq": (["flowseq"], "latent_temperature"),
-    "engine_sizes": ([], "CTranslate2 int8"),
     "gpu": (["--minutes=13", "--out=FOLDER/results"], "difference"),
     "kills": ([], "kills of all processes"),
     "layer_complexity": (["--output=FOLDER/table1"], "self-attention, fused"),
     "memory": ([], "peak MiB"),
+    "serving": (["FOLDER/ar", "FOLDER/lines.txt"], "resident MiB"),
     "table3": (["RECIPE", *SMALL, "--output_dir=FOLDER/runs"], "paper's BLEU"),
     "train_against_marian": ([], "ours to it"),
 }
@@ -39,7 +39,7 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_bench_prints_its_table(name: str, tmp_path: Path) -> None:
-    if name in ("engine_sizes", "decode_against_marian"):
+    if name in ("serving", "decode_against_marian"):
         pytest.importorskip("ctranslate2", reason="the ctranslate2 extra is not installed")
     arguments, column = COMMANDS[name]
     made = {"FOLDER": str(tmp_path)}
@@ -51,6 +51,9 @@ def test_bench_prints_its_table(name: str, tmp_path: Path) -> None:
         save(tmp_path / "ar", tiny_model(vocab_size=len(tokenizer)), tokenizer)
         write_pairs(tmp_path / "test.jsonl", 2 * list(PAIRS.items()))
         made["DATA"] = str(tmp_path / "test.jsonl")
+    if name == "serving":
+        save(tmp_path / "ar", *model_of_pairs())
+        (tmp_path / "lines.txt").write_text("\n".join(PAIRS), encoding="utf-8")
     for word, value in made.items():
         arguments = [argument.replace(word, value) for argument in arguments]
     output = run_forked(f"bench.{name.partition(' ')[0]}", "--tiny", *arguments, folder=ROOT)

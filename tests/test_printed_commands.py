@@ -22,7 +22,7 @@ COMMANDS = {
     "bench.decode_before_after": BENCH,
     "bench.decode_family": BENCH,
     "bench.dialects": BENCH,
-    "bench.engine_sizes": BENCH,
+    "bench.serving": BENCH,
     "bench.gpu": BENCH,
     "bench.kills": BENCH,
     "bench.layer_complexity": BENCH,
