@@ -1,8 +1,8 @@
 """What a server needs to know of a trained model: latency, throughput, memory and disk space in each engine.
 
-`python -m bench.serving MODEL LINES` translates each line of the text file LINES alone, and then all lines together, with
-beam 4. It prints a row an engine: the median milliseconds of a line alone, lines a second together, the resident MiB of
-the process afterwards, and the MB (10^6 bytes) of the weights on disk. Each engine has its own process, in which
+`python -m bench.serving MODEL LINES` translates each line of the text file LINES alone, and then all lines together,
+with beam 4. It prints a row an engine: the median milliseconds of a line alone, lines a second together, the resident
+MiB of the process afterwards, and the MB (10^6 bytes) of the weights on disk. Each engine has its own process, in which
 CTranslate2 runs without torch. Figures are medians over rounds, in which the engines take turns.
 """
 
