@@ -1,6 +1,7 @@
 """One thread, one seed and no network for every test."""
 
 import os
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
@@ -8,6 +9,13 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each worker, and of the processes that tests start
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # more are processes, each of which imports torch
+# One for each worker: a cache that two fill at once can lack a file that the other has begun
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = "-".join(
+    [
+        os.environ.get("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor-tests"),
+        os.environ.get("PYTEST_XDIST_WORKER", "main"),
+    ]
+)
 
 import pytest
 import torch
