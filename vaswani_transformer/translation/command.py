@@ -84,14 +84,15 @@ def write_results(form: LineFormat, translator: Translator, texts: Iterable[str]
         try:
             for translation in translator(texts, skip=output.done, progress=bar.update):
                 number += 1
-                warn_of_truncation(translation, f"{name}, line {number}")
+                warn_of_truncation(translator, translation, f"{name}, line {number}")
                 if translation.unknown_words:
                     unknown_lines += 1
                     first_unknown = first_unknown or f"line {number}: {list_words(translation.unknown_words)}"
                 output.write(form.write(translation, number))
         except TooLongError as error:
             problem = f"{error.tokens} tokens, more than {error.limit}"
-            fix = "shorten it, or give --too_long=truncate or, if the model has positions for it, --too_long=keep."
+            others = "truncate or keep" if translator.can_keep(error.tokens) else "truncate"
+            fix = f"shorten it, or give --too_long={others}."
             raise UserError(f"{name}, line {error.index + 1}: {problem}; {fix}") from error
     output.finish()
     if unknown_lines:
@@ -111,7 +112,7 @@ def translate_typed(form: LineFormat) -> None:
         except TooLongError as error:
             log(f"{error.tokens} tokens, more than {error.limit}; shorten the line.")
             continue
-        warn_of_truncation(translation, f"standard input, line {number}")
+        warn_of_truncation(translator, translation, f"standard input, line {number}")
         if translation.unknown_words:
             log(f"Unknown words, whose results are guesses: {list_words(translation.unknown_words)}.")
         output.write(form.write(translation, number))
@@ -160,9 +161,10 @@ def list_words(words: list[str]) -> str:
     return ", ".join(map(repr, words[:NAMED_WORDS])) + (" ..." if len(words) > NAMED_WORDS else "")
 
 
-def warn_of_truncation(translation: Translation, where: str) -> None:
+def warn_of_truncation(translator: Translator, translation: Translation, where: str) -> None:
     if translation.is_truncated:
+        keep = "--too_long=keep translates it in full, " if translator.can_keep(translation.source_tokens) else ""
         log(
             f"{where}: {translation.source_tokens} tokens, more than {translation.max_source_tokens}, so it was "
-            "truncated; --too_long=keep translates it in full, --too_long=error ends at such a line."
+            f"truncated; {keep}--too_long=error ends at such a line."
         )

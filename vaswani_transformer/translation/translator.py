@@ -176,6 +176,10 @@ class Translator:
                 f"give at most {self.max_positions}."
             )
 
+    def can_keep(self, tokens: int) -> bool:
+        """Return whether the model has positions for a source of so many tokens."""
+        return tokens <= (self.max_positions or tokens)
+
     def call_settings(self, **more: Any) -> CallSettings:
         """Return the settings of a call of `generate()` with more arguments."""
         given = self.generate_kwargs | more
