@@ -32,7 +32,7 @@ from training.toy_task import make_splits
 from training.train import run
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
-# Each page of the paper in code runs as one program, in test_paper_page.py, and tutorials run with models of their own;
+# Each page of the paper in code runs as one program, in test_paper_page.py, and tutorials run with their own models;
 # other pages' blocks run by themselves.
 TUTORIALS = [ROOT / "docs" / f"{name}.md" for name in ("seq2seq-trainer", "pretrained")]
 RUN_PAGES = [page for page in PAGES if page not in [*PAGES_OF_THE_PAPER, *TUTORIALS]]

@@ -445,7 +445,7 @@ def step_outputs(decoder: ModelDecoder, encoder_outputs: Any, config: Generation
 class PaperBeamSearch(GenerationMixin):
     """The paper's beam search (6.1), with two settings in addition to those of Transformers.
 
-    Both may stand in a generation config or be arguments of `generate()`:
+    Both can be set in a generation config or passed to `generate()`:
 
     length_penalty_type: "gnmt" divides log P(Y | X) by lp(Y) with `length_penalty` as alpha; "power", the default, by
         Transformers' |Y|^length_penalty.

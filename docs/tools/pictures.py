@@ -244,7 +244,7 @@ def draw_beam_tree(model: Any, tokenizer: Any, sentence: str, beams: int = 3) ->
 
 
 def draw_one_pass() -> Drawing:
-    """Draw decoding from left to right beside decoding in one pass."""
+    """Draw decoding from left to right next to non-autoregressive decoding."""
     drawing = Drawing("one-pass", "Decoding from left to right, and in one pass", 780, 330)
     words = ["the", "house", "is", "red", "</s>"]
     drawing.text(195, 24, "Autoregressive: a pass for each token", size=15)

@@ -174,7 +174,7 @@ def described(owner: type) -> dict[str, str]:
 
 
 def recipe_tables() -> Iterator[str]:
-    """Yield a table of each class of a recipe's fields; those that a class inherits stand in its base's table."""
+    """Yield a table of each class of a recipe's fields; inherited fields are in the table of the base class."""
     from training import recipe
 
     groups = {

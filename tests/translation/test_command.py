@@ -278,7 +278,7 @@ def test_model_that_does_not_fit_ends_the_command_with_one_line(run: Run, folder
 
 
 def interrupted(stop_at: int) -> Callable[[LineFormat, Translation, int], list[str]]:
-    """Return a method that ends the command, like a signal, before it writes result number `stop_at`."""
+    """Return a method that stops the command, like a signal, before it writes result number `stop_at`."""
     write = LineFormat.write
 
     def stop(form: LineFormat, translation: Translation, number: int) -> list[str]:
