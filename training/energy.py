@@ -10,12 +10,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from training.trainer import PaperTrainer
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.cmlm import mask_targets
-from vaswani_transformer.iterative_vae import gumbel_noise, straight_through
+from vaswani_transformer.iterative_vae import gumbel_noise
 from vaswani_transformer.loss import accumulation_dtype
+
+
+def straight_through(scores: Tensor, soft: Tensor) -> Tensor:
+    """Return the one-hot of the largest of `scores` (N, V), whose gradient is that of `soft` (N, V)."""
+    one_hot = functional.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
+    return one_hot + (soft - soft.detach())
+
 
 # Functions of log-probabilities (N, V) and noise (N, V) that return the teacher's input or output.
 OPERATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

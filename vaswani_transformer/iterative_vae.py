@@ -33,14 +33,8 @@ def gumbel_noise(scores: Tensor) -> Tensor:
     """Return standard Gumbel noise of the shape of `scores`."""
     dtype = accumulation_dtype(scores.dtype)  # half precision is too coarse near 1
     tiny = torch.finfo(dtype).tiny
-    uniform = torch.empty_like(scores, dtype=dtype).uniform_().clamp_(min=tiny)  # faster on a CPU than exponential_
-    return uniform.log_().neg_().clamp_(min=tiny).log_().neg_()
-
-
-def straight_through(scores: Tensor, soft: Tensor) -> Tensor:
-    """Return the one-hot of the largest of `scores` (N, V), whose gradient is that of `soft` (N, V)."""
-    one_hot = functional.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
-    return one_hot + (soft - soft.detach())
+    uniform = torch.empty_like(scores, dtype=dtype).uniform_(tiny, 1)  # faster on a CPU than exponential_
+    return uniform.log_().neg_().log_().neg_()
 
 
 class LatentTokens(NamedTuple):
@@ -116,9 +110,11 @@ class LatentStep(nn.Module):
         noisy = scores if noise is None else scores + noise(scores)
         if not self.is_relaxed and (noise is None or not torch.is_grad_enabled()):
             return table[argmax(noisy)]
-        soft = (noisy / self.temperature).softmax(-1)
-        latents = soft if self.is_relaxed else straight_through(noisy, soft)  # (n, V), z
-        return latents.to(table.dtype) @ table
+        soft = (noisy / self.temperature).softmax(-1).to(table.dtype)  # (n, V)
+        if self.is_relaxed:
+            return soft @ table
+        mean = soft @ table.detach()
+        return table[noisy.argmax(-1)] + (mean - mean.detach())  # a word's row, with the gradient of `mean` in s
 
     def divergence(self, prior: Tensor, words: Tensor, hint_weight: Tensor) -> Tensor:
         """Return KL(softmax(s) || softmax(prior)) (n, 1) without a sum over the vocabulary.
