@@ -12,6 +12,7 @@ from tests.helpers import load_tokenizer, run_python
 EVERY_FAMILY = {
     "attention.py",
     "config.py",
+    "decoder.py",
     "embeddings.py",
     "generation.py",
     "layers.py",

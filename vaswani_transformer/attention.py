@@ -4,7 +4,6 @@ B batch, H heads, Q queries, K keys, k target rows per source row; d_k is the wi
 that of its values.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import cast
@@ -19,6 +18,7 @@ from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .config import VaswaniTransformerConfig
+from .restricted import Band
 
 
 def scaled_dot_product_attention(
@@ -160,16 +160,6 @@ class MultiHeadAttention(nn.Module):
         return attended[..., : self.value_head_dim], weights if has_weights else None  # (B, Q, H, d_v)
 
 
-class BlockwiseMask(ABC):
-    """Mask that computes attention block by block."""
-
-    @abstractmethod
-    def attend(
-        self, attend: Callable, query: Tensor, key: Tensor, value: Tensor, **kwargs: object
-    ) -> tuple[Tensor, None]:
-        """Return the output (B, Q, H, d_v), using `attend` for each block, and None for the weights."""
-
-
 class SelfAttention(MultiHeadAttention):
     """Self-attention over all positions of a text (3.2.3), or with an `attention_window` over a neighborhood (4)."""
 
@@ -189,7 +179,7 @@ class SelfAttention(MultiHeadAttention):
     def forward(
         self,
         hidden_states: Tensor,
-        attention_mask: Tensor | BlockwiseMask | None = None,
+        attention_mask: Tensor | Band | None = None,
         past_key_values: Cache | None = None,
         **kwargs: object,
     ) -> tuple[Tensor, Tensor | None]:
@@ -199,7 +189,7 @@ class SelfAttention(MultiHeadAttention):
             if isinstance(past_key_values, EncoderDecoderCache):
                 past_key_values = past_key_values.self_attention_cache
             key, value = past_key_values.update(key, value, self.layer_idx)  # (B, H, K, d_k), (B, H, K, d_v)
-        if isinstance(attention_mask, BlockwiseMask):
+        if isinstance(attention_mask, Band):
             attended, weights = attention_mask.attend(self.attend, query, key, value, **kwargs)
         else:
             attended, weights = self.attend(query, key, value, attention_mask, **kwargs)  # (B, Q, H, d_v)

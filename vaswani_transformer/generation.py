@@ -6,16 +6,13 @@ B sources, k beams or n samples per source, T target tokens so far, V vocabulary
 import copy
 import functools
 import math
-from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache, StaticLayer
 from transformers.generation import (
     EosTokenCriteria,
-    ForcedEOSTokenLogitsProcessor,
     GenerateBeamEncoderDecoderOutput,
     GenerationConfig,
     GenerationMixin,
@@ -23,42 +20,29 @@ from transformers.generation import (
     StoppingCriteria,
     StoppingCriteriaList,
 )
-from transformers.modeling_outputs import BaseModelOutput
 
 from .config import NAR_SETTINGS, SEARCH_SETTINGS, VaswaniTransformerConfig, as_token_ids
-from .pretrained import CACHE, given_cache
+from .decoder import ModelDecoder, caller_inputs, share_sources, shares_sources
+from .pretrained import CACHE
 from .search import LENGTH_PENALTY_TYPES, Decoder, SearchSettings, beam_search, greedy_search
 from .stacks import empty_cache
 
-DEFAULT_NEW_TOKENS = 20  # Transformers' default limit
+DEFAULT_LENGTH = 20  # Transformers' default limit
 PAPER_LIMIT = {"max_source_relative_length": 50}  # 6.1
 LIMITS = ("max_new_tokens", "max_length")
 BEAM_DEFAULTS = {"num_beams": 1, "length_penalty": 1.0}  # values of None
 WEIGHTS = ("length_penalty", "length_penalty_type", "early_stopping")  # no effect with a single beam
-SOURCE_INPUTS = ("attention_mask", "position_ids")
-TARGET_INPUTS = ("decoder_attention_mask", "decoder_position_ids")
 
 
 @functools.cache
 def default_settings() -> dict[str, Any]:
     """Return the defaults of Transformers' settings and of those that `PaperBeamSearch` adds."""
-    defaults = vars(GenerationConfig()) | GenerationConfig._get_default_generation_params()
-    return defaults | {"length_penalty_type": "power"}
+    own = {"length_penalty_type": "power"}
+    return vars(GenerationConfig()) | GenerationConfig._get_default_generation_params() | own
 
 
-def is_whole(value: Any, least: int) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and value >= least
-
-
-RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "length_penalty_type": (lambda value: value in LENGTH_PENALTY_TYPES, f"one of {', '.join(LENGTH_PENALTY_TYPES)}"),
-    "length_penalty": (
-        lambda value: isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value),
-        "a finite number such as 0.6",
-    ),
-    "num_beams": (lambda value: is_whole(value, 1), "a whole number of at least 1, or None"),
-    "max_source_relative_length": (lambda value: is_whole(value, 0), "a whole number of at least 0, or None"),
-}
+def is_none_or_whole(value: Any, least: int) -> bool:
+    return value is None or (isinstance(value, Integral) and not isinstance(value, bool) and value >= least)
 
 
 class SourceLimitCriteria(StoppingCriteria):
@@ -78,20 +62,11 @@ class SourceLimitCriteria(StoppingCriteria):
         return limits.to(input_ids.device) <= input_ids.shape[1] - self.prompt_length
 
 
-class GivenCache(EncoderDecoderCache):
-    """A caller's cache, with a row for each beam; the search's own cache has a row for each source."""
-
-    def __init__(self, cache: EncoderDecoderCache) -> None:
-        super().__init__(cache.self_attention_cache, cache.cross_attention_cache)
-        self.is_updated = cache.is_updated
-
-
 class CallSettings:
     """Settings of one `generate()` call: its arguments, else its generation config, else that of the model.
 
     Attributes:
-        arguments: settings among the call's arguments.
-        inputs: other arguments.
+        inputs: arguments that are no settings.
         given: settings of the call, including None.
         values: effective settings, excluding None.
     """
@@ -102,13 +77,10 @@ class CallSettings:
         self.is_autoregressive = getattr(model, "is_autoregressive", True)
         own = SEARCH_SETTINGS if self.is_autoregressive else (*SEARCH_SETTINGS, *NAR_SETTINGS)
         configured = vars(self.generation_config)
-        self.arguments = {name: value for name, value in kwargs.items() if name in configured or name in own}
-        self.inputs = {name: value for name, value in kwargs.items() if name not in self.arguments}
-        for name, default in BEAM_DEFAULTS.items():
-            if self.arguments.get(name, default) is None:
-                self.arguments[name] = default
+        self.inputs = {name: value for name, value in kwargs.items() if name not in {*configured, *own}}
         self.given = {name: value for name, value in configured.items() if value is not None or name in own}
-        self.given |= self.arguments
+        for name in kwargs.keys() - self.inputs.keys():
+            self.given[name] = BEAM_DEFAULTS.get(name) if kwargs[name] is None else kwargs[name]
         self.values = self.merge()
 
     def merge(self) -> dict[str, Any]:
@@ -116,13 +88,13 @@ class CallSettings:
 
         A limit in the call disables a saved `max_source_relative_length`. A saved `max_length` applies only without
         another limit, and only if it is not Transformers' default, which Seq2SeqTrainer saves. With a limit per source,
-        no end token is forced.
+        the end token is not forced.
         """
         saved, relative = dict(vars(self.saved)), "max_source_relative_length"
         if any(self.given.get(name) is not None for name in LIMITS):
             saved.pop(relative, None)
         values = {name: value for name, value in (saved | self.given).items() if value is not None}
-        is_default = saved.get("max_length") == default_settings()["max_length"]
+        is_default = saved.get("max_length") == DEFAULT_LENGTH
         if "max_length" not in self.given and (is_default or relative in values or "max_new_tokens" in values):
             values.pop("max_length", None)
         forced, ends = (as_token_ids(values.get(name)) for name in ("forced_eos_token_id", "eos_token_id"))
@@ -147,10 +119,18 @@ class CallSettings:
 
     def check(self) -> None:
         """Raise ValueError for settings that are out of range or exclude each other."""
-        for name, (is_valid, expected) in RANGES.items():
-            if (value := self.resolve(name)) is not None and not is_valid(value):
-                raise ValueError(f"{name}: out of range; got {value!r}, expected {expected}.")
-        relative, forced = self.resolve("max_source_relative_length"), self.resolve("forced_eos_token_id")
+        alpha, penalty = self.resolve("length_penalty", 1.0), self.resolve("length_penalty_type", "power")
+        num_beams, relative = self.resolve("num_beams"), self.resolve("max_source_relative_length")
+        is_number = isinstance(alpha, Real) and not isinstance(alpha, bool)
+        for name, is_valid, expected in (
+            ("length_penalty_type", penalty in LENGTH_PENALTY_TYPES, f"one of {', '.join(LENGTH_PENALTY_TYPES)}"),
+            ("length_penalty", is_number and math.isfinite(alpha), "a finite number such as 0.6"),
+            ("num_beams", is_none_or_whole(num_beams, 1), "a whole number of at least 1, or None"),
+            ("max_source_relative_length", is_none_or_whole(relative, 0), "a whole number of at least 0, or None"),
+        ):
+            if not is_valid:
+                raise ValueError(f"{name}: out of range; got {self.resolve(name)!r}, expected {expected}.")
+        forced = self.resolve("forced_eos_token_id")
         if relative is not None and forced is not None:
             raise ValueError(
                 "forced_eos_token_id: forces one length on all targets, and max_source_relative_length gives each "
@@ -197,32 +177,29 @@ class CallSettings:
     def target_limits(self) -> Tensor:
         """Return the limit (B,) of new tokens of each target; the arguments must include `attention_mask`."""
         limits, common = self.source_limits(), self.common_limit()
-        if limits is not None:
-            return limits if common is None else limits.clamp(max=common)
-        mask = self.inputs["attention_mask"]
-        return torch.full((len(mask),), DEFAULT_NEW_TOKENS if common is None else common, device=mask.device)
+        if limits is None:
+            mask = self.inputs["attention_mask"]
+            limits = torch.full((len(mask),), DEFAULT_LENGTH if common is None else common, device=mask.device)
+        return limits if common is None else limits.clamp(max=common)
 
     def for_transformers(self, limits: Tensor | None) -> tuple[GenerationConfig, dict[str, None]]:
-        """Return a generation config for Transformers, and the saved settings that the call disables.
-
-        Args:
-            limits: (B,), source-dependent limit of new tokens.
+        """Return a generation config with limits (B,) of the sources, and the saved settings that the call disables.
 
         Raises:
             ValueError: a target may exceed the learned positions.
         """
         config = copy.copy(self.generation_config)
-        vars(config).update(self.arguments, length_penalty_type=self.resolve("length_penalty_type", "power"))
+        vars(config).update({name: self.values.get(name) for name in self.given})
+        config.length_penalty_type = self.resolve("length_penalty_type", "power")
         if self.resolve("num_beams", 1) == 1:  # Transformers would warn of saved ones
             config.length_penalty, config.early_stopping = 1.0, False
         saved = {name for name, value in vars(self.saved).items() if value is not None}
-        off = {name for name in self.arguments.keys() & saved if self.given[name] is None}
-        switched_off = dict.fromkeys(off - {"max_length", *SEARCH_SETTINGS})
+        switched_off = dict.fromkeys(saved - self.values.keys() - {"max_length", *SEARCH_SETTINGS})
         longest = self.common_limit()
         if limits is not None and len(limits):
             longest = min(int(limits.max()), math.inf if longest is None else longest)
-        elif longest is None and "max_length" in off:
-            longest = DEFAULT_NEW_TOKENS
+        elif longest is None and "max_length" in self.given:  # None against a saved one
+            longest = DEFAULT_LENGTH
         if longest is None:
             return config, switched_off  # Transformers' default
         if self.resolve("max_new_tokens") is not None:
@@ -248,19 +225,12 @@ def default_limit(model: Any, **settings: Any) -> dict[str, Any]:
     return PAPER_LIMIT if hasattr(model, "use_paper_decoding") and not has_limit else {}
 
 
-def free_end(processors: Any, criteria: StoppingCriteriaList) -> Any:
-    """Return `processors`, without the forced end token if each source has its own limit."""
-    if not any(isinstance(criterion, SourceLimitCriteria) for criterion in criteria):
-        return processors
-    return type(processors)(one for one in processors if not isinstance(one, ForcedEOSTokenLogitsProcessor))
-
-
 def search_settings(
     prompt: Tensor, processors: Any, criteria: StoppingCriteriaList, config: GenerationConfig, compacts: bool = True
 ) -> tuple[SearchSettings, list[Tensor]]:
     """Return the settings of a search from `prompt` (k B, T), and a list that collects each step's scores (k B, V).
 
-    The search handles limits and end tokens itself, and calls only the other criteria at every step.
+    The search handles limits and end tokens itself, and calls only the other criteria.
     """
     rows = max(config.num_beams, config.num_return_sequences)
     limits = torch.full((len(prompt) // rows,), config.max_length - prompt.shape[1], device=prompt.device)
@@ -311,141 +281,8 @@ def search_settings(
     return settings, scores
 
 
-class ModelDecoder:
-    """`Decoder` that calls a model's `forward` with a cache.
-
-    Args:
-        model: the model.
-        inputs: inputs of `forward`, prepared by `generate()`: encoder outputs, masks, cache.
-        beams_per_source: k; source inputs have one row per source, or k equal ones.
-        records: whether to keep the outputs of every step.
-        synced: whether all processes must take the same number of steps.
-    """
-
-    def __init__(
-        self, model: Any, inputs: dict[str, Any], beams_per_source: int, records: bool = False, synced: bool = False
-    ) -> None:
-        if inputs.get("use_cache") and inputs.get(CACHE) is None:
-            inputs = inputs | {CACHE: empty_cache(model.config)}
-        self.model, self.inputs, self.beams_per_source, self.synced = model, inputs, beams_per_source, synced
-        self.records: list[Any] | None = [] if records else None
-        self.last_inputs: dict[str, Any] = {}
-
-    @property
-    def cache(self) -> Cache | None:
-        """Cached keys and values of earlier tokens and of the sources."""
-        return self.inputs.get(CACHE)
-
-    def next_length(self, tokens: Tensor) -> int | None:
-        """Return how many of `tokens` (k A, T) are new to `forward`; None for all."""
-        if self.last_inputs:
-            return 1 if self.inputs.get("use_cache") else None
-        mask = self.inputs.get("decoder_attention_mask")
-        if self.cache is None or mask is None or mask.shape[1] != tokens.shape[1]:
-            return None
-        return tokens.shape[1] - self.cache.get_seq_length()
-
-    def step(self, tokens: Tensor) -> Tensor:
-        is_first = not self.last_inputs
-        if self.synced and not is_first:
-            self.any_peer(True)
-        self.last_inputs = self.model.prepare_inputs_for_generation(
-            tokens, next_sequence_length=self.next_length(tokens), is_first_iteration=is_first, **self.inputs
-        )
-        outputs = self.model(**self.last_inputs, return_dict=True)
-        if outputs.get(CACHE) is not None:
-            self.inputs[CACHE] = outputs[CACHE]
-        if (mask := self.inputs.get("decoder_attention_mask")) is not None:
-            self.inputs["decoder_attention_mask"] = torch.cat((mask, mask.new_ones(len(mask), 1)), dim=1)
-        if (positions := self.inputs.get("decoder_position_ids")) is not None:
-            self.inputs["decoder_position_ids"] = torch.cat((positions, positions[:, -1:] + 1), dim=1)
-        if self.records is not None:
-            self.records.append(outputs)
-        return outputs.logits[:, -1].to(tokens.device)
-
-    def reorder(self, beams: Tensor) -> None:
-        """Reorder the self-attention cache; tensors of a static cache keep their addresses, as CUDA graphs need."""
-        for layer in getattr(self.cache, "self_attention_cache", self.cache).layers if self.cache is not None else ():
-            if not isinstance(layer, StaticLayer):
-                layer.reorder_cache(beams)
-                continue
-            for states in (layer.keys, layer.values):
-                if states is not None:
-                    states.copy_(states.index_select(0, beams.to(states.device)))
-
-    def keep(self, sources: Tensor) -> None:
-        beams = torch.arange(self.beams_per_source, device=sources.device)
-        rows = (sources[:, None] * self.beams_per_source + beams).flatten()
-
-        def select(values: Tensor, index: Tensor = sources) -> Tensor:
-            return values[index.to(values.device)] if len(values) > 1 else values
-
-        self.inputs = with_sources(self.inputs, select)
-        for name in TARGET_INPUTS:
-            if self.inputs.get(name) is not None:
-                self.inputs[name] = select(self.inputs[name], rows)
-        if not isinstance(self.cache, EncoderDecoderCache):
-            return
-        for part, index in ((self.cache.self_attention_cache, rows), (self.cache.cross_attention_cache, sources)):
-            for layer in part.layers:
-                if isinstance(layer, DynamicLayer) and layer.keys is not None:
-                    layer.batch_select_indices(index.to(layer.keys.device))
-
-    def any_peer(self, goes_on: bool) -> bool:
-        """Return whether any process takes another step."""
-        counter = torch.tensor(float(goes_on), device=self.model.device)
-        torch.distributed.all_reduce(counter)
-        return bool(counter > 0)
-
-    def finish(self) -> None:
-        """Run `forward` until all processes have finished."""
-        while self.synced and self.any_peer(False):
-            self.model(**self.last_inputs, return_dict=True)
-
-
-def shares_sources(inputs: dict[str, Any]) -> bool:
-    """Return whether the search may use its own cache: `inputs` have none or the default of `generate()`."""
-    cache = inputs.get(CACHE)
-    if type(cache) is not EncoderDecoderCache:
-        return cache is None
-    parts = (cache.self_attention_cache, cache.cross_attention_cache)
-    return all(type(part) is DynamicCache and not part.offloading for part in parts)
-
-
-def with_sources(inputs: dict[str, Any], select: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    """Return inputs of `forward` with `select` applied to the source inputs."""
-    memory = select(inputs["encoder_outputs"][0]).contiguous()
-    selected = {name: select(inputs[name]) for name in SOURCE_INPUTS if inputs.get(name) is not None}
-    return inputs | selected | {"encoder_outputs": BaseModelOutput(last_hidden_state=memory)}
-
-
-def share_sources(inputs: dict[str, Any], rows: int) -> dict[str, Any]:
-    """Return inputs of `forward` with one row per source instead of `rows` equal ones, and without a cache."""
-    return with_sources(inputs, lambda values: values[::rows]) | {CACHE: None}
-
-
-def step_outputs(decoder: ModelDecoder, encoder_outputs: Any, config: GenerationConfig) -> dict[str, Any]:
-    """Return the requested outputs of each step: logits, attentions, hidden states."""
-    outputs: dict[str, Any] = {CACHE: decoder.cache}
-
-    def each_step(name: str) -> tuple[Any, ...]:
-        return tuple(getattr(step, name) for step in decoder.records or [])
-
-    if config.output_logits:
-        outputs["logits"] = tuple(logits[:, -1].float() for logits in each_step("logits"))
-    if config.output_attentions:
-        outputs["encoder_attentions"] = encoder_outputs.get("attentions")
-        outputs |= {name: each_step(name) for name in ("decoder_attentions", "cross_attentions")}
-    if config.output_hidden_states:
-        outputs["encoder_hidden_states"] = encoder_outputs.get("hidden_states")
-        outputs["decoder_hidden_states"] = each_step("decoder_hidden_states")
-    return outputs
-
-
 class PaperBeamSearch(GenerationMixin):
-    """The paper's beam search (6.1), with two settings in addition to those of Transformers.
-
-    Both can be set in a generation config or passed to `generate()`:
+    """The paper's beam search (6.1), with two settings in addition to those of Transformers:
 
     length_penalty_type: "gnmt" divides log P(Y | X) by lp(Y) with `length_penalty` as alpha; "power", the default, by
         Transformers' |Y|^length_penalty.
@@ -493,17 +330,7 @@ class PaperBeamSearch(GenerationMixin):
             stopping_criteria = StoppingCriteriaList([*(stopping_criteria or []), criterion])
         if self.training and self.model.decoder.gradient_checkpointing:  # excludes a cache in Transformers
             config.use_cache = False
-        model_inputs = call.inputs
-        cache = given_cache(model_inputs.pop("past_key_values", None), model_inputs)
-        if cache is not None:
-            model_inputs[CACHE] = GivenCache(cache) if isinstance(cache, EncoderDecoderCache) else cache
-            prompt, name = model_inputs.get("decoder_input_ids"), "decoder_attention_mask"
-            if prompt is not None and model_inputs.get(name) is None and 0 < cache.get_seq_length() < prompt.shape[1]:
-                model_inputs[name] = torch.ones_like(prompt)  # tells Transformers that the cache holds a prefix
-        if (encoded := model_inputs.get("encoder_outputs")) is not None:  # a copy: Transformers may repeat its rows
-            values = dict(encoded) if isinstance(encoded, dict) else {"last_hidden_state": encoded[0]}
-            model_inputs["encoder_outputs"] = BaseModelOutput(**values)
-        others = model_inputs | switched_off
+        others = caller_inputs(call.inputs) | switched_off
         return super().generate(inputs, config, logits_processor, stopping_criteria, *args, **others)
 
     def make_decoder(self, inputs: dict[str, Any], beams_per_source: int, **options: bool) -> Decoder:
@@ -521,7 +348,7 @@ class PaperBeamSearch(GenerationMixin):
     ) -> Any:
         """Run a beam search for `generate()` from `input_ids` (k B, T)."""
         config, k = generation_config, generation_config.num_beams
-        given = input_ids, free_end(logits_processor, stopping_criteria), stopping_criteria, config
+        given = input_ids, logits_processor, stopping_criteria, config
         if config.prefill_chunk_size is not None or config.low_memory:
             if config.length_penalty_type == "gnmt":
                 raise ValueError(
@@ -545,7 +372,7 @@ class PaperBeamSearch(GenerationMixin):
             sequences_scores=hypotheses.scores if config.output_scores else None,
             beam_indices=hypotheses.beam_indices,
             scores=tuple(scores) if config.output_scores else None,
-            **step_outputs(decoder, model_kwargs["encoder_outputs"], config),
+            **decoder.step_outputs(model_kwargs["encoder_outputs"], config),
         )
 
     def _sample(
@@ -560,9 +387,8 @@ class PaperBeamSearch(GenerationMixin):
     ) -> Any:
         """Run greedy search or sampling for `generate()`; Transformers' loop handles output beyond tokens."""
         config, rows = generation_config, generation_config.num_return_sequences
-        given = input_ids, free_end(logits_processor, stopping_criteria), stopping_criteria, config
-        is_special = config.is_assistant or config.prefill_chunk_size is not None
-        is_shared = shares_sources(model_kwargs) and not is_special
+        given = input_ids, logits_processor, stopping_criteria, config
+        is_shared = shares_sources(model_kwargs) and not config.is_assistant and config.prefill_chunk_size is None
         if is_shared and not (config.return_dict_in_generate or streamer is not None or synced_gpus):
             decoder = self.make_decoder(share_sources(model_kwargs, rows), rows)
             return greedy_search(decoder, input_ids, search_settings(*given)[0])

@@ -15,7 +15,6 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_bidirectional_sliding_window_mask, create_sliding_window_causal_mask
 
-from .attention import BlockwiseMask
 from .config import VaswaniTransformerConfig
 
 MIN_BLOCK = 32
@@ -30,8 +29,8 @@ def in_blocks(heads: Tensor, blocks: int, block: int, before: int = 0, after: in
 
 
 @dataclass(frozen=True)
-class Band(BlockwiseMask):
-    """Blockwise mask of neighborhoods, with time and memory in O(r n d).
+class Band:
+    """Mask of neighborhoods that computes attention block by block, with time and memory in O(r n d).
 
     Attributes:
         allowed: (B or 1, N, 1, c, w), whether each query of a block attends to each key; keys begin r positions before
@@ -45,12 +44,8 @@ class Band(BlockwiseMask):
     @classmethod
     def over(cls, queries: Tensor, attention_mask: Tensor | None, reach: int, is_causal: bool) -> "Band":
         """Return the neighborhoods of `queries` (B, n, d_model); padding may attend to itself."""
-        length, block, after, device = (
-            queries.shape[1],
-            max(reach, MIN_BLOCK),
-            0 if is_causal else reach,
-            queries.device,
-        )
+        length, device = queries.shape[1], queries.device
+        block, after = max(reach, MIN_BLOCK), 0 if is_causal else reach
         keys, rows = torch.arange(reach + block + after, device=device), torch.arange(block, device=device)
         distance = keys - reach - rows[:, None]  # (c, w)
         is_near = (distance >= -reach) & (distance <= after)
@@ -78,12 +73,7 @@ class Band(BlockwiseMask):
 
 
 def library_mask(
-    config: VaswaniTransformerConfig,
-    queries: Tensor,
-    attention_mask: Tensor | None,
-    cache: Cache | None,
-    is_causal: bool,
-    may_skip: bool,
+    config: Any, queries: Tensor, attention_mask: Tensor | None, cache: Cache | None, is_causal: bool, may_skip: bool
 ) -> Any:
     """Return Transformers' sliding-window mask; None for a mask that it may skip."""
     windowed = copy.copy(config)
@@ -101,11 +91,10 @@ def window_mask(
     cache: Cache | None = None,
     is_causal: bool = False,
 ) -> Tensor | BlockMask | Band | None:
-    """Return the mask of the neighborhoods in the attention implementation's format.
+    """Return the mask of the neighborhoods of `queries` (B, Q, d_model) in the attention implementation's format.
 
     Args:
         config: configuration with an `attention_window`, r.
-        queries: (B, Q, d_model), embeddings of the queries.
         attention_mask: (B, K), 0 at padding; or a mask (B, 1, Q, K) to combine with the window.
         cache: cache of earlier tokens.
         is_causal: whether no position attends to a later one.
@@ -129,14 +118,9 @@ def window_mask(
         return attention_mask.masked_fill(~allowed, lowest)
     length, is_on_cpu = queries.shape[1], queries.device.type == "cpu"
     is_dynamic = cache is not None and not cache.is_compileable
-    if (
-        is_causal
-        and length == 1
-        and attention_mask is None
-        and is_dynamic
-        and cache.get_mask_sizes(1, 0)[0] <= reach + 1
-    ):
-        return None  # the newest token attends to every key
+    is_newest = is_causal and length == 1 and attention_mask is None
+    if is_newest and is_dynamic and cache.get_mask_sizes(1, 0)[0] <= reach + 1:
+        return None  # the token attends to every key
     is_first = cache is None or (is_dynamic and cache.get_seq_length() == 0)
     is_long = length >= 4 * max(reach, MIN_BLOCK) and (attention_mask is None or attention_mask.shape[1] == length)
     if implementation == "sdpa" and is_on_cpu and is_first and is_long and not torch.compiler.is_compiling():

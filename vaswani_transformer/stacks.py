@@ -13,7 +13,7 @@ from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPa
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention import BlockwiseMask, CrossAttention, SelfAttention, padding_mask
+from .attention import CrossAttention, SelfAttention, padding_mask
 from .config import VaswaniTransformerConfig
 from .embeddings import InputEmbedding, ScaledEmbedding, count_positions, text_positions
 from .layers import VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
@@ -25,7 +25,7 @@ from .pretrained import (
     given_cache,
     tensor_parallel_plan,
 )
-from .restricted import window_mask
+from .restricted import Band, window_mask
 
 
 class VaswaniTransformerEncoder(VaswaniTransformerPreTrainedModel):
@@ -186,7 +186,7 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
 
     def self_attention_mask(
         self, inputs_embeds: Tensor, attention_mask: Tensor | None, cache: Cache | None
-    ) -> Tensor | BlockMask | BlockwiseMask | None:
+    ) -> Tensor | BlockMask | Band | None:
         """Return the causal self-attention mask in the attention implementation's format."""
         target_cache = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
         if self.config.attention_window is not None:
