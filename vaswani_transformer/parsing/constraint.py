@@ -22,9 +22,9 @@ class TreeTokens:
     """Tokens of linear trees in a vocabulary.
 
     ids: (C,), token ids.
-    kinds: (C,), 0 for an opening label, 1 for a word's placeholder, 2 for a closing label, 3 for the end token.
+    kinds: (C,), 0 for an opening label, 1 for a place, 2 for a closing label, 3 for the end token.
     steps: (V,), change of the depth: 1 for opening labels, -1 for closing labels, else 0.
-    places: (V,), 1 for placeholders, else 0.
+    places: (V,), 1 for places, else 0.
     closing: (V,), id of the matching closing label for opening labels, else -1.
     """
 
@@ -36,30 +36,27 @@ class TreeTokens:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> Self | None:
-        """Return the tokens of trees among a tokenizer's added tokens; None without placeholders or an end token.
+        """Return the tokens of trees among a tokenizer's added tokens; None without places or an end token.
 
         Args:
             tokenizer: the tokenizer.
             vocab_size: V, the size of the model's vocabulary.
         """
         tokens = {text: index for text, index in tokenizer.get_added_vocab().items() if LINEAR_TOKEN.fullmatch(text)}
-        places = {index for text, index in tokens.items() if text.startswith(PLACE)}
+        places = [index for text, index in tokens.items() if text.startswith(PLACE)]
         if not places or tokenizer.eos_token_id is None:
             return None
-        closing = {
-            index: tokens[f"){text[1:]}"]
-            for text, index in tokens.items()
-            if index not in places and text[0] == "(" and f"){text[1:]}" in tokens
-        }
-        groups = (closing.keys(), places, closing.values(), {tokenizer.eos_token_id})  # in the order of `kinds`
-        kinds = {index: kind for kind, group in enumerate(groups) for index in group}
-        steps, counts, closing_labels = (torch.full((vocab_size,), value) for value in (0, 0, -1))
-        steps[list(closing)] = 1
-        steps[list(closing.values())] = -1
-        counts[list(places)] = 1
-        closing_labels[list(closing)] = torch.tensor(list(closing.values()), dtype=torch.long)
-        ids = sorted(kinds)
-        return cls(torch.tensor(ids), torch.tensor([kinds[index] for index in ids]), steps, counts, closing_labels)
+        labels = [text.strip("(") for text in tokens if text[0] == "(" and not text.startswith(PLACE)]
+        pairs = [(tokens[f"({label}"], tokens[f"){label}"]) for label in labels if f"){label}" in tokens]
+        kinds, matching = torch.full((2, vocab_size), -1)
+        steps, counts = torch.zeros((2, vocab_size), dtype=torch.long)
+        for opening, closing in pairs:
+            kinds[opening], steps[opening], matching[opening] = 0, 1, closing
+            kinds[closing], steps[closing] = 2, -1
+        kinds[places] = counts[places] = 1
+        kinds[tokenizer.eos_token_id] = 3
+        ids = (kinds >= 0).nonzero()[:, 0]
+        return cls(ids, kinds[ids], steps, counts, matching)
 
     def to(self, device: torch.device) -> Self:
         """Return a copy on a device."""
@@ -69,9 +66,9 @@ class TreeTokens:
 class WellFormedTrees(LogitsProcessor):
     """Logits processor that permits only prefixes of well-formed linear trees over given numbers of words.
 
-    Every constituent has a word and is closed by its label, a tree has a placeholder for every word, and it fits within
-    the limit. A sentence with too many words for its limit gets as many placeholders as fit. Rows in which another
-    processor has excluded all permitted tokens, such as for a forced first token, are not changed.
+    Every constituent has a word and is closed by its label, a tree has a place for every word, and it fits within the
+    limit. A sentence with too many words for its limit gets as many places as fit. Rows in which another processor has
+    excluded all permitted tokens, such as for a forced first token, are not changed.
 
     Args:
         tokens: tokens of trees.
@@ -119,7 +116,7 @@ class WellFormedTrees(LogitsProcessor):
 def tree_constraint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Constraint | None:
     """Return a function that makes the processor for a batch of sentences with space-separated words.
 
-    None for a non-autoregressive model, and if the vocabulary has no added tokens for labels and placeholders.
+    None for a non-autoregressive model, and if the vocabulary has no added tokens for labels and places.
     """
     vocab_size = max(len(tokenizer), model.config.get_text_config(decoder=True).vocab_size)
     tokens = None if is_non_autoregressive(model) else TreeTokens.of(tokenizer, vocab_size)

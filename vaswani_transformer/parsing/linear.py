@@ -1,8 +1,8 @@
 """Conversion of trees to and from linear trees, sequences of tokens (Vinyals et al. 2015).
 
-`(TOP (S (NP (PRP I)) (VP (VBP know))))` becomes `(S(NP()PRP)NP(VP()VBP)VP)S`, with opening labels `(NP`, placeholders
-of words with their tags `()PRP`, and closing labels `)NP`. The root is omitted. Unlike in Vinyals et al., who write
-`XX` for every tag, tags are kept, to measure tagging accuracy and recognize punctuation.
+`(TOP (S (NP (PRP I)) (VP (VBP know))))` becomes `(S(NP()PRP)NP(VP()VBP)VP)S`, with opening labels `(NP`, places of
+words with their tags `()PRP`, and closing labels `)NP`. The root is omitted. Unlike in Vinyals et al., who write `XX`
+for every tag, tags are kept, to measure tagging accuracy and recognize punctuation.
 """
 
 import re
@@ -15,7 +15,7 @@ from .words import SPACES
 LINEAR_TOKEN = re.compile(r"(?:\(\)|\(|\))LABEL".replace("LABEL", r"[^() \t\r\n\f\v]+"))
 PLACE = "()"
 UNKNOWN_TAG = "XX"
-"""Tag of a word without a placeholder in the output."""
+"""Tag of a word without a place in the output."""
 
 
 class ParsedSentence(NamedTuple):
@@ -42,27 +42,19 @@ def linear_tokens(texts: Iterable[str]) -> set[str]:
 
 
 def place_count(text: str) -> int:
-    """Return the number of placeholders in a linear tree."""
+    """Return the number of places in a linear tree."""
     return sum(token.startswith(PLACE) for token in LINEAR_TOKEN.findall(text))
 
 
-def close_innermost(stack: list[tuple[str, list[Tree | Leaf]]]) -> bool:
-    """Close the innermost open constituent and return whether it has words; drop it otherwise."""
-    label, children = stack.pop()
-    if children:
-        stack[-1][1].append(Tree(label, tuple(children)))
-    return bool(children)
-
-
-def close_label(stack: list[tuple[str, list[Tree | Leaf]]], label: str) -> bool:
-    """Close the innermost open constituent with `label` and those inside; return whether that is well-formed."""
-    depths = [depth for depth, (name, _) in enumerate(stack) if depth and name == label]
-    if not depths:
-        return False
-    is_well_formed = depths[-1] == len(stack) - 1
-    while len(stack) > depths[-1]:
-        is_well_formed &= close_innermost(stack)
-    return is_well_formed
+def close_constituents(stack: list[tuple[str, list[Tree | Leaf]]], depth: int) -> bool:
+    """Close the open constituents from `depth` inwards, without those that have no word; return whether all had one."""
+    have_words = True
+    while len(stack) > depth:
+        label, children = stack.pop()
+        if children:
+            stack[-1][1].append(Tree(label, tuple(children)))
+        have_words &= bool(children)
+    return have_words
 
 
 def delinearize(text: str, words: Sequence[str]) -> ParsedSentence:
@@ -70,21 +62,24 @@ def delinearize(text: str, words: Sequence[str]) -> ParsedSentence:
 
     It is the inverse of `linearize`. A malformed text is repaired, so that the tree always has exactly these words:
 
-    1. Text that is not a token, and placeholders beyond the last word, are dropped.
+    1. Text that is not a token, and places beyond the last word, are dropped.
     2. A closing label closes the innermost open constituent with that label, and those inside. Without one, it is
        dropped.
-    3. Words without a placeholder are added, with the tag `XX`, to the innermost constituent open at the end, or else
-       to the last one below the root.
+    3. Words without a place are added, with the tag `XX`, to the innermost constituent open at the end, or else to the
+       last one below the root.
     4. Constituents open at the end are closed. Constituents without a word are dropped.
     """
     tokens = LINEAR_TOKEN.findall(text)
     is_well_formed = "".join(tokens) == SPACES.sub("", text)
-    stack: list[tuple[str, list[Tree | Leaf]]] = [(ROOT, [])]
+    stack: list[tuple[str, list[Tree | Leaf]]] = [(ROOT, [])]  # open constituents with their children
     used = 0
     for token in tokens:
         label = token.strip("()")
         if token[0] == ")":
-            is_well_formed &= close_label(stack, label)
+            depth = max((depth for depth, (name, _) in enumerate(stack) if depth and name == label), default=0)
+            is_well_formed &= 0 < depth == len(stack) - 1
+            if depth:
+                is_well_formed &= close_constituents(stack, depth)
         elif not token.startswith(PLACE):
             stack.append((label, []))
         elif used < len(words):
@@ -99,6 +94,5 @@ def delinearize(text: str, words: Sequence[str]) -> ParsedSentence:
             children[-1] = Tree(last.label, (*last.children, *leftover))
         else:
             children.extend(leftover)
-    while len(stack) > 1:
-        close_innermost(stack)
+    close_constituents(stack, 1)
     return ParsedSentence(Tree(ROOT, tuple(stack[0][1])), not is_well_formed)

@@ -26,7 +26,7 @@ def source_text(sentence: str | Sequence[str]) -> str:
 
 
 def is_parser(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether the vocabulary has placeholders of words, as that of a parser."""
+    """Return whether the vocabulary has places of words, as that of a parser."""
     return any(token.startswith(PLACE) and LINEAR_TOKEN.fullmatch(token) for token in tokenizer.get_vocab())
 
 

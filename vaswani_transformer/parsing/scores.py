@@ -74,11 +74,6 @@ def percent(share: int, total: int) -> float:
     return 100 * share / total if total else 0.0
 
 
-def deleted_words(tree: Tree) -> set[int]:
-    """Return the indices of words that do not count."""
-    return {index for index, leaf in enumerate(tree.leaves) if leaf.tag in DELETED}
-
-
 def brackets(tree: Tree, deleted: set[int]) -> Counter[tuple[str, int, int]]:
     """Return the brackets that count, as (label, start, end) over the words that are not deleted."""
     counts: Counter[tuple[str, int, int]] = Counter()
@@ -96,23 +91,23 @@ def brackets(tree: Tree, deleted: set[int]) -> Counter[tuple[str, int, int]]:
 
 def score_sentence(gold: Tree, predicted: Tree, own_punctuation: bool) -> BracketScores:
     """Return the counts of one sentence; see `score_trees`."""
-    deleted = deleted_words(gold)
-    deleted_others = deleted_words(predicted) if own_punctuation else deleted
-    kept = [leaf for index, leaf in enumerate(gold.leaves) if index not in deleted]
-    kept_others = [leaf for index, leaf in enumerate(predicted.leaves) if index not in deleted_others]
-    if not kept_others:
+    deciding = (gold, predicted if own_punctuation else gold)  # the trees whose tags decide what is deleted
+    deleted, deleted_others = ({n for n, leaf in enumerate(tree.leaves) if leaf.tag in DELETED} for tree in deciding)
+    words = [leaf for index, leaf in enumerate(gold.leaves) if index not in deleted]
+    others = [leaf for index, leaf in enumerate(predicted.leaves) if index not in deleted_others]
+    if not others:
         return BracketScores(skipped=1)
-    if [leaf.word for leaf in kept] != [leaf.word for leaf in kept_others]:
+    if [leaf.word for leaf in words] != [leaf.word for leaf in others]:
         return BracketScores(errors=1)
     right, predicted_brackets = brackets(gold, deleted), brackets(predicted, deleted_others)
-    pairs = zip(kept, kept_others, strict=True)
+    tags, other_tags = ([EQUAL.get(leaf.tag, leaf.tag) for leaf in leaves] for leaves in (words, others))
     return BracketScores(
         matched=(right & predicted_brackets).total(),
         gold=right.total(),
         predicted=predicted_brackets.total(),
         exact=right == predicted_brackets,
-        correct_tags=sum(EQUAL.get(one.tag, one.tag) == EQUAL.get(other.tag, other.tag) for one, other in pairs),
-        words=len(kept),
+        correct_tags=sum(tag == other for tag, other in zip(tags, other_tags, strict=True)),
+        words=len(words),
         sentences=1,
     )
 
@@ -131,12 +126,12 @@ def score_trees(gold: Iterable[Tree], predicted: Iterable[Tree], own_punctuation
     Raises:
         UserError: the numbers of trees differ, or two trees differ in their words.
     """
+    golds, others = list(gold), list(predicted)
+    if len(golds) != len(others):
+        raise UserError(f"predicted: got {len(others)} trees, expected {len(golds)} as in gold. Pair them.")
     total = BracketScores()
-    pairs = list(gold), list(predicted)
-    if len(pairs[0]) != len(pairs[1]):
-        raise UserError(f"predicted: got {len(pairs[1])} trees, expected {len(pairs[0])} as in gold. Pair them.")
-    for number, (right, predicted_brackets) in enumerate(zip(*pairs, strict=True), start=1):
-        if right.words != predicted_brackets.words and not own_punctuation:
+    for number, (right, other) in enumerate(zip(golds, others, strict=True), start=1):
+        if right.words != other.words and not own_punctuation:
             raise UserError(f"predicted, tree {number}: its words are not those of the gold tree. Pair the trees.")
-        total += score_sentence(right, predicted_brackets, own_punctuation)
+        total += score_sentence(right, other, own_punctuation)
     return total

@@ -88,18 +88,6 @@ class OpenBracket:
     children: list[Tree | Leaf] = field(default_factory=list)
 
 
-def close_bracket(bracket: OpenBracket, where: str) -> Tree | Leaf:
-    """Return the constituent or word of a closed bracket."""
-    label, words, children = bracket.label, bracket.words, tuple(bracket.children)
-    if children and not words:
-        return Tree(label, children)
-    if len(words) == 1 and not children:
-        return Leaf(label, words[0])
-    got = f"the words {', '.join(words[:3])}" if words else "nothing"
-    got += " and brackets" if children else ""
-    raise UserError(f"{where}: the bracket {label!r} holds {got}, expected one word or brackets. Correct the tree.")
-
-
 def read_trees(lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[int, Tree]]:
     """Yield the trees of a bracketed file, each with the number of its first line.
 
@@ -114,33 +102,36 @@ def read_trees(lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[in
         UserError: a tree is malformed; the message names the line.
     """
     stack: list[OpenBracket] = []
-    for number, line in lines:
+    for number, token in ((number, token) for number, line in lines for token in BRACKET_TOKEN.findall(line)):
         where = f"{name}, line {number}"
-        for token in BRACKET_TOKEN.findall(line):
-            if token == "(":
-                stack.append(OpenBracket(number))
-            elif not stack:
-                problem = "a bracket is closed that was not opened" if token == ")" else f"{token[:40]!r} is no tree"
-                raise UserError(f"{where}: {problem}. Correct the tree before it.")
-            elif token != ")":
-                bracket = stack[-1]
-                if bracket.label or bracket.children:
-                    bracket.words.append(token)
-                else:
-                    bracket.label = token
+        if token == "(":
+            stack.append(OpenBracket(number))
+        elif not stack:
+            problem = "a bracket is closed that was not opened" if token == ")" else f"{token[:40]!r} is no tree"
+            raise UserError(f"{where}: {problem}. Correct the tree before it.")
+        elif token != ")":
+            if stack[-1].label or stack[-1].children:
+                stack[-1].words.append(token)
             else:
-                bracket = stack.pop()
-                node = close_bracket(bracket, where)
-                if not stack:
-                    has_root = isinstance(node, Tree) and node.label in ROOTS
-                    yield bracket.line, Tree(ROOT, node.children if has_root else (node,))
-                elif bracket.label in ROOTS:
-                    raise UserError(
-                        f"{name}, line {bracket.line}: a tree with the root {bracket.label!r} starts before the one of "
-                        f"line {stack[0].line} is closed. Correct the brackets of that tree."
-                    )
-                else:
-                    stack[-1].children.append(node)
+                stack[-1].label = token
+        else:
+            bracket = stack.pop()
+            label, words, children = bracket.label, bracket.words, tuple(bracket.children)
+            if bool(children) + len(words) != 1:
+                got = f"the words {', '.join(words[:3])}" if words else "nothing"
+                got += " and brackets" if children else ""
+                expected = "expected one word or brackets. Correct the tree."
+                raise UserError(f"{where}: the bracket {label!r} holds {got}, {expected}")
+            node = Tree(label, children) if children else Leaf(label, words[0])
+            if not stack:
+                yield bracket.line, Tree(ROOT, children if children and label in ROOTS else (node,))
+            elif label in ROOTS:
+                raise UserError(
+                    f"{name}, line {bracket.line}: a tree with the root {label!r} starts before the one of line "
+                    f"{stack[0].line} is closed. Correct the brackets of that tree."
+                )
+            else:
+                stack[-1].children.append(node)
     if stack:
         raise UserError(f"{name}, line {stack[0].line}: the tree that starts here is not closed. Correct its brackets.")
 
