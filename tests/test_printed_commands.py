@@ -69,14 +69,14 @@ COMMANDS = {
     "ty": CHECK,
     "uvicorn": "tests/test_docs.py::test_service_answers_a_request_with_the_translation_of_its_sentences",
     "vaswani-convert ctranslate2": (
-        "tests/convert/test_command.py::test_command_converts_a_folder_and_never_overwrites_one_without_force"
+        "tests/convert/test_ctranslate2_exporter.py::test_command_converts_a_folder_and_never_overwrites_one_without_force"
     ),
     "vaswani-convert fairseq": "tests/convert/test_fairseq.py::test_command_imports_a_fairseq_checkpoint",
     "vaswani-convert fsmt": (
-        "tests/convert/test_transformers_models.py::test_tokenizer_of_a_fsmt_model_is_imported_too"
+        "tests/convert/test_foreign.py::test_tokenizer_of_a_fsmt_model_is_imported_too"
     ),
     "vaswani-convert marian": (
-        "tests/convert/test_transformers_models.py::test_command_imports_a_marian_model_with_its_tokenizer"
+        "tests/convert/test_foreign.py::test_command_imports_a_marian_model_with_its_tokenizer"
     ),
     "vaswani-demo": "tests/demo/test_command.py::test_page_is_served_without_a_network_until_ctrl_c",
     "vaswani-parse": "tests/parsing/test_command.py::test_every_line_has_its_tree_and_an_empty_line_stays_empty",

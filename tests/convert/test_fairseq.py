@@ -93,11 +93,15 @@ def test_checkpoint_cannot_run_code(location: str, tmp_path: Path) -> None:
         from_fairseq(tmp_path / "c.pt")
 
 
-@pytest.mark.parametrize("content", [b"", b"text", b"PK"])
-def test_file_that_is_no_checkpoint_is_an_error(content: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"", b"text", b"PK", b"{", b"\xff", b"[1]"])
+def test_file_that_is_no_checkpoint_or_holds_no_settings_is_an_error(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "c.pt").write_bytes(content)
     with user_error(r"c\.pt: cannot be loaded: "):
         from_fairseq(tmp_path / "c.pt")
+    save_checkpoint(tmp_path / "c.pt", FairseqTransformer().state_dict())
+    (tmp_path / "settings.json").write_bytes(content)
+    with user_error(r"settings\.json: cannot be loaded: "):
+        from_fairseq(tmp_path / "c.pt", config=tmp_path / "settings.json")
 
 
 @pytest.mark.parametrize(
@@ -111,6 +115,11 @@ def test_file_that_is_no_checkpoint_is_an_error(content: bytes, tmp_path: Path) 
         ({"decoder.layers.0.fc2.bias": torch.ones(30)}, {}, r"cannot be loaded: .*feed_forward.fc2.bias"),
         ({}, {f"{side}_attention_heads": 3 for side in SIDES}, r"cannot be loaded: .*\(16\) .* by num_heads \(3\)"),
         ({"decoder.layers.0.fc2.bias": torch.full((D,), math.nan)}, {}, "NaN or infinite numbers in decoder.layers.0"),
+        (
+            {"encoder.embed_positions.weight": torch.full((33, D), math.inf)},
+            {},
+            "numbers in encoder.embed_pos",
+        ),
         ({}, {"max_source_positions": 10**12}, r"has 1,000,000,000,000 positions, expected at most"),
         (
             {f"encoder.layers.{layer}.self_attn.in_proj_bias": None for layer in range(LAYERS)},
@@ -130,14 +139,6 @@ def test_fairseq_weight_or_setting_that_the_paper_lacks_is_an_error_that_names_i
         from_fairseq(path)
 
 
-@pytest.mark.parametrize("content", [b"{", b"\xff", b"[1]"])
-def test_file_of_settings_that_holds_no_object_is_an_error(content: bytes, tmp_path: Path) -> None:
-    path = save_checkpoint(tmp_path / "c.pt", FairseqTransformer().state_dict())
-    (tmp_path / "settings.json").write_bytes(content)
-    with user_error(r"settings\.json: cannot be loaded: "):
-        from_fairseq(path, config=tmp_path / "settings.json")
-
-
 def test_checkpoint_without_its_settings_takes_them_from_a_file(tmp_path: Path) -> None:
     original = FairseqTransformer()
     torch.save({"model": original.state_dict()}, tmp_path / "c.pt")
@@ -155,29 +156,6 @@ def vocabulary(tmp_path: Path) -> Path:
     (tmp_path / "dict.txt").write_text("".join(f"{word} 7\n" for word in WORDS))
     (tmp_path / "codes").write_text(CODES)
     return tmp_path
-
-
-def test_fairseq_vocabulary_and_merges_become_a_tokenizer(vocabulary: Path) -> None:
-    """The rules of subword-nmt by hand: merges in their order, "</w>" at the end of a word, "@@" before it."""
-    tokenizer = fairseq_tokenizer(vocabulary / "dict.txt", vocabulary / "codes")
-    ids = {word: index for index, word in enumerate(["<s>", "<pad>", "</s>", "<unk>", *WORDS])}
-    expected = {
-        "low": ["low"],
-        "lowest": ["low@@", "est"],
-        "low lower est": ["low", "low@@", "er", "est"],
-        "lot ow": ["lo@@", "t", "o@@", "w"],
-        "loz <s>": ["lo@@", "<unk>", "<unk>", "s@@", "<unk>"],
-    }
-    for text, pieces in expected.items():
-        assert text_encoder(tokenizer)(text)["input_ids"] == [ids[piece] for piece in [*pieces, "</s>"]]
-        if "<unk>" not in pieces:
-            assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
-    split_by_hand = fairseq_tokenizer(vocabulary / "dict.txt", None)
-    for pieces in [["low@@", "est", "low"], ["lo@@", "t", "r"]]:
-        token_ids = split_by_hand(" ".join(pieces))["input_ids"]
-        assert token_ids == [ids[piece] for piece in [*pieces, "</s>"]]
-        text = " ".join(pieces).replace("@@ ", "")
-        assert split_by_hand.decode(token_ids, skip_special_tokens=True) == text
 
 
 @pytest.mark.parametrize(
@@ -229,10 +207,15 @@ def test_dictionary_of_final_pieces_gives_the_ids_of_subword_nmt_and_fairseq(tmp
     made = {first + second for first, second in merges}
     passing = [word for word in cut if any(p.removesuffix("@@") in made for p in split[word] if p not in ids)]
     assert passing
+    split_by_hand = fairseq_tokenizer(tmp_path / "dict.txt", None)
     for text in (*texts, " ".join(cut)):
-        expected = [ids.get(piece, 3) for word in text.split() for piece in split[word]]
-        assert text_encoder(tokenizer)(text)["input_ids"] == [*expected, 2]
-    assert [tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) for text in texts] == texts
+        pieces = [piece for word in text.split() for piece in split[word]]
+        expected = [*(ids.get(piece, 3) for piece in pieces), 2]
+        assert text_encoder(tokenizer)(text)["input_ids"] == split_by_hand(" ".join(pieces))["input_ids"] == expected
+    assert text_encoder(tokenizer)("<s>")["input_ids"] == [*(ids.get(piece, 3) for piece in ("<@@", "s@@", ">")), 2]
+    for each in (tokenizer, split_by_hand):
+        token_ids = [tokenizer(text)["input_ids"] for text in texts]
+        assert each.batch_decode(token_ids, skip_special_tokens=True) == texts
     assert unknown_words(tokenizer, tokenizer(passing), passing) == [[word] for word in passing]
 
 

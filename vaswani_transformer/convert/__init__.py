@@ -2,7 +2,6 @@
 
 from .ctranslate2_exporter import to_ctranslate2
 from .fairseq import from_fairseq
-from .foreign import ImportResult
-from .transformers_models import from_fsmt, from_marian
+from .foreign import ImportResult, from_fsmt, from_marian
 
 __all__ = ["ImportResult", "from_fairseq", "from_fsmt", "from_marian", "to_ctranslate2"]

@@ -15,8 +15,7 @@ from ..support.errors import UserError, exit_on_user_error
 from ..support.files import atomic_folder, check_new_folder, write_errors
 from .ctranslate2_exporter import QUANTIZATIONS, to_ctranslate2
 from .fairseq import from_fairseq
-from .foreign import ImportResult
-from .transformers_models import check_type, from_fsmt, from_marian
+from .foreign import ImportResult, check_type, from_fsmt, from_marian
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -34,7 +33,6 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         help="tokens of the longest text (1024); learned positions have as many as their table",
     )
     ctranslate2.add_argument("--revision", default="main", help="branch, tag or commit of a model on the Hub (main)")
-    ctranslate2.set_defaults(run=convert_to_ctranslate2)
 
     fairseq = formats.add_parser("fairseq", help="a checkpoint of fairseq to this package")
     fairseq.add_argument("model", type=Path, metavar="CHECKPOINT", help="the .pt file; no code in it runs")
@@ -46,13 +44,11 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         help="the merges, or a SentencePiece *.model; without it texts must be split into sub-words",
     )
     fairseq.add_argument("--config", type=Path, metavar="FILE", help="JSON with settings by fairseq's names")
-    fairseq.set_defaults(run=convert_from_fairseq)
 
-    for name, import_model in (("fsmt", from_fsmt), ("marian", from_marian)):
+    for name in ("fsmt", "marian"):
         foreign = formats.add_parser(name, help=f"a {name} model of Transformers to this package")
         add_model_argument(foreign)
         foreign.add_argument("--without_tokenizer", action="store_true", help="convert the model only")
-        foreign.set_defaults(run=convert_from_transformers, import_model=import_model)
 
     for subparser in formats.choices.values():
         subparser.allow_abbrev = False
@@ -79,14 +75,13 @@ def convert_to_ctranslate2(options: argparse.Namespace) -> None:
     sys.stdout.write(f"{options.output}: {options.model} for CTranslate2, {options.quantization or 'float32'}\n")
 
 
-def convert_from_fairseq(options: argparse.Namespace) -> None:
-    if options.codes is not None and options.dict is None:
-        raise UserError(f"--codes={options.codes}: a tokenizer needs the vocabulary too; give --dict as well.")
-    save(from_fairseq(options.model, options.dict, options.codes, options.config), options)
-
-
-def convert_from_transformers(options: argparse.Namespace) -> None:
-    save(options.import_model(options.model, with_tokenizer=not options.without_tokenizer), options)
+def import_model(options: argparse.Namespace) -> ImportResult:
+    if options.format == "fairseq":
+        if options.codes is not None and options.dict is None:
+            raise UserError(f"--codes={options.codes}: a tokenizer needs the vocabulary too; give --dict as well.")
+        return from_fairseq(options.model, options.dict, options.codes, options.config)
+    importer = {"fsmt": from_fsmt, "marian": from_marian}[options.format]
+    return importer(options.model, with_tokenizer=not options.without_tokenizer)
 
 
 def save(imported: ImportResult, options: argparse.Namespace) -> None:
@@ -113,4 +108,7 @@ def main(arguments: list[str] | None = None) -> None:
     with exit_on_user_error(ValueError, OSError, ImportError, SafetensorError):
         check_other_folder(options)
         check_new_folder(options.output, options.force)
-        options.run(options)
+        if options.format == "ctranslate2":
+            convert_to_ctranslate2(options)
+        else:
+            save(import_model(options), options)

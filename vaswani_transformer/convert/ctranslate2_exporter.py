@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from ..attention import MultiHeadAttention
-from ..config import VaswaniTransformerConfig
 from ..embeddings import LearnedPositions, is_unwrapped, sinusoids
 from ..layers import AddAndNorm, VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
 from ..model import VaswaniTransformerForConditionalGeneration
@@ -24,22 +23,12 @@ QUANTIZATIONS = (
     "float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16",
 )  # fmt: skip
 
-# CTranslate2's "GELU" is the exact one, with the error function.
-ACTIVATIONS = {
-    "relu": "RELU",
-    "gelu": "GELU",
-    "gelu_python": "GELU",
-    "gelu_new": "GELUTanh",
-    "gelu_fast": "GELUTanh",
-    "gelu_pytorch_tanh": "GELUTanh",
-    "gelu_python_tanh": "GELUTanh",
-    "gelu_accurate": "GELUTanh",
-    "quick_gelu": "GELUSigmoid",
-    "silu": "SWISH",
-    "swish": "SWISH",
-    "tanh": "Tanh",
-    "sigmoid": "Sigmoid",
-}
+# By CTranslate2's names; its "GELU" is the exact one, with the error function.
+ACTIVATIONS = {"relu": "RELU", "quick_gelu": "GELUSigmoid", "tanh": "Tanh", "sigmoid": "Sigmoid"}
+ACTIVATIONS |= dict.fromkeys(("gelu", "gelu_python"), "GELU") | dict.fromkeys(("silu", "swish"), "SWISH")
+ACTIVATIONS |= dict.fromkeys(
+    ("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_accurate"), "GELUTanh"
+)
 
 
 def import_ctranslate2() -> Any:
@@ -85,19 +74,6 @@ def check_convertible(model: nn.Module) -> None:
             )
 
 
-def vocabulary(config: VaswaniTransformerConfig, tokenizer: PreTrainedTokenizerBase | None) -> list[str]:
-    """Return the V strings of the vocabulary, or without a tokenizer their ids as strings."""
-    if tokenizer is None:
-        return [str(index) for index in range(config.vocab_size)]
-    strings = {index: token for token, index in tokenizer.get_vocab().items()}
-    if (needed := max(strings) + 1) > config.vocab_size:
-        raise UserError(
-            f"The tokenizer has ids up to {needed - 1} and the model a vocabulary of {config.vocab_size} entries; "
-            "give the model's own tokenizer."
-        )
-    return [strings.get(index, f"<no token {index}>") for index in range(config.vocab_size)]
-
-
 def to_cpu_float32(weight: Tensor) -> Tensor:
     """Return a float32 copy of a weight on the CPU, since CTranslate2 quantizes in place."""
     return weight.detach().to("cpu", torch.float32, copy=True).contiguous()
@@ -107,44 +83,29 @@ def set_norm(spec: Any, add_norm: AddAndNorm) -> None:
     spec.gamma, spec.beta = to_cpu_float32(add_norm.norm.weight), to_cpu_float32(add_norm.norm.bias)
 
 
-def set_linear(spec: Any, *linears: nn.Linear) -> None:
-    """Set a projection to the concatenation of several."""
-    spec.weight = torch.cat([to_cpu_float32(linear.weight) for linear in linears])
-    if linears[0].bias is not None:
-        spec.bias = torch.cat([to_cpu_float32(linear.bias) for linear in linears])
-
-
-def widen_heads(linear: nn.Linear, num_heads: int, width: int) -> nn.Linear:
-    """Return the projection with each head's output zero-padded to `width`."""
-
-    def pad_heads(rows: Tensor) -> Tensor:
-        heads = rows.detach().unflatten(0, (num_heads, -1))  # (H, d_k or d_v, ...)
-        missing = heads.new_zeros(num_heads, width - heads.shape[1], *heads.shape[2:])
-        return torch.cat((heads, missing), dim=1).flatten(0, 1)
-
-    wide = nn.Linear(linear.in_features, num_heads * width, bias=linear.bias is not None, device="meta")
-    wide.weight = nn.Parameter(pad_heads(linear.weight))
+def set_linear(spec: Any, linear: nn.Linear) -> None:
+    spec.weight = to_cpu_float32(linear.weight)
     if linear.bias is not None:
-        wide.bias = nn.Parameter(pad_heads(linear.bias))
-    return wide
+        spec.bias = to_cpu_float32(linear.bias)
 
 
 def set_attention(spec: Any, attention: MultiHeadAttention, is_self_attention: bool) -> None:
-    """Set an attention; CTranslate2 needs d_k = d_v, so the narrower one is zero-padded."""
+    """Set an attention; CTranslate2 needs d_k = d_v, so each head of the narrower one is padded with zeros."""
     heads, width = attention.config.num_heads, max(attention.head_dim, attention.value_head_dim)
-    query, key, value = (
-        widen_heads(projection, heads, width) for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
-    )
-    if is_self_attention:
-        set_linear(spec.linear[0], query, key, value)
-    else:
-        set_linear(spec.linear[0], query)
-        set_linear(spec.linear[1], key, value)
+
+    def pad_heads(rows: Tensor) -> Tensor:
+        by_head = rows.unflatten(0, (heads, -1))  # (H, d_k or d_v, ...)
+        missing = by_head.new_zeros(heads, width - by_head.shape[1], *by_head.shape[2:])
+        return torch.cat((by_head, missing), dim=1).flatten(0, 1)
+
+    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+    fused = [projections] if is_self_attention else [projections[:1], projections[1:]]
+    for linear_spec, group in zip(spec.linear, fused, strict=False):
+        linear_spec.weight = to_cpu_float32(torch.cat([pad_heads(linear.weight) for linear in group]))
+        if attention.config.attention_bias:
+            linear_spec.bias = to_cpu_float32(torch.cat([pad_heads(linear.bias) for linear in group]))
     set_linear(spec.linear[-1], attention.o_proj)
-    head_weights = attention.o_proj.weight.detach().unflatten(1, (heads, -1))  # (d_model, H, d_v)
-    spec.linear[-1].weight = to_cpu_float32(
-        nn.functional.pad(head_weights, (0, width - attention.value_head_dim)).flatten(1)
-    )
+    spec.linear[-1].weight = to_cpu_float32(pad_heads(attention.o_proj.weight.T).T)  # (d_model, H width)
     spec.queries_scale = attention.scaling
 
 
@@ -195,20 +156,28 @@ def specification(model: VaswaniTransformerForConditionalGeneration, positions: 
 def set_vocabulary(
     spec: Any, model: VaswaniTransformerForConditionalGeneration, tokenizer: PreTrainedTokenizerBase | None
 ) -> None:
-    """Set the strings of the vocabulary and the special tokens.
+    """Set the V strings of the vocabulary, which without a tokenizer are their ids, and the special tokens.
 
     The tokenizer adds `</s>` to sources. CTranslate2 requires an `unk_token`; without `<unk>` it is the padding token.
     """
-    config = model.config
-    strings = vocabulary(config, tokenizer)
+    config, unknown = model.config, None
+    strings = [str(index) for index in range(config.vocab_size)]
+    if tokenizer is not None:
+        tokens = {index: token for token, index in tokenizer.get_vocab().items()}
+        if (largest := max(tokens)) >= config.vocab_size:
+            raise UserError(
+                f"The tokenizer has ids up to {largest} and the model a vocabulary of {config.vocab_size} entries; "
+                "give the model's own tokenizer."
+            )
+        strings = [tokens.get(index, f"<no token {index}>") for index in range(config.vocab_size)]
+        unknown = tokenizer.unk_token_id
     spec.register_source_vocabulary(strings)
     spec.register_target_vocabulary(strings)
-    end, start = config.token_id("eos_token_id"), cast(int, start_token_id(model))  # not None after `check_convertible`
-    unknown = None if tokenizer is None else tokenizer.unk_token_id
-    unknown = unknown if unknown is not None else config.pad_token_id
-    spec.config.bos_token = strings[start if config.bos_token_id is None else config.bos_token_id]
-    spec.config.eos_token = strings[end]
-    spec.config.unk_token = strings[start if unknown is None else unknown]
+    start = cast(int, start_token_id(model))  # not None after `check_convertible`
+    bos, pad = config.bos_token_id, config.pad_token_id
+    spec.config.bos_token = strings[start if bos is None else bos]
+    spec.config.eos_token = strings[config.token_id("eos_token_id")]
+    spec.config.unk_token = strings[next(token for token in (unknown, pad, start) if token is not None)]
     spec.config.decoder_start_token = strings[start]
     spec.config.add_source_bos = spec.config.add_source_eos = False
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from ..support.checked_loading import check_finite, load_errors
 from ..support.errors import UserError
 from .fairseq_tokenizer import SPECIAL_TOKENS, fairseq_tokenizer
 from .foreign import (
-    IGNORED_KEYS,
     TABLES,
     ForeignModel,
     ImportResult,
@@ -28,6 +28,7 @@ from .foreign import (
 )
 
 LONGEST = 1_000_000  # largest plausible number of positions
+IGNORED_KEYS = re.compile(r"(en|de)coder\.(version|embed_positions\._float_tensor)")
 
 
 def numpy_globals() -> list[Any]:
@@ -65,13 +66,10 @@ def split_fused(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return split
 
 
-def count_layers(state: dict[str, Tensor], stack: str) -> int:
-    return len({key.split(".")[2] for key in state if key.startswith(f"{stack}.layers.")})
-
-
 def read_fairseq(path: Path, config: Path | None) -> ForeignModel:
     state, settings = read_checkpoint(path)
     name = str(path)
+    check_finite(name, state)
     if config is not None:
         with load_errors(str(config)):
             settings |= json.loads(config.read_text(encoding="utf-8"))
@@ -84,13 +82,15 @@ def read_fairseq(path: Path, config: Path | None) -> ForeignModel:
     longest = max(settings.get(f"max_{side}_positions", 1024) for side in ("source", "target"))
     if longest > LONGEST:
         raise UserError(f"{name}: has {longest:,} positions, expected at most {LONGEST:,}; save the checkpoint again.")
-    state = split_fused(state)
+    state = {key: value.float() for key, value in split_fused(state).items() if not IGNORED_KEYS.match(key)}
+    layers = {tuple(key.split(".")[:3]) for key in state if ".layers." in key}  # such as ("encoder", "layers", "0")
+    counts = Counter(stack for stack, *_ in layers)
     padding_idx = SPECIAL_TOKENS.index("<pad>")
     sinusoids = concatenated_sinusoids(longest, state["decoder.embed_tokens.weight"].shape[1], padding_idx)
     return ForeignModel(
         {
-            "encoder_layers": count_layers(state, "encoder"),
-            "decoder_layers": count_layers(state, "decoder"),
+            "encoder_layers": counts["encoder"],
+            "decoder_layers": counts["decoder"],
             "num_heads": require_equal(settings, name, "encoder_attention_heads", "decoder_attention_heads"),
             "d_ff": state["encoder.layers.0.fc1.weight"].shape[0],
             "dropout": settings.get("dropout", 0.1),
@@ -110,25 +110,15 @@ def as_fsmt(original: ForeignModel, config: VaswaniTransformerConfig) -> PreTrai
     sinusoids = concatenated_sinusoids(len(original.tables[0]), config.d_model, config.token_id("pad_token_id"))
     if not torch.equal(original.tables[0], sinusoids):
         return None
-    fsmt = FSMTForConditionalGeneration(
-        FSMTConfig(
-            src_vocab_size=config.vocab_size,
-            tgt_vocab_size=config.vocab_size,
-            d_model=config.d_model,
-            encoder_layers=config.encoder_layers,
-            decoder_layers=config.decoder_layers,
-            encoder_attention_heads=config.num_heads,
-            decoder_attention_heads=config.num_heads,
-            encoder_ffn_dim=config.d_ff,
-            decoder_ffn_dim=config.d_ff,
-            activation_function=config.activation_function,
-            scale_embedding=config.scale_embedding,
-            max_position_embeddings=config.max_position_embeddings,
-        )
-    )
-    named = {f"model.{key}": value.float() for key, value in original.state.items() if not IGNORED_KEYS.match(key)}
-    named.setdefault("model.decoder.output_projection.weight", named["model.decoder.embed_tokens.weight"])
-    missing = fsmt.load_state_dict(named, strict=False).missing_keys
+    same = ("d_model", "encoder_layers", "decoder_layers", "activation_function", "scale_embedding")
+    settings = {name: getattr(config, name) for name in (*same, "max_position_embeddings")}
+    settings |= dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), config.vocab_size)
+    settings |= dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), config.num_heads)
+    settings |= dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), config.d_ff)
+    fsmt = FSMTForConditionalGeneration(FSMTConfig(**settings))
+    state = {f"model.{key}": value for key, value in original.state.items()}
+    state.setdefault("model.decoder.output_projection.weight", state["model.decoder.embed_tokens.weight"])
+    missing = fsmt.load_state_dict(state, strict=False).missing_keys
     return None if any(".layers." in key for key in missing) else fsmt.eval()
 
 
@@ -151,7 +141,6 @@ def from_fairseq(
     name = str(checkpoint)
     with load_errors(name):
         original = read_fairseq(checkpoint, config)
-        check_finite(name, original.state)
         model = build_model(original, name)
     tokenizer = None if dictionary is None else fairseq_tokenizer(dictionary, codes)
     if tokenizer is not None and (entries := len(tokenizer.get_vocab())) != model.config.vocab_size:

@@ -1,4 +1,4 @@
-"""Shared code of the importers of fairseq, FSMT and Marian models.
+"""Import of models of other tools: Marian and FSMT of Transformers, and what the importer of fairseq shares with them.
 
 All three are post-norm Transformers with biases on the attention projections, and layer norms with an epsilon of 1e-5.
 Their positions, with sines and cosines in two halves, become a table of learned positions. Unsupported settings are
@@ -12,10 +12,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    FSMTForConditionalGeneration,
+    FSMTTokenizer,
+    MarianMTModel,
+    MarianTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from ..config import VaswaniTransformerConfig, as_token_ids
 from ..model import VaswaniTransformerForConditionalGeneration
+from ..support.checked_loading import load_config, load_errors, load_model, load_tokenizer
 from ..support.errors import UserError
 
 LAYER_NAMES = {
@@ -32,11 +40,9 @@ LAYER_NAMES = {
 } | {f"self_attn.{name}": f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj")}
 """Names of a layer's submodules in the other tools, and in this package."""
 
-IGNORED_KEYS = re.compile(r"(en|de)coder\.(version|embed_positions\._float_tensor)")
 EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 OUTPUTS = ("lm_head.weight", "decoder.output_projection.weight")
 TABLES = ("encoder.embed_positions.weight", "decoder.embed_positions.weight")
-LAYER_NORM_EPS = 1e-5
 UNSUPPORTED_SETTINGS = (
     *("encoder_normalize_before", "decoder_normalize_before", "normalize_before", "normalize_embedding"),
     *("no_token_positional_embeddings", "cross_self_attention", "encoder_layers_to_keep", "decoder_layers_to_keep"),
@@ -49,7 +55,7 @@ class ForeignModel:
     """Model of another tool.
 
     settings: fields of this package's configuration.
-    state: weights, by fairseq's names.
+    state: other weights, in float32, by fairseq's names.
     tables: position tables (P, d_model) of encoder and decoder.
     bias: bias (V,) of the logits, or None.
     """
@@ -110,15 +116,6 @@ def map_weight_name(key: str, name: str) -> str:
     return f"model.{match[1]}.{LAYER_NAMES[match[2]]}.{match[3]}"
 
 
-def pop_embeddings(state: dict[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
-    """Remove and return the shared embeddings (V, d_model) and the output projection."""
-    first, *other_embeddings = [state.pop(key) for key in EMBEDDINGS if key in state]
-    if not all(torch.equal(other, first) for other in other_embeddings):
-        raise UserError(f"{name}: has separate embeddings of source and target; here they share one matrix.")
-    outputs = [state.pop(key) for key in OUTPUTS if key in state]
-    return first, outputs[0] if outputs else first
-
-
 def fold_bias(model: VaswaniTransformerForConditionalGeneration, bias: Tensor, name: str) -> None:
     """Fold a bias b (V,) of the logits exactly into the output projection E, which has no bias.
 
@@ -142,8 +139,11 @@ def fold_bias(model: VaswaniTransformerForConditionalGeneration, bias: Tensor, n
 @torch.no_grad()
 def build_model(original: ForeignModel, name: str) -> VaswaniTransformerForConditionalGeneration:
     """Return the equivalent model of this package."""
-    state = {key: value.float() for key, value in original.state.items() if not IGNORED_KEYS.match(key)}
-    embedding, output = pop_embeddings(state, name)
+    state = dict(original.state)
+    embedding, *others = [state.pop(key) for key in EMBEDDINGS if key in state]  # (V, d_model)
+    if not all(torch.equal(other, embedding) for other in others):
+        raise UserError(f"{name}: has separate embeddings of source and target; here they share one matrix.")
+    output, *_ = [*(state.pop(key) for key in OUTPUTS if key in state), embedding]
     bias = original.bias if original.bias is not None and not torch.all(original.bias == original.bias[0]) else None
     lengths = [len(table) for table in original.tables]
     if lengths[0] != lengths[1]:
@@ -151,7 +151,7 @@ def build_model(original: ForeignModel, name: str) -> VaswaniTransformerForCondi
     config = VaswaniTransformerConfig(
         **original.settings,
         position_embedding="learned",
-        layer_norm_eps=LAYER_NORM_EPS,
+        layer_norm_eps=1e-5,
         max_position_embeddings=lengths[0],
         vocab_size=embedding.shape[0],
         d_model=embedding.shape[1],
@@ -193,3 +193,80 @@ def check_equivalence(
     if not difference <= 1e-3 * max(1.0, largest):
         raise UserError(f"{name}: logits differ by up to {difference:.2g} from the original's, so no file is written.")
     return difference, largest
+
+
+def check_type(name: str, model_type: str, **settings: Any) -> None:
+    if (got := load_config(name, **settings).model_type) != model_type:
+        raise UserError(
+            f"{name}: is a model of another type; got {got!r}, expected {model_type!r}. Name a model of that type."
+        )
+
+
+def read_transformers_model(original: PreTrainedModel, name: str) -> ForeignModel:
+    settings = original.config.to_dict()
+    check_supported(settings, name)
+    inner = original.model
+    offset = inner.encoder.padding_idx + 1 if isinstance(original, FSMTForConditionalGeneration) else 0
+    rows = slice(offset, offset + settings["max_position_embeddings"])
+    state = {key.removeprefix("model."): value for key, value in original.state_dict().items()}
+    bias = state.pop("final_logits_bias", None)
+    same = ("dropout", "attention_dropout", "activation_dropout", "scale_embedding", "encoder_layers", "decoder_layers")
+    tokens = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
+    activation = settings["activation_function"]
+    fields = {
+        "num_heads": require_equal(settings, name, "encoder_attention_heads", "decoder_attention_heads"),
+        "d_ff": require_equal(settings, name, "encoder_ffn_dim", "decoder_ffn_dim"),
+        "activation_function": "silu" if activation == "swish" else activation,
+        **{key: settings[key] for key in same},
+        **{key: getattr(original.config, key) for key in tokens},
+    }
+    return ForeignModel(
+        fields,
+        {key: value for key, value in state.items() if key not in TABLES},
+        [stack.embed_positions.weight.detach()[rows] for stack in (inner.encoder, inner.decoder)],
+        None if bias is None else bias[0].float(),
+    )
+
+
+def import_transformers_model(
+    folder: str, model_class: type[PreTrainedModel], tokenizer_class: type[PreTrainedTokenizerBase] | None
+) -> ImportResult:
+    """Import an FSMT or Marian model, with its own tokenizer, since neither can be converted to a `tokenizer.json`."""
+    original = load_model(folder, model_class, dtype=torch.float32).eval()
+    tokenizer = None if tokenizer_class is None else load_tokenizer(folder, tokenizer_class)
+    with load_errors(folder):
+        model = build_model(read_transformers_model(original, folder), folder)
+    difference, largest = check_equivalence(model, original, folder)
+    model.generation_config = original.generation_config
+    if tokenizer is not None:  # a padded vocabulary has further entries
+        spare = range(len(tokenizer), model.config.vocab_size)
+        tokenizer.add_tokens([f"<spare {index}>" for index in spare], special_tokens=True)
+    return ImportResult(model, tokenizer, difference, largest)
+
+
+def from_marian(folder: str, with_tokenizer: bool = True) -> ImportResult:
+    """Import a Marian model of Transformers, such as those of OPUS-MT.
+
+    Args:
+        folder: a folder with the model and its tokenizer, or its name on the Hub.
+        with_tokenizer: whether to load the tokenizer, which remains Marian's.
+
+    Raises:
+        UserError: the model cannot be loaded, has another type, or has an unsupported setting.
+    """
+    check_type(folder, "marian")
+    return import_transformers_model(folder, MarianMTModel, MarianTokenizer if with_tokenizer else None)
+
+
+def from_fsmt(folder: str, with_tokenizer: bool = True) -> ImportResult:
+    """Import an FSMT model of Transformers whose source and target share their embeddings.
+
+    Args:
+        folder: a folder with the model and its tokenizer, or its name on the Hub.
+        with_tokenizer: whether to load the tokenizer, which remains FSMT's.
+
+    Raises:
+        UserError: the model cannot be loaded, has another type, or has an unsupported setting.
+    """
+    check_type(folder, "fsmt")
+    return import_transformers_model(folder, FSMTForConditionalGeneration, FSMTTokenizer if with_tokenizer else None)

@@ -24,7 +24,7 @@ from tests.convert.originals import END, PAD, SHAPE, V, assert_alike, marian, ra
 from tests.helpers import error_line, load_tokenizer, no_space, run_main
 from tests.nar_models import tiny_nat
 from vaswani_transformer.convert.command import main, save
-from vaswani_transformer.convert.transformers_models import from_fsmt, from_marian
+from vaswani_transformer.convert.foreign import from_fsmt, from_marian
 from vaswani_transformer.support.errors import OutputError
 
 
@@ -149,27 +149,6 @@ def test_entry_without_a_token_is_decoded_as_nothing(marian_folder: Path, tmp_pa
     token_ids = saved(text_target="buenos dias")["input_ids"]
     assert token_ids == tokenizer(text_target="buenos dias")["input_ids"]
     assert saved.decode([size - 1, *token_ids[:-1], size - 5], skip_special_tokens=True) == "buenos dias"
-
-
-def test_imported_marian_model_converts_to_ctranslate2(
-    marian_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("ctranslate2")
-    from tests.exports import searched_by_ctranslate2
-
-    main(["marian", str(marian_folder), str(tmp_path / "ours")])
-    main(["ctranslate2", str(tmp_path / "ours"), str(tmp_path / "engine")])
-    model, tokenizer = (AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours"), load_tokenizer(tmp_path / "ours"))
-    texts = ["the cat is good", "el morning"]
-    generated = model.generate(
-        **tokenizer(texts, padding=True, return_tensors="pt"), max_new_tokens=9, forced_eos_token_id=None
-    )
-    sources = tokenizer(texts)["input_ids"]
-    suppressed = [tokenizer.convert_ids_to_tokens(tokens) for tokens in model.generation_config.bad_words_ids or []]
-    search = {"beam_size": 1, "max_decoding_length": 9, "suppress_sequences": suppressed}
-    converted = searched_by_ctranslate2(tmp_path / "engine", sources, **search)
-    texts = [tokenizer.decode(best[0], skip_special_tokens=True) for best, *_ in converted]
-    assert texts == tokenizer.batch_decode(generated, skip_special_tokens=True)
 
 
 def test_tokenizer_of_a_fsmt_model_is_imported_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
