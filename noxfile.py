@@ -4,7 +4,6 @@
 """
 
 import re
-from pathlib import Path
 
 import nox
 
@@ -42,11 +41,7 @@ def newest(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS[-1])
 def next(session: nox.Session) -> None:
-    """The next Transformers: which of its private names changed, then the fast tests."""
+    """The fast tests on the next Transformers."""
     install(session)
-    earlier = Path(session.create_tmp(), "private-names.json")
-    with earlier.open("w", encoding="utf-8") as file:
-        session.run("python", "-m", "tests.private_names", stdout=file, stderr=None)
     session.install(*(session.posargs or [NEXT]))
-    session.run("python", "-m", "tests.private_names", str(earlier))
     session.run(*TESTS)

@@ -1,146 +1,116 @@
-"""The plan: which file and folder of the package and of training/ imports which, and what a published model carries."""
+"""What may depend on what: imports between files and folders, a published model's files, private names of libraries."""
 
 import ast
+import inspect
 import re
 import sys
-from collections.abc import Callable
-from graphlib import TopologicalSorter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import accelerate.hooks
 import pytest
+import torch
+from datasets import Dataset
+from evaluate import Metric
+from torch import nn
+from transformers import (
+    Pipeline,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+)
 
-from tests.helpers import ROOT, model_of_pairs, tiny_model
+from tests.helpers import ROOT, model_of_pairs, tiny_config, tiny_model
 from tests.nar_models import FAMILY
 from tests.published import PUBLISHED_FILES
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.pretrained import PRIVATE_NAMES as MODEL_NAMES
 
-PACKAGE = ROOT / "vaswani_transformer"
-TRAINING = ROOT / "training"
-
+PACKAGE, TRAINING = ROOT / "vaswani_transformer", ROOT / "training"
 PLAN = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## Published code")[0]
-"""Its three tables: the flat files in reading order, the folders of the package, the files of training/."""
-
-
-def names_in_table(number: int) -> list[str]:
-    """Return the names in the first column of one of the plan's tables, in their order."""
-    tables = [[line for line in block.splitlines() if line.startswith("| ")] for block in PLAN.split("\n\n")]
-    rows = [table for table in tables if table][number][2:]
-    return [name.strip(" `/") for row in rows for name in row.split("|")[1].split(",")]
-
-
-PUBLISHED, PACKAGE_FOLDERS, TRAINING_PARTS = (names_in_table(number) for number in range(3))
-# The folders that each folder of the package imports from, beyond published files and support.
-ROOMS = {
-    "support": set(),
-    "batching": set(),
-    "cpu": set(),
-    "convert": {"translation"},
-    "figures": set(),
-    "demo": {"figures", "parsing", "translation"},
-    "parsing": {"figures", "translation"},
-    "translation": {"cpu"},
+TABLES = [re.findall(r"^\| ([^|]+?) \|", block, re.MULTILINE) for block in PLAN.split("\n\n")]
+# The flat files in reading order, the folders of the package, and the files of training/, from the first columns.
+FILES, FOLDERS, PARTS, *_ = (re.findall(r"\w+", " ".join(table[2:])) for table in TABLES if table)
+# The folders that each folder imports from, beyond flat files and support.
+ROOMS = dict.fromkeys(FOLDERS, ()) | {
+    "convert": ("translation",),
+    "demo": ("figures", "parsing", "translation"),
+    "parsing": ("figures", "translation"),
+    "translation": ("cpu",),
 }
-
-ALLOWED_PACKAGES = {"huggingface_hub", "tokenizers", "torch", "transformers"} | sys.stdlib_module_names
+LIBRARIES = {"huggingface_hub", "tokenizers", "torch", "transformers"} | sys.stdlib_module_names
 # The pattern by which Transformers' loader finds imports of sibling files, anywhere in the text.
 LOADER_IMPORT = re.compile(r"^\s*(?:from\s+\.(\S+)\s+import|import\s+\.(\S+)\s*$)", re.MULTILINE)
 
-
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-def absolute_imports(path: Path) -> set[str]:
-    """Return the top-level packages that a file imports at any depth."""
-    nodes = list(ast.walk(tree_of(path)))
-    modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    modules += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and not node.level and node.module]
-    return {module.split(".")[0] for module in modules}
-
-
-def relative_imports(path: Path) -> set[tuple[str, ...]]:
-    """Return the modules of the package that a file imports at any depth, as paths from the package."""
-    folder = path.relative_to(PACKAGE).parent.parts
-    modules = set()
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            base = folder[: len(folder) - node.level + 1]
-            names = [node.module] if node.module else [alias.name for alias in node.names]
-            modules |= {(*base, *name.split(".")) for name in names}
-    return modules
+# Private names of libraries that the code uses, beyond those that the models check when they are created.
+PRIVATE_NAMES: dict[Any, str] = {
+    Pipeline: "_forward _load_tokenizer _pipeline_calls_generate _sanitize_parameters",
+    PreTrainedConfig: "_commit_hash",
+    PreTrainedModel: "_keys_to_ignore_on_save",
+    PreTrainedTokenizerFast: "_auto_class _convert_encoding _tokenizer",
+    Trainer: "_created_lr_scheduler _get_grad_norm _prepare_input _prepare_inputs _save_checkpoint",
+    TrainingArguments: "_n_gpu",
+    nn.Module: "_apply _forward_hooks _forward_pre_hooks",
+    torch.compile(nn.Identity()): "_orig_mod",
+    torch.ops.mkldnn: "_is_mkldnn_bf16_supported _linear_pointwise _reorder_linear_weight",
+    torch.ops.mkldnn._linear_pointwise.default: "_op",
+    accelerate.hooks.add_hook_to_module: "_hf_hook",
+    Dataset: "_indices",
+    Metric: "_compute _info",
+}
+LISTED = [(owner, name) for owner, names in PRIVATE_NAMES.items() for name in names.split()]
+CHECKED = [(owner, name) for owner, names in MODEL_NAMES.items() for name in names]
+# The project's own names, and texts that look like one.
+OWN = {"_check_pairs", "_core", "_epoch", "_float_tensor", "_own_auto_class", "_positions"}
+OWN |= {"_proj", "_random", "_reddit_", "_sha256", "_signature"}
 
 
-def training_imports(path: Path) -> set[str]:
-    """Return the modules of training/ that a file imports at any depth, without the folder's own name."""
-    nodes = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.ImportFrom) and not node.level]
-    modules = {node.module or "" for node in nodes}
-    return {module.removeprefix("training.") for module in modules if module.startswith("training.")}
+def imports_of(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the level and the parts of each module that a file imports, at any depth."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((0, alias.name.split(".")) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.level, (node.module or node.names[0].name).split(".")
 
 
-def imported_units(path: Path) -> set[str]:
-    """Return the names of the flat files and the folders that a file imports."""
-    return {module[0] for module in relative_imports(path)}
+@pytest.mark.parametrize("number", range(len(FILES)), ids=FILES)
+def test_published_file_imports_only_those_above_it_in_the_form_that_the_loader_finds(number: int) -> None:
+    """It needs no further package either."""
+    path = PACKAGE / f"{FILES[number]}.py"
+    siblings = {tuple(parts) for level, parts in imports_of(path) if level}
+    assert siblings <= {(name,) for name in FILES[:number]}
+    assert all(level <= 1 for level, _ in imports_of(path))
+    found = LOADER_IMPORT.findall(path.read_text(encoding="utf-8"))
+    assert {(one or other,) for one, other in found} == siblings
+    assert {parts[0] for level, parts in imports_of(path) if not level} <= LIBRARIES
 
 
-def test_published_files_import_only_from_those_above_them_in_the_form_that_the_loader_finds() -> None:
-    """They need no further package either."""
-    for number, name in enumerate(PUBLISHED):
-        path = PACKAGE / f"{name}.py"
-        assert imported_units(path) <= set(PUBLISHED[:number]), path
-        nodes = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.ImportFrom) and node.level]
-        assert all(node.level == 1 and node.module and "." not in node.module for node in nodes), path
-        matches = LOADER_IMPORT.findall(path.read_text(encoding="utf-8"))
-        assert {one or other for one, other in matches} == imported_units(path), path
-        assert absolute_imports(path) <= ALLOWED_PACKAGES, path
-
-
-@pytest.mark.parametrize("room", ROOMS)
-def test_room_imports_only_from_published_files_and_the_rooms_it_may(room: str) -> None:
-    allowed = {*PUBLISHED, *ROOMS[room], "support", room}
-    for path in (PACKAGE / room).rglob("*.py"):
-        assert imported_units(path) <= allowed, path
-
-
-@pytest.mark.parametrize("room", ROOMS)
-def test_files_of_a_room_import_each_other_in_one_direction(room: str) -> None:
-    graph = {(room, path.stem): relative_imports(path) for path in (PACKAGE / room).glob("*.py")}
-    order = list(TopologicalSorter(graph).static_order())  # raises CycleError
-    assert set(graph) <= set(order)
-
-
-def test_registration_imports_only_published_files() -> None:
-    assert imported_units(PACKAGE / "registration.py") <= set(PUBLISHED)
+@pytest.mark.parametrize("room", FOLDERS)
+def test_folder_imports_only_flat_files_and_the_folders_it_may(room: str) -> None:
+    allowed = {*FILES, *ROOMS[room], "support"}
+    for path in (PACKAGE / room).glob("*.py"):
+        assert {parts[0] for level, parts in imports_of(path) if level == 2} <= allowed, path
 
 
 def test_plan_names_every_file_and_folder() -> None:
     flat = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "registration"}
-    assert sorted(PUBLISHED) == sorted(flat)
+    assert sorted(FILES) == sorted(flat)
     assert {f"{name}.py" for name in flat} == set().union(*PUBLISHED_FILES.values())
-    assert sorted(PACKAGE_FOLDERS) == sorted({path.parent.name for path in PACKAGE.glob("*/*.py")}) == sorted(ROOMS)
-    commands = {path.stem for path in TRAINING.glob("*.py")} - {"__init__"}
-    assert sorted(TRAINING_PARTS) == sorted(commands)
+    assert sorted(FOLDERS) == sorted({path.parent.name for path in PACKAGE.glob("*/*.py")})
+    assert sorted(PARTS) == sorted({path.stem for path in TRAINING.glob("*.py")} - {"__init__"})
     assert not [*PACKAGE.glob("*/*/*.py"), *TRAINING.glob("*/*.py")]
 
 
-def test_package_imports_neither_training_nor_tests() -> None:
-    for path in PACKAGE.rglob("*.py"):
-        assert not absolute_imports(path) & {"training", "tests", "vaswani_transformer"}, path
-
-
-def test_files_of_training_import_each_other_in_one_direction() -> None:
-    paths = {path.relative_to(TRAINING).with_suffix("").as_posix(): path for path in TRAINING.rglob("*.py")}
-    graph = {name.replace("/", ".").removesuffix(".__init__"): training_imports(path) for name, path in paths.items()}
-    order = list(TopologicalSorter(graph).static_order())  # raises CycleError
-    assert set(graph) <= set(order)
-
-
-def test_training_imports_no_test() -> None:
-    assert not [path for path in TRAINING.rglob("*.py") if "tests" in absolute_imports(path)]
-
-
-def test_folders_of_tests_mirror_those_of_the_code() -> None:
-    folders = {path.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").rglob("*") if path.is_dir()}
-    assert set(ROOMS) <= folders
+def test_code_imports_no_test_and_the_package_not_training() -> None:
+    for path in [*PACKAGE.rglob("*.py"), *TRAINING.glob("*.py"), *(ROOT / "tests").rglob("*.py")]:
+        modules = [parts for level, parts in imports_of(path) if not level]
+        assert not path.is_relative_to(PACKAGE) or not {parts[0] for parts in modules} & {"training", "tests"}, path
+        assert not path.is_relative_to(TRAINING) or ["tests"] not in [parts[:1] for parts in modules], path
+        assert not any(part.startswith("test_") for parts in modules if parts[0] == "tests" for part in parts), path
 
 
 @pytest.mark.parametrize(("family", "make"), [("transformer", tiny_model), *FAMILY.items()], ids=PUBLISHED_FILES)
@@ -154,3 +124,26 @@ def test_published_model_carries_exactly_the_files_of_its_family(
 def test_published_tokenizer_carries_its_own_file(tmp_path: Path) -> None:
     model_of_pairs()[1].with_remote_code().save_pretrained(tmp_path)
     assert {path.name for path in tmp_path.glob("*.py")} == {"tokenizer.py"}
+
+
+def test_every_private_name_is_listed() -> None:
+    paths = [*PACKAGE.rglob("*.py"), *TRAINING.glob("*.py")]
+    names = {name for path in paths for name in re.findall(r"(?<!\w)_[a-z]\w+", path.read_text(encoding="utf-8"))}
+    assert names - OWN == {name for _, name in [*LISTED, *CHECKED]}
+
+
+@pytest.mark.parametrize(("owner", "name"), LISTED)
+def test_private_name_exists_in_this_version(owner: Any, name: str) -> None:
+    assert hasattr(owner, name) or re.search(rf"\b{name}\b", inspect.getsource(owner))
+
+
+@pytest.mark.parametrize(("owner", "name"), CHECKED)
+def test_missing_private_name_is_an_error_that_names_the_versions_that_have_it(
+    owner: type, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config()
+    for each in owner.__mro__:
+        if name in vars(each):
+            monkeypatch.delattr(each, name)
+    with pytest.raises(RuntimeError, match=rf"has no {owner.__name__}\.{name}, .*install Transformers 5\.17 to 5\.24"):
+        VaswaniTransformerForConditionalGeneration(config)

@@ -1,6 +1,5 @@
 """The distributions have their files, the installed wheel works, and the files for GitHub and pre-commit are valid."""
 
-import ast
 import os
 import re
 import runpy
@@ -151,11 +150,3 @@ def test_changelog_keeps_its_format() -> None:
     headings = re.findall(r"^### (.*)$", text, re.MULTILINE)
     assert set(headings) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
     assert "(was" not in text
-
-
-def test_no_module_imports_from_a_test_module() -> None:
-    for path in (ROOT / "tests").rglob("*.py"):
-        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        modules = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-        names = {name for module in modules for name in module.split(".")}
-        assert not [name for name in names if name.startswith("test_") and name != "test_utils"], path
