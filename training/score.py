@@ -21,12 +21,12 @@ from training.machine import commit, hardware, versions
 from training.metrics import STATISTICS, lm_scores, share
 from training.recipe import Recipe, load_recipe, to_dict
 from training.tasks import PARSING_STATISTICS, make_task
+from vaswani_transformer.support.command_line import positive_argument
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import write_atomically, write_errors
 from vaswani_transformer.support.modes import eval_mode, is_non_autoregressive
 from vaswani_transformer.tokenizer import text_encoder
-from vaswani_transformer.translation.loading import load_model_and_tokenizer
-from vaswani_transformer.translation.options import LoadOptions, add_batch_tokens, add_load_options
+from vaswani_transformer.translation.loading import LoadOptions, add_load_options, load_model_and_tokenizer
 from vaswani_transformer.translation.translator import Translator, batches_by_length, log_probabilities, pad_rows
 
 LM_TARGETS = 1_000_000  # largest number of training targets for the language model
@@ -39,7 +39,9 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
     parser.add_argument("--split", choices=("validation", "test"), default="test", help="the split to score (test)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="a new file for the scores as JSON")
     parser.add_argument("--lm_score", action="store_true", help="also score by a trigram model of the training targets")
-    add_batch_tokens(parser)
+    parser.add_argument(
+        "--batch_tokens", type=positive_argument, default=2048, metavar="N", help="source tokens at once (2048)"
+    )
     add_load_options(parser)
     return parser.parse_known_args(arguments)
 

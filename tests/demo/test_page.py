@@ -22,7 +22,7 @@ from vaswani_transformer.demo.page import (
     page_content,
     title_and_examples,
 )
-from vaswani_transformer.translation.options import LoadOptions
+from vaswani_transformer.translation.loading import LoadOptions
 
 gr: Any = pytest.importorskip("gradio")
 RECIPE = {"data": {"source": "en", "target": "de"}}

@@ -36,7 +36,7 @@ from training.score import main
 from training.tasks import make_task
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
 from vaswani_transformer.translation import loading
-from vaswani_transformer.translation.options import LoadOptions
+from vaswani_transformer.translation.loading import LoadOptions
 
 Score = Callable[..., tuple[dict[str, Any], str]]  # runs the command; returns what it wrote and what it printed
 SOURCES = list(PAIRS)

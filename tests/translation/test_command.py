@@ -19,7 +19,7 @@ from transformers import AutoModelForSeq2SeqLM, GenerationConfig, MarianConfig
 
 from tests.builders import tiny_marian
 from tests.forks import ForkedCommand
-from tests.helpers import ROOT, Run, error_line, load_tokenizer, model_of_pairs, save, tiny_model
+from tests.helpers import ROOT, Run, error_line, load_tokenizer, model_of_pairs, save, tiny_model, user_error
 from tests.nar_models import FAMILY, family_of_pairs
 from tests.translation.commands import SOURCES, TARGETS, lines, start
 from vaswani_transformer import (
@@ -30,8 +30,8 @@ from vaswani_transformer import (
 from vaswani_transformer.cpu import linear
 from vaswani_transformer.cpu.model import Prepared
 from vaswani_transformer.translation import command, loading
-from vaswani_transformer.translation.lines import LineFormat
-from vaswani_transformer.translation.options import LoadOptions
+from vaswani_transformer.translation.command import LineFormat, TranslationOptions, lines_of
+from vaswani_transformer.translation.loading import LoadOptions
 from vaswani_transformer.translation.translator import Hypothesis, Translation, translate
 
 
@@ -68,16 +68,53 @@ def test_json_lines_give_json_lines(run: Run, folder: str) -> None:
         assert json.loads(line) == expected[0] | {"nbest": expected}
 
 
+def test_line_ends_only_at_a_line_feed_and_a_byte_order_mark_is_no_text() -> None:
+    def texts(content: str) -> list[str]:
+        return [LineFormat(TranslationOptions("m")).read(line, "f") for line in lines_of(io.BytesIO(content.encode()))]
+
+    stream = "\ufeffone\r\n\n  two\rthree \u2028four\n\ufefffive"
+    assert texts(stream) == ["one", "", "two\rthree \u2028four", "\ufefffive"]
+    assert texts("\ufeffone\r\rtwo \u2028\r") == ["one", "", "two"]
+
+
+PAIR = {"translation": {"en": " a ", "de": "b"}}
+
+
 @pytest.mark.parametrize(
-    ("option", "row"),
+    ("row", "options", "text"),
     [
-        ("--field=sentence", {"sentence": SOURCES[0], "text": "cat"}),
-        ("--source=en", {"translation": {"en": SOURCES[0], "es": "gato"}}),
+        ({"text": " a\nb ", "id": 1}, {}, "a\nb"),
+        ({"sentence": "a", "text": "b"}, {"field": "sentence"}, "a"),
+        (PAIR, {"source": "en"}, "a"),
     ],
 )
-def test_text_is_read_from_the_field_of_the_option(run: Run, option: str, row: dict[str, Any]) -> None:
-    output, _, _ = run("--format=jsonl", option, stdin=json.dumps(row).encode())
-    assert json.loads(output) == {"translation": TARGETS[0]}
+def test_text_of_json_lines_is_in_the_field_of_the_option(
+    row: dict[str, Any], options: dict[str, Any], text: str
+) -> None:
+    form = LineFormat(TranslationOptions("m", format="jsonl", **options))
+    assert form.read(json.dumps(row).encode(), "f") == text
+    assert form.read(b" \n", "f") == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "source", "message"),
+    [
+        ('{"text": ', None, "f: not JSON"),
+        ('{"text": "a\\ud800"}', None, r"f: the text holds \\ud800 at character 2, half of a surrogate pair"),
+        ('{"txt": "a"}', None, r'f: got \{"txt": "a"\}, expected \{"text": "\.\.\."\}; correct the'),
+        *((line, None, "f: got .*, exp") for line in ('{"text": 3}', '{"text": ["a"]}', "{}", "[1]", '"t"')),
+        ('{"text": "a"}', "en", r'f: got .*, expected \{"translation": \{"en": "\.\.\."\}\}'),
+        ('{"translation": {"en": null}}', "en", r"f: got .*, expected"),
+    ],
+)
+def test_line_without_a_text_is_an_error_that_names_it(line: str, source: str | None, message: str) -> None:
+    with user_error(message):
+        LineFormat(TranslationOptions("m", format="jsonl", source=source)).read(line.encode(), "f")
+
+
+def test_translation_is_written_on_one_line() -> None:
+    translation = Translation([Hypothesis("a\nb\r\nc\rd", 1, None)], 1, False, 1)
+    assert LineFormat(TranslationOptions("m")).write(translation, 1) == ["a b  c d"]
 
 
 def test_search_is_the_models_unless_options_set_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,12 +164,9 @@ def test_non_autoregressive_model_translates_by_its_options_and_scores_by_its_ow
 @pytest.mark.parametrize(
     ("family", "options", "setting"),
     [
-        ("nat", ["--iterations=2"], "num_iterations"),
         ("nat", ["--beams=4"], "num_beams"),
-        ("cmlm", ["--length_beam=21"], "length_beam_size"),
         ("cmlm", ["--nbest=2"], "num_return_sequences"),
         ("transformer", ["--iterations=2"], "num_iterations"),
-        ("transformer", ["--length_beam=2"], "length_beam_size"),
         ("transformer", ["--nbest=5"], "num_return_sequences"),
     ],
     ids=str,
@@ -224,7 +258,14 @@ def test_progress_bar_is_shown_on_request_and_counts_the_lines_of_a_file(run: Ru
     assert "6/6" in run("--progress", "--input", tmp_path / "source", stdin=b"")[1]
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("tried to allocate 9 GiB\nand more"), MemoryError()])
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("tried to allocate 9 GiB\nand more"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+        MemoryError(),
+    ],
+)
 def test_batch_too_large_for_the_device_ends_the_command_with_the_way_out(
     run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -233,6 +274,12 @@ def test_batch_too_large_for_the_device_ends_the_command_with_the_way_out(
     assert run(stdin=b"cat\n") == ("", message, 1)
     with_beams = message.replace("give", "give a smaller --beams, or")
     assert run("--beams=100000", stdin=b"cat\n") == ("", with_beams, 1)
+
+
+def test_other_errors_of_torch_keep_their_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VaswaniTransformerForConditionalGeneration, "generate", Mock(side_effect=RuntimeError("bug")))
+    with pytest.raises(RuntimeError, match="bug"):
+        run(stdin=b"cat\n")
 
 
 @pytest.mark.parametrize(
@@ -257,8 +304,8 @@ def test_invalid_option_or_input_ends_the_command_with_one_line(run: Run, argume
     assert error_line(run(*arguments, stdin=b"cat\n\xff\n")).startswith(message)
 
 
-@pytest.mark.parametrize("option", ["--beams=0", "--batch_tokens=-1", "--beams=nan", "--beam=1", "--format=csv"])
-def test_option_that_the_parser_does_not_know_ends_the_command_with_status_2(run: Run, option: str) -> None:
+@pytest.mark.parametrize("option", ["--beams=0", "--batch_tokens=-1", "--beams=nan", "--beam=1"])
+def test_count_below_one_and_an_abbreviation_are_errors(run: Run, option: str) -> None:
     output, errors, status = run(option, stdin=b"cat\n")
     assert (output, status) == ("", 2)
     assert option.partition("=")[0] in errors.splitlines()[-1]
@@ -346,28 +393,17 @@ def unfinished(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tup
     return source, path
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("--beams=2", "without --beams, not with --beams=2"),
-        ("--scores", "without --scores, not with --scores"),
-        ("--too_long=keep", "with --too_long=truncate, not with --too_long=keep"),
-        ("--dtype=bfloat16", "with --dtype=auto, not with --dtype=bfloat16"),
-    ],
-)
-def test_unfinished_output_with_other_settings_is_an_error(
-    run: Run, unfinished: tuple[Path, Path], option: str, message: str
-) -> None:
-    source, path = unfinished
-    _, errors, status = run("--input", source, "--output", path, option)
-    assert (status, path.read_text()) == (2, lines(TARGETS[:4]))
-    assert errors.startswith(f"{path}: was made {message}; it stays unchanged: give the same command as then, an")
-
-
-def test_unfinished_output_of_another_model_is_an_error_and_other_batches_are_named(
+def test_unfinished_output_of_other_settings_or_another_model_is_an_error_and_other_batches_are_named(
     run: Run, unfinished: tuple[Path, Path], folder: str, tmp_path: Path
 ) -> None:
     source, path = unfinished
+    for option, message in (
+        ("--scores", "without --scores, not with --scores"),
+        ("--dtype=bfloat16", "with --dtype=auto, not with --dtype=bfloat16"),
+    ):
+        _, errors, status = run("--input", source, "--output", path, option)
+        assert (status, path.read_text()) == (2, lines(TARGETS[:4]))
+        assert errors.startswith(f"{path}: was made {message}; it stays unchanged: give the same command as then, an")
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     model.generation_config = GenerationConfig(num_beams=1, bos_token_id=0, pad_token_id=1, eos_token_id=2)
     save(tmp_path / "model", model, load_tokenizer(folder))
@@ -415,11 +451,20 @@ def test_interactive_session_prints_a_line_for_a_line(run: Run) -> None:
     assert (output, errors) == (lines(TARGETS[:2]), "9 tokens, more than 8; shorten the line.\n")
 
 
+NOT_UTF8 = "standard input, line 1: not UTF-8 (byte 0xff at byte 2 of the line); correct the line, or convert the file"
+
+
+def test_interactive_session_goes_on_after_a_line_that_is_not_utf8(run: Run) -> None:
+    output, errors, status = run("--interactive", stdin=b"a\xff\n" + lines(SOURCES[:1]).encode())
+    assert (output, status) == (lines(TARGETS[:1]), 0)
+    assert errors.startswith(NOT_UTF8)
+
+
 @pytest.mark.parametrize(("is_terminal", "prompt"), [(False, ""), (True, "> ")])
 def test_interactive_session_in_a_terminal_prompts_unless_its_output_goes_elsewhere(
     folder: str, is_terminal: bool, prompt: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: Any
 ) -> None:
-    prompts, typed = [], iter(SOURCES[:2])
+    prompts, typed = [], iter(["a\udcff", *SOURCES[:2]])  # a terminal's byte 0xff
 
     def answer(shown: str) -> str:
         prompts.append(shown)
@@ -433,7 +478,9 @@ def test_interactive_session_in_a_terminal_prompts_unless_its_output_goes_elsewh
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
     monkeypatch.setattr("builtins.input", answer)
     command.main([folder, "--interactive"])
-    assert (capsysbinary.readouterr().out.decode(), prompts) == (lines(TARGETS[:2]), [prompt] * 3)
+    output, errors = (text.decode() for text in capsysbinary.readouterr())
+    assert (output, prompts) == (lines(TARGETS[:2]), [prompt] * 4)
+    assert errors.startswith(NOT_UTF8)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.helpers import user_error
 from vaswani_transformer.support.errors import OutputError
-from vaswani_transformer.translation.options import digest_of_model
-from vaswani_transformer.translation.output import ResumableFile, StreamOutput, TextDigest, digest_of_file, lock
+from vaswani_transformer.translation.loading import LoadOptions
+from vaswani_transformer.translation.output import ResumableFile, StreamOutput, lock
 
 SETTINGS = {"model": "m", "beams": 4}
 
@@ -174,58 +175,36 @@ def test_two_commands_do_not_write_the_same_file(tmp_path: Path) -> None:
     ResumableFile(tmp_path / "out", 1, {}, [1, 1]).close()
 
 
-def test_record_holds_settings_batches_and_number_of_texts(tmp_path: Path) -> None:
-    write_all(tmp_path / "out", list("abcdef"), {"a": None}, stop_at=4)
-    record = json.loads((tmp_path / "out.record").read_text())
-    assert (record["settings"], record["batches"], record["texts"]) == ({"a": None}, [1, 1], 6)
-    assert (tmp_path / "out").read_text().count("\n") == 8
-
-
-def test_lock_keeps_others_out_until_the_file_is_closed(tmp_path: Path) -> None:
-    pytest.importorskip("fcntl")
-    path = tmp_path / "a"
-    with path.open("a") as first:
-        lock(first, "taken")
-        with path.open("a") as second, user_error(r"^taken$"):
-            lock(second, "taken")
-    with path.open("a") as third:
-        lock(third, "taken")
-
-
-def test_missing_locks_are_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fcntl, warnings = pytest.importorskip("fcntl"), []
-    monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(38, "not implemented")))
-    monkeypatch.setattr(
-        "vaswani_transformer.translation.output.logger.warning", lambda text, *values: warnings.append(text % values)
-    )
+def test_missing_locks_are_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(38, "not implemented")))
     with (tmp_path / "a").open("a") as file:
         lock(file, "taken")
-    assert len(warnings) == 1
-    assert "its file system has no locks" in warnings[0]
+    assert len(caplog.messages) == 1
+    assert "its file system has no locks" in caplog.messages[0]
 
 
-def test_digest_of_texts_is_that_of_their_bytes_with_zeros() -> None:
-    digest = TextDigest()
-    for text in ("a", "", "ä"):
-        digest.add(text)
-    assert (digest.count, digest.hexdigest()) == (3, hashlib.sha256(b"a\0\0\xc3\xa4\0").hexdigest())
-
-
-def test_digest_of_a_file_has_its_size(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"abc")
-    assert digest_of_file(tmp_path / "a") == [3, hashlib.sha256(b"abc").hexdigest()]
+def test_record_holds_settings_batches_and_digests_of_texts_and_output(tmp_path: Path) -> None:
+    path, texts = tmp_path / "out", ["a", "", "ä"]
+    write_all(path, texts, {"a": None})
+    record = json.loads((tmp_path / "out.record").read_text())
+    assert (record["settings"], record["batches"], record["texts"]) == ({"a": None}, [1, 1], 3)
+    assert record["sha256"] == hashlib.sha256(b"a\0\0\xc3\xa4\0").hexdigest()
+    assert record["output"] == [path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()]
 
 
 def test_digest_of_a_model_changes_with_the_files_of_the_model_only(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    options = LoadOptions(str(tmp_path))
     (tmp_path / "config.json").write_text("{}")
-    before = digest_of_model(tmp_path)
-    (tmp_path / "README.md").write_text("a card")
-    for name in ("results.json", "trainer_state.json", "translations.json", "out.txt", "out.txt.record"):
+    before = options.digest()
+    assert before == hashlib.sha256(b"config.json\x002\0{}").hexdigest()
+    for name in ("README.md", "results.json", "trainer_state.json", "out.txt", "out.txt.record"):
         (tmp_path / name).write_text("what was made by the model")
     (tmp_path / "checkpoints").mkdir()
-    assert digest_of_model(tmp_path) == before
+    assert options.digest() == before
     for name in ("model.safetensors", "generation_config.json", "tokenizer.json", "merges.txt", "model.py"):
         (tmp_path / name).write_bytes(b"other")
-        assert digest_of_model(tmp_path) != before
-        before = digest_of_model(tmp_path)
+        assert options.digest() != before
+        before = options.digest()

@@ -10,7 +10,7 @@ from transformers.utils import logging
 
 from ..support.command_line import add_model_argument, positive_argument
 from ..support.errors import UserError, exit_on_user_error
-from ..translation.options import LoadOptions, add_load_options
+from ..translation.loading import LoadOptions, add_load_options
 from .page import load_page
 
 LAUNCH: dict[str, Any] = {

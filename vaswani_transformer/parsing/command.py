@@ -6,10 +6,7 @@ from pathlib import Path
 
 from ..support.errors import UserError
 from ..support.files import write_errors
-from ..translation.command import run
-from ..translation.lines import LineFormat
-from ..translation.loading import load_model_and_tokenizer, make_translator
-from ..translation.options import TranslationOptions, make_parser
+from ..translation.command import LineFormat, TranslationOptions, make_parser, run
 from ..translation.translator import Translation, Translator
 from .constraint import tree_constraint
 from .linear import delinearize
@@ -37,24 +34,23 @@ class ParsingOptions(TranslationOptions):
             raise UserError(f"--svg: figures need Matplotlib, which is not installed. {fix}")
 
 
+@dataclass
 class TreeFormat(LineFormat):
     """Input lines of sentences, and output lines of trees."""
 
-    options: ParsingOptions
+    options: ParsingOptions  # ty: ignore[incompatible-mutable-override]
+    repaired: int = 0
 
-    def __init__(self, options: ParsingOptions) -> None:
-        super().__init__(options)
-        self.split = split_tokenized if options.tokenized else split_plain
-        self.repaired = 0
+    def read(self, line: bytes, where: str) -> str:
+        """Return the words of a line, separated by spaces."""
+        split = split_tokenized if self.options.tokenized else split_plain
+        return " ".join(split(super().read(line, where)))
 
     def load(self) -> Translator:
-        model, tokenizer = load_model_and_tokenizer(self.options)
-        check_parser(tokenizer, self.options.model)
-        return make_translator(self.options, model, tokenizer, tree_constraint(model, tokenizer))
-
-    def source_text(self, line: str) -> str:
-        """Return the words of a line, separated by spaces."""
-        return " ".join(self.split(line))
+        translator = super().load()
+        check_parser(translator.tokenizer, self.options.model)
+        translator.constraint = tree_constraint(translator.model, translator.tokenizer)
+        return translator
 
     def write(self, translation: Translation, number: int) -> list[str]:
         """Return the output line of a tree, and draw it as SVG on request; without words there is no tree."""
@@ -76,7 +72,7 @@ class TreeFormat(LineFormat):
         return f"{self.repaired} of the {count} sentences had malformed output, and their trees were repaired."
 
 
-def parse_arguments(arguments: list[str] | None = None) -> ParsingOptions:
+def main(arguments: list[str] | None = None) -> None:
     description = "Parse sentences, one a line, in order, by the model's own search; write one tree a line."
     parser, lines = make_parser("vaswani-parse", description, "sentences to parse", "trees")
     lines.add_argument(
@@ -87,8 +83,4 @@ def parse_arguments(arguments: list[str] | None = None) -> ParsingOptions:
     )
     lines.add_argument("--draw", action="store_true", help="draw each tree as text instead of writing its brackets")
     lines.add_argument("--svg", type=Path, metavar="FOLDER", help="also draw the tree of line N as FOLDER/N.svg")
-    return ParsingOptions(**vars(parser.parse_args(arguments)))
-
-
-def main(arguments: list[str] | None = None) -> None:
-    run(parse_arguments(arguments), TreeFormat)
+    run(TreeFormat(ParsingOptions(**vars(parser.parse_args(arguments)))))

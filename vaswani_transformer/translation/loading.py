@@ -1,4 +1,10 @@
-"""Loading of the model and construction of the translator for a command."""
+"""What commands share to load a model: options, the model's digest, its device and dtype."""
+
+import argparse
+import dataclasses
+import hashlib
+from pathlib import Path
+from typing import Any, Self
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -13,8 +19,67 @@ from ..support.checked_loading import (
     own_model_types,
 )
 from ..support.errors import UserError, one_line
-from .options import LoadOptions, TranslationOptions
-from .translator import Constraint, Translator
+
+MODEL_FILES = (
+    "*.bin", "*.index.json", "*.model", "*.py", "*.safetensors", "*.spm", "*config.json", "*vocab*",
+    "added_tokens.json", "merges.txt", "special_tokens_map.json", "tokenizer.json",
+)  # fmt: skip
+"""Files of a saved model: weights, settings, code and tokenizer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadOptions:
+    """Options for loading a model.
+
+    Attributes:
+        model: a folder, or a name on the Hub.
+        device: the device; None for an accelerator if available, else the CPU.
+        dtype: dtype of products with weights, or "auto".
+        revision: revision of a model on the Hub.
+        trust_remote_code: whether to run the model's own code.
+    """
+
+    model: str
+    device: str | None = None
+    dtype: str = "auto"
+    revision: str = "main"
+    trust_remote_code: bool = False
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Self:
+        """Return the fields of this class among a command's options."""
+        return cls(**{field.name: getattr(options, field.name) for field in dataclasses.fields(cls)})
+
+    @property
+    def hub_settings(self) -> dict[str, Any]:
+        """Arguments of `from_pretrained` for the Hub."""
+        return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+
+    def digest(self) -> str:
+        """Return the model's identity in a record.
+
+        On the Hub it is the name and the commit, and for a folder the SHA-256 of the names, sizes and contents of its
+        `MODEL_FILES`.
+        """
+        if not (folder := Path(self.model)).is_dir():
+            return f"{self.model}@{getattr(load_config(self.model, **self.hub_settings), '_commit_hash', None)}"
+        sha256 = hashlib.sha256()
+        for path in sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern) if path.is_file()}):
+            sha256.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+            with path.open("rb") as file:
+                while block := file.read(1 << 20):
+                    sha256.update(block)
+        return sha256.hexdigest()
+
+
+def add_load_options(group: Any) -> None:
+    """Add the options of `LoadOptions`, except for the model."""
+    dtypes = ("auto", "float32", "bfloat16", "float16", "int8")
+    dtype_help = "of products with weights; int8 only on a CPU (float32 on a CPU, as saved on other devices)"
+    group.add_argument("--device", help="where to run (the accelerator if there is one, else the CPU)")
+    group.add_argument("--dtype", choices=dtypes, default="auto", help=dtype_help)
+    group.add_argument("--revision", default="main", help="branch, tag or commit of a model on the Hub (main)")
+    group.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with the model")
 
 
 def load_model_and_tokenizer(options: LoadOptions) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -27,48 +92,20 @@ def load_model_and_tokenizer(options: LoadOptions) -> tuple[PreTrainedModel, Pre
         device = torch.zeros(1, device=options.device or accelerator or "cpu").device
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"--device={options.device}: the model cannot run there: {one_line(error)}") from error
-    name, dtype, is_on_cpu = options.model, options.dtype, device.type == "cpu"
-    config = load_config(name, **options.hub_settings)
+    name, dtype, settings, is_on_cpu = options.model, options.dtype, options.hub_settings, device.type == "cpu"
+    config = load_config(name, **settings)
     is_prepared = config.model_type in own_model_types() and is_on_cpu and dtype != "float16"
     if dtype == "int8" and not is_prepared:
         raise UserError(
             f"--dtype=int8: is for models of this package on a CPU; got {name} of type {config.model_type!r} on "
             f"{device}. Give {'another --dtype' if is_on_cpu else '--device=cpu, or another --dtype'}."
         )
-    tokenizer = load_tokenizer(name, config=config, **options.hub_settings)
-    is_float32 = is_prepared or (dtype == "auto" and is_on_cpu)
-    model = load_model(name, dtype="float32" if is_float32 else dtype, config=config, **options.hub_settings)
+    tokenizer = load_tokenizer(name, config=config, **settings)
+    loads_float32 = is_prepared or (dtype == "auto" and is_on_cpu)
+    model = load_model(name, dtype="float32" if loads_float32 else dtype, config=config, **settings)
     with load_errors(name):
         model.to(device)
     check_tokenizer_fits(model, tokenizer, name)
     if is_prepared:
         model = prepare_for_inference(model, "float32" if dtype == "auto" else dtype)
     return model, tokenizer
-
-
-def make_translator(
-    options: TranslationOptions,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    constraint: Constraint | None = None,
-) -> Translator:
-    """Return the translator for a command's options."""
-    search = {
-        "num_beams": options.beams,
-        "length_penalty": options.length_penalty,
-        "num_iterations": options.iterations,
-        "length_beam_size": options.length_beam,
-        "max_new_tokens": options.max_length,
-        "num_return_sequences": options.nbest or 1,
-    }
-    return Translator(
-        model,
-        tokenizer,
-        batch_tokens=options.batch_tokens,
-        sort_lines=options.sort_lines,
-        max_source_tokens=options.max_source_tokens,
-        too_long=options.too_long,
-        scores=options.scores,
-        constraint=constraint,
-        **{name: value for name, value in search.items() if value is not None},
-    )

@@ -33,21 +33,6 @@ def lock(file: IO, message: str) -> None:
         logger.warning("%s: its file system has no locks; check that no other process writes it.", file.name)
 
 
-class TextDigest:
-    """SHA-256 of texts in UTF-8, each followed by a zero byte, and their `count`."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._sha256 = hashlib.sha256()
-
-    def add(self, text: str) -> None:
-        self.count += 1
-        self._sha256.update(text.encode() + b"\0")
-
-    def hexdigest(self) -> str:
-        return self._sha256.hexdigest()
-
-
 def digest_of_file(path: Path) -> list[int | str]:
     """Return the size of a file in bytes and the SHA-256 of its content."""
     with path.open("rb") as file:
@@ -56,22 +41,14 @@ def digest_of_file(path: Path) -> list[int | str]:
 
 
 class StreamOutput:
-    """Output to a stream, a pipe or a device, which cannot be resumed.
+    """Output to a stream, a pipe or a device, which cannot be resumed."""
 
-    Attributes:
-        done: number of texts with a result from an earlier command.
-        is_finished: whether all texts have a result from an earlier command.
-    """
-
-    done, is_finished = 0, False
+    done = 0
+    """Number of texts with a result from an earlier command."""
     fix = "make room, or give another --output"
 
     def __init__(self, stream: BinaryIO, name: str) -> None:
         self.stream, self.name = stream, name
-
-    def watch(self, texts: Iterable[str]) -> Iterable[str]:
-        """Return the texts; a file counts them as they are read."""
-        return texts
 
     def write(self, lines: list[str]) -> None:
         """Write and flush the result of a text."""
@@ -109,6 +86,8 @@ class ResumableFile(StreamOutput):
     Attributes:
         record: content of the record; the command adds the search, and the weight layouts of a prepared model, which
             affect rounding.
+        done: number of texts with a result from an earlier command.
+        is_finished: whether all texts have one.
         batching_changed: whether the unfinished file was started with other `batches`.
 
     Raises:
@@ -122,7 +101,7 @@ class ResumableFile(StreamOutput):
             super().__init__(path.open("ab"), str(path))
         self.path, self.record_path = path, path.with_name(f"{path.name}.record")
         self.record: dict[str, Any] = {"settings": settings, "batches": batches, "layouts": {}}
-        self.digest = TextDigest()
+        self.count, self.digest = 0, hashlib.sha256()  # of the texts read, each followed by a zero byte
         try:
             lock(self.stream, f"{path}: another command is writing it; wait for that one, or give another --output.")
             before = self.record if path.stat().st_size == 0 else self.read_record()
@@ -175,13 +154,14 @@ class ResumableFile(StreamOutput):
 
         def counted() -> Iterator[str]:
             for text in texts:
-                self.digest.add(text)
+                self.count += 1
+                self.digest.update(text.encode() + b"\0")
                 yield text
 
         remaining = counted()
         yield from islice(remaining, self.done)
         ahead = list(islice(remaining, self.known - self.done))
-        if self.known and (self.digest.count, self.digest.hexdigest()) != (self.known, self.expected):
+        if self.known and (self.count, self.digest.hexdigest()) != (self.known, self.expected):
             raise self.conflict(f"was made from another input, whose first {self.known} texts differ")
         yield from ahead
         for text in remaining:
@@ -191,12 +171,12 @@ class ResumableFile(StreamOutput):
 
     def write(self, lines: list[str]) -> None:
         """Append a text's result, after updating the record with all texts read so far."""
-        if self.digest.count != self.record.get("texts"):
+        if self.count != self.record.get("texts"):
             self.write_record()
         super().write(lines)
 
     def write_record(self, **more: Any) -> None:
-        self.record |= {"texts": self.digest.count, "sha256": self.digest.hexdigest()} | more
+        self.record |= {"texts": self.count, "sha256": self.digest.hexdigest()} | more
         with write_errors(self.path, self.fix):
             write_atomically(self.record_path, json.dumps(self.record))
 

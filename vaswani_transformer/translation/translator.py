@@ -22,6 +22,7 @@ from ..tokenizer import check_own_vocabulary, text_encoder, unknown_words
 SCORING_TOKENS = 2048  # target tokens scored at a time
 MIN_TEXT_TOKENS = 16  # smallest size of a text in a batch, to limit the number of beams
 DEFAULT_MAX_SOURCE_TOKENS = 1024  # for models without a limit of positions
+MAX_ALPHA = 50  # largest length penalty, which keeps lp(Y) finite
 
 TooLong = Literal["truncate", "keep", "error"]
 
@@ -132,7 +133,6 @@ class Translator:
     """Callable that translates texts; arguments as in `translate`.
 
     Attributes:
-        search: the search settings, for records.
         max_positions: number of positions of the model; None for no limit.
     """
 
@@ -159,8 +159,6 @@ class Translator:
         self.generate_kwargs = generate_kwargs | default_limit(model, **generate_kwargs)
         if scores and is_non_autoregressive(model):  # they have their own scores
             self.generate_kwargs["return_dict_in_generate"] = True
-        settings = self.call_settings()
-        self.search, self.num_translations = settings.search(), settings.resolve("num_return_sequences", 1)
         has_table = getattr(model.config, "position_embedding", None) != "sinusoidal"
         self.max_positions = getattr(model.config, "max_position_embeddings", None) if has_table else None
         default = self.max_positions or DEFAULT_MAX_SOURCE_TOKENS
@@ -175,6 +173,11 @@ class Translator:
                 f"max_source_tokens ({max_source_tokens}) is more than the model's table of positions has room for; "
                 f"give at most {self.max_positions}."
             )
+
+    @property
+    def search(self) -> dict[str, Any]:
+        """The search settings, for records."""
+        return self.call_settings().search()
 
     def can_keep(self, tokens: int) -> bool:
         """Return whether the model has positions for a source of so many tokens."""
@@ -201,7 +204,7 @@ class Translator:
         """Return the translations of `texts[skip:]`; `first` is the index of the window's first text."""
         sources, lengths, unknown = self.encode(texts, first)
         empty = Hypothesis("", 0, 0.0 if self.scores else None)
-        hypotheses = [[empty] * self.num_translations for _ in texts]
+        hypotheses = [[empty] * self.call_settings().resolve("num_return_sequences", 1) for _ in texts]
         progress(sum(not source for source in sources[skip:]))
         for batch in batches_by_length(list(map(len, sources)), self.batch_tokens):
             if wanted := sum(index >= skip for index in batch):
