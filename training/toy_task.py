@@ -63,16 +63,13 @@ def expand_categories(names: str) -> tuple[str, ...]:
 class Noun:
     category: str
     is_feminine: bool
+    is_countable: bool
     english: tuple[str, str]  # singular, plural
     spanish: tuple[str, str]
 
-    @property
-    def is_countable(self) -> bool:
-        return self.english[1] != NO_FORM
-
 
 NOUNS = tuple(
-    Noun(category, gender == "f", (english, english_plural), (spanish, spanish_plural))
+    Noun(category, gender == "f", english_plural != NO_FORM, (english, english_plural), (spanish, spanish_plural))
     for category, gender, english, english_plural, spanish, spanish_plural in read_table("nouns")
 )
 
@@ -81,6 +78,9 @@ NOUNS = tuple(
 def nouns_in(categories: str) -> tuple[Noun, ...]:
     """Return the nouns of these categories, in the order of the table."""
     return tuple(noun for noun in NOUNS if noun.category in expand_categories(categories))
+
+
+PERSONS = frozenset(nouns_in("person"))
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,10 @@ ADJECTIVES = tuple(
     Adjective(expand_categories(categories), copula, english, tuple(spanish))
     for categories, copula, english, *spanish in read_table("adjectives")
 )
-
-
-@cache
-def adjectives_for(category: str) -> tuple[Adjective, ...]:
-    """Return the adjectives that describe nouns of a category."""
-    return tuple(adjective for adjective in ADJECTIVES if category in adjective.categories)
+ADJECTIVES_FOR = {
+    category: tuple(adjective for adjective in ADJECTIVES if category in adjective.categories)
+    for category in {noun.category for noun in NOUNS}
+}
 
 
 @dataclass(frozen=True)
@@ -143,6 +141,7 @@ PREPOSITIONS = tuple(
     Preposition(english, spanish, nouns_in(located), nouns_in(locations))
     for english, spanish, located, locations in read_table("prepositions")
 )
+PLACES_OF_PERSONS = tuple(preposition for preposition in PREPOSITIONS if not PERSONS.isdisjoint(preposition.located))
 
 
 @dataclass(frozen=True)
@@ -150,14 +149,17 @@ class Pronoun:
     """A personal pronoun. Spanish drops the subjects that its verb shows: yo, tú, nosotros."""
 
     person: int
-    is_feminine: bool
+    form: int  # of an adjective that agrees with it
     english_subject: str
     spanish_subject: str
     english_object: str
     clitic: str  # the Spanish object, which stands before its verb
 
 
-PRONOUNS = tuple(Pronoun(int(person), gender == "f", *forms) for person, gender, *forms in read_table("pronouns"))
+PRONOUNS = tuple(
+    Pronoun(int(person), 2 * (int(person) > THIRD_SINGULAR) + (gender == "f"), *forms)
+    for person, gender, *forms in read_table("pronouns")
+)
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,10 @@ class Verb:
 VERBS = tuple(Verb(nouns_in(subjects), nouns_in(objects), *forms) for subjects, objects, *forms in read_table("verbs"))
 TRANSITIVE = tuple(verb for verb in VERBS if verb.objects)
 INTRANSITIVE = tuple(verb for verb in VERBS if not verb.objects or verb.base in ("eat", "drink"))
+# Ser for what something is, estar for how or where it is, haber for what there is.
+TO_BE = {
+    infinitive: Verb((), (), "imperfect", "be", "is", "was", infinitive) for infinitive in ("ser", "estar", "haber")
+}
 CONJUGATION = {(verb, tense): forms for verb, tense, *forms in read_table("conjugation")}
 
 
@@ -187,60 +193,45 @@ def conjugate(verb: str, tense: str, person: int) -> str:
 # Phrases
 
 
-class Sampler:
-    """Random choices by `random.Random.random`, whose results are the same in every version of Python."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-
-    def chance(self, probability: float) -> bool:
-        return self._random.random() < probability
+class Sampler(random.Random):
+    """Random generator whose choices are the same in every version of Python."""
 
     def choice(self, options: Sequence[T]) -> T:
-        return options[int(self._random.random() * len(options))]
+        return options[int(self.random() * len(options))]
 
 
 @dataclass(frozen=True)
 class Phrase:
-    """Words of both languages with the same meaning, and their features for agreement."""
+    """Words of both languages with the same meaning, and their features for agreement.
+
+    A sum of phrases has the words and collocations of both, and other features of none.
+    """
 
     en: str = ""
     es: str = ""
     collocations: tuple[tuple[str, str], ...] = ()  # a verb or an adjective, and the noun it goes with, in English
     person: int = THIRD_SINGULAR
-    is_feminine: bool = False
+    form: int = 0  # of a Spanish adjective that agrees with it, as in the tables
     is_definite: bool = False
     nouns: tuple[Noun, ...] = ()  # none in a pronoun, two in "the man and the woman"
 
-    @property
-    def agreement_form(self) -> int:
-        """Index of the Spanish adjective form that agrees with the phrase."""
-        return 2 * (self.person > THIRD_SINGULAR) + self.is_feminine
+    def __add__(self, other: "Phrase") -> "Phrase":
+        return Phrase(f"{self.en} {other.en}", f"{self.es} {other.es}", self.collocations + other.collocations)
 
 
 NOTHING = Phrase()
+AND, BUT = Phrase("and", "y"), Phrase("but", "pero")
 WHO = Phrase("who", "quién")
-
-
-def join_words(*words: str) -> str:
-    return " ".join(word for word in words if word)
-
-
-def join_phrases(*phrases: Phrase) -> Phrase:
-    """Concatenate phrases, including their collocations."""
-    en = join_words(*(phrase.en for phrase in phrases))
-    es = join_words(*(phrase.es for phrase in phrases))
-    return Phrase(en, es, tuple(collocation for phrase in phrases for collocation in phrase.collocations))
 
 
 def noun_phrase(noun: Noun, plural: bool, determiner: Determiner, adjective: Adjective | None = None) -> Phrase:
     """Build "the red house", "la casa roja": Spanish puts the adjective last and makes all three agree."""
     form = 2 * plural + noun.is_feminine
-    en = join_words(determiner.english[plural], adjective.english if adjective else "", noun.english[plural])
-    es = join_words(determiner.spanish[form], noun.spanish[plural], adjective.spanish[form] if adjective else "")
+    en = f"{determiner.english[plural]} {adjective.english if adjective else ''} {noun.english[plural]}"
+    es = f"{determiner.spanish[form]} {noun.spanish[plural]} {adjective.spanish[form] if adjective else ''}"
     collocations = ((adjective.english, noun.english[0]),) if adjective else ()
     person = THIRD_PLURAL if plural else THIRD_SINGULAR
-    return Phrase(en, es, collocations, person, noun.is_feminine, determiner.is_definite, (noun,))
+    return Phrase(en, es, collocations, person, form, determiner.is_definite, (noun,))
 
 
 def sample_determiner(
@@ -260,9 +251,9 @@ def sample_noun_phrase(
 ) -> Phrase:
     """Draw a noun after a determiner or an owner; in the plural, and with an adjective, at the given rates."""
     noun = sampler.choice(nouns)
-    plural = noun.is_countable and sampler.chance(plural_rate)
-    adjective = sampler.choice(adjectives_for(noun.category)) if sampler.chance(adjective_rate) else None
-    if THE in determiners and noun.category in expand_categories("owned") and sampler.chance(0.1):
+    plural = noun.is_countable and sampler.random() < plural_rate
+    adjective = sampler.choice(ADJECTIVES_FOR[noun.category]) if sampler.random() < adjective_rate else None
+    if THE in determiners and noun.category in expand_categories("owned") and sampler.random() < 0.1:
         person = sampler.choice(nouns_in("people"))  # "the king's red car", "el coche rojo del rey"
         owner = noun_phrase(person, False, sample_determiner(sampler, DEFINITE, person))
         phrase = noun_phrase(noun, plural, replace(THE, english=(f"{owner.en}'s", f"{owner.en}'s")), adjective)
@@ -278,23 +269,18 @@ def sample_subject(
     pronoun_rate: float = 0.4,
 ) -> Phrase:
     """Draw one of the nouns, or two; if people are among them, a pronoun at the given rate."""
-    if includes_people(nouns) and sampler.chance(pronoun_rate):
+    if not PERSONS.isdisjoint(nouns) and sampler.random() < pronoun_rate:
         pronoun = sampler.choice(PRONOUNS)
         forms = pronoun.english_subject, pronoun.spanish_subject
-        return Phrase(*forms, person=pronoun.person, is_feminine=pronoun.is_feminine)
-    if sampler.chance(0.12):  # "the man and the woman", "el hombre y la mujer", masculine unless both are not
+        return Phrase(*forms, person=pronoun.person, form=pronoun.form)
+    if sampler.random() < 0.12:  # "the man and the woman", "el hombre y la mujer", masculine unless both are not
         first = sampler.choice(nouns)
         second = sampler.choice(nouns_in(first.category))
         determiner = sample_determiner(sampler, DEFINITE, first, second)
         one, other = (noun_phrase(noun, False, determiner) for noun in (first, second))
-        is_feminine = first.is_feminine and second.is_feminine
-        both = join_phrases(one, Phrase("and", "y"), other)
-        return replace(both, person=THIRD_PLURAL, is_feminine=is_feminine, nouns=(first, second))
+        form = 2 + (first.is_feminine and second.is_feminine)
+        return replace(one + AND + other, person=THIRD_PLURAL, form=form, nouns=(first, second))
     return sample_noun_phrase(sampler, nouns, determiners, adjective_rate=adjective_rate)
-
-
-def includes_people(nouns: Sequence[Noun]) -> bool:
-    return any(noun.category == "person" for noun in nouns)
 
 
 def sample_object(sampler: Sampler, verb: Verb, nouns: Sequence[Noun]) -> Phrase:
@@ -309,15 +295,14 @@ def sample_object(sampler: Sampler, verb: Verb, nouns: Sequence[Noun]) -> Phrase
 def sample_location(sampler: Sampler, preposition: Preposition) -> Phrase:
     """Draw a prepositional phrase: "behind the church", "detrás de la iglesia"."""
     location = sample_noun_phrase(sampler, preposition.locations, plural_rate=0.0, adjective_rate=0.45)
-    return join_phrases(Phrase(preposition.english, preposition.spanish), location)
+    return Phrase(preposition.english, preposition.spanish) + location
 
 
 def sample_adjunct(sampler: Sampler, tense: str, location_rate: float, time_rate: float) -> Phrase:
     """Draw where or when somebody does something, at the given rates; otherwise an empty phrase."""
-    if sampler.chance(location_rate):
-        prepositions = [preposition for preposition in PREPOSITIONS if includes_people(preposition.located)]
-        return sample_location(sampler, sampler.choice(prepositions))
-    return Phrase(*sampler.choice(ADVERBS[tense])) if sampler.chance(time_rate) else NOTHING
+    if sampler.random() < location_rate:
+        return sample_location(sampler, sampler.choice(PLACES_OF_PERSONS))
+    return Phrase(*sampler.choice(ADVERBS[tense])) if sampler.random() < time_rate else NOTHING
 
 
 # Clauses
@@ -335,26 +320,17 @@ class VerbGroup:
 
 def verb_group(verb: Verb, tense: str, person: int, clitic: str = "") -> VerbGroup:
     """Return a verb in a tense and a person (0 to 4); a clitic is a Spanish object pronoun before it."""
-    spanish = join_words(clitic, conjugate(verb.infinitive, verb.spanish_past if tense == "past" else tense, person))
+    spanish = f"{clitic} {conjugate(verb.infinitive, verb.spanish_past if tense == 'past' else tense, person)}"
     if tense == "future":
         return VerbGroup(f"will {verb.base}", "will", verb.base, spanish)
+    if verb.base == "be":  # "are they tired"
+        english = conjugate("be", tense, person)
+        return VerbGroup(english, english, "", spanish)
     if tense == "past":
         return VerbGroup(verb.english_past, "did", verb.base, spanish)
     if person == THIRD_SINGULAR:
         return VerbGroup(verb.third_person, "does", verb.base, spanish)
     return VerbGroup(verb.base, "do", verb.base, spanish)
-
-
-def copula(infinitive: str, tense: str, person: int) -> VerbGroup:
-    """Return "to be" in a tense and a person.
-
-    Spanish has three verbs for it: ser for what something is, estar for how or where it is, haber for what there is.
-    """
-    spanish = conjugate(infinitive, "imperfect" if tense == "past" else tense, person)
-    if tense == "future":
-        return VerbGroup("will be", "will", "be", spanish)
-    english = conjugate("be", tense, person)
-    return VerbGroup(english, english, "", spanish)
 
 
 @dataclass(frozen=True)
@@ -371,7 +347,7 @@ def transitive(sampler: Sampler, tense: str, subject: Phrase | None = None) -> C
     """Draw "the woman sees the house", "la mujer ve la casa"; or "she sees him", "ella lo ve"."""
     verb = sampler.choice(TRANSITIVE)
     subject = subject or sample_subject(sampler, verb.subjects)
-    if includes_people(verb.objects) and sampler.chance(0.3):
+    if not PERSONS.isdisjoint(verb.objects) and sampler.random() < 0.3:
         same_persons = {0: (0, 3), 1: (1,), 3: (0, 3)}.get(subject.person, ())  # no "i see me" and no "we see me"
         pronoun = sampler.choice([pronoun for pronoun in PRONOUNS if pronoun.person not in same_persons])
         group = verb_group(verb, tense, subject.person, pronoun.clitic)
@@ -379,7 +355,7 @@ def transitive(sampler: Sampler, tense: str, subject: Phrase | None = None) -> C
     object_ = sample_object(sampler, verb, verb.objects)
     is_event = verb.spanish_past == "preterite" and object_.nouns[0].category not in expand_categories("home,sights")
     if is_event:
-        object_ = join_phrases(object_, sample_adjunct(sampler, tense, location_rate=0.25, time_rate=0.1))
+        object_ += sample_adjunct(sampler, tense, location_rate=0.25, time_rate=0.1)
     return Clause(subject, verb_group(verb, tense, subject.person), object_)
 
 
@@ -396,17 +372,17 @@ def description(sampler: Sampler, tense: str, subject: Phrase | None = None) -> 
     if not subject:
         nouns = nouns_in(sampler.choice(DESCRIBED_CATEGORIES))
         subject = sample_subject(sampler, nouns, DEFINITE, adjective_rate=0.0)
-    adjective = sampler.choice(adjectives_for(subject.nouns[0].category if subject.nouns else "person"))
+    adjective = sampler.choice(ADJECTIVES_FOR[subject.nouns[0].category if subject.nouns else "person"])
     collocations = tuple((adjective.english, noun.english[0]) for noun in subject.nouns)
-    complement = Phrase(adjective.english, adjective.spanish[subject.agreement_form], collocations)
-    return Clause(subject, copula(adjective.copula, tense, subject.person), complement, is_description=True)
+    complement = Phrase(adjective.english, adjective.spanish[subject.form], collocations)
+    return Clause(subject, verb_group(TO_BE[adjective.copula], tense, subject.person), complement, is_description=True)
 
 
 def location(sampler: Sampler, tense: str) -> Clause:
     """Draw "the key is on the table", "la llave está sobre la mesa"."""
     preposition = sampler.choice(PREPOSITIONS)
     subject = sample_subject(sampler, preposition.located, DEFINITE)
-    return Clause(subject, copula("estar", tense, subject.person), sample_location(sampler, preposition))
+    return Clause(subject, verb_group(TO_BE["estar"], tense, subject.person), sample_location(sampler, preposition))
 
 
 def existence(sampler: Sampler, tense: str) -> Clause:
@@ -414,26 +390,24 @@ def existence(sampler: Sampler, tense: str) -> Clause:
     preposition = sampler.choice(PREPOSITIONS)
     nouns = [noun for noun in preposition.located if any(each.accepts(noun, plural=False) for each in INDEFINITE)]
     located = sample_noun_phrase(sampler, nouns, INDEFINITE)
-    complement = join_phrases(located, sample_location(sampler, preposition))
-    return Clause(Phrase("there"), copula("haber", tense, located.person), complement)
+    complement = located + sample_location(sampler, preposition)
+    return Clause(Phrase("there"), verb_group(TO_BE["haber"], tense, located.person), complement)
 
 
 def declarative(clause: Clause, negative: bool = False) -> Phrase:
     """Build "she does not see him", "ella no lo ve"."""
     subject, verb, complement = clause.subject, clause.verb, clause.complement
-    english_verb = (verb.auxiliary, "not", verb.base) if negative else (verb.finite,)
-    en = join_words(subject.en, *english_verb, complement.en)
-    es = join_words(subject.es, "no" if negative else "", verb.spanish, complement.es)
-    return Phrase(en, es, subject.collocations + complement.collocations)
+    english, no = (f"{verb.auxiliary} not {verb.base}", "no") if negative else (verb.finite, "")
+    return subject + Phrase(english, f"{no} {verb.spanish}") + complement
 
 
 def interrogative(clause: Clause, question_word: Phrase = NOTHING) -> Phrase:
     """Build "does he see her", "la ve él"; an adjective comes before the noun it describes: "es roja la casa"."""
     subject, verb, complement = clause.subject, clause.verb, clause.complement
-    en = join_words(question_word.en, verb.auxiliary, subject.en, verb.base, complement.en)
+    en = f"{question_word.en} {verb.auxiliary} {subject.en} {verb.base} {complement.en}"
     is_inverted = clause.is_description and subject.nouns
-    spanish_end = (complement.es, subject.es) if is_inverted else (subject.es, complement.es)
-    es = join_words(question_word.es, verb.spanish, *spanish_end)
+    first, last = (complement, subject) if is_inverted else (subject, complement)
+    es = f"{question_word.es} {verb.spanish} {first.es} {last.es}"
     return Phrase(en, es, subject.collocations + complement.collocations)
 
 
@@ -442,29 +416,13 @@ def interrogative(clause: Clause, question_word: Phrase = NOTHING) -> Phrase:
 
 def make_sentence(phrase: Phrase, is_question: bool = False) -> Phrase:
     """Apply what changes where two words meet, and the punctuation of both languages."""
-    en = re.sub(r"\ba (?=[aeiou])", "an ", phrase.en)
-    es = re.sub(r"\bla (?=agua\b|águila\b)", "el ", phrase.es)  # both are feminine
+    en, es = " ".join(phrase.en.split()), " ".join(phrase.es.split())
+    en = re.sub(r"\ba (?=[aeiou])", "an ", en)
+    es = re.sub(r"\bla (?=agua\b|águila\b)", "el ", es)  # both are feminine
     es = re.sub(r"\buna (?=águila\b)", "un ", es)
-    es = re.sub(r"\b(a|de) el\b", lambda match: f"{match[1]}l", es)
+    es = re.sub(r"\b(a|de) el\b", r"\1l", es)
     en, es = (f"{en}?", f"¿{es}?") if is_question else (f"{en}.", f"{es}.")
     return Phrase(en, es, phrase.collocations)
-
-
-def object_question(sampler: Sampler, tense: str) -> Phrase:
-    """Draw "what does she eat?", "¿qué come ella?"; or "who did they help?", "¿a quién ayudaron ellos?"."""
-    verb = sampler.choice(TRANSITIVE)
-    subject = sample_subject(sampler, verb.subjects)
-    question_word = Phrase("who", "a quién") if includes_people(verb.objects) else Phrase("what", "qué")
-    clause = Clause(subject, verb_group(verb, tense, subject.person))
-    return make_sentence(interrogative(clause, question_word), is_question=True)
-
-
-def where_question(sampler: Sampler, tense: str) -> Phrase:
-    """Draw "where does he live?", "¿dónde vive él?"; or "where are the keys?", "¿dónde están las llaves?"."""
-    verb = sampler.choice(INTRANSITIVE) if sampler.chance(0.5) else None
-    subject = sample_subject(sampler, verb.subjects if verb else NOUNS, DEFINITE)
-    group = verb_group(verb, tense, subject.person) if verb else copula("estar", tense, subject.person)
-    return make_sentence(interrogative(Clause(subject, group), Phrase("where", "dónde")), is_question=True)
 
 
 # Verbs of a second clause about a thing that was just bought or found
@@ -480,19 +438,18 @@ def two_actions(sampler: Sampler, tense: str) -> Phrase:
     first_clause = Clause(subject, verb_group(first, tense, subject.person), object_)
     collocations = ((second.base, object_.nouns[0].english[0]),)
     pronoun = Phrase("them" if object_.person == THIRD_PLURAL else "it", collocations=collocations)
-    clitic = ("lo", "la", "los", "las")[object_.agreement_form]
-    second_clause = Clause(Phrase("and", "y"), verb_group(second, tense, subject.person, clitic), pronoun)
-    negative = sampler.chance(0.2)
-    return make_sentence(join_phrases(declarative(first_clause), declarative(second_clause, negative)))
+    clitic = ("lo", "la", "los", "las")[object_.form]
+    second_clause = Clause(AND, verb_group(second, tense, subject.person, clitic), pronoun)
+    return make_sentence(declarative(first_clause) + declarative(second_clause, negative=sampler.random() < 0.2))
 
 
 def two_clauses(sampler: Sampler, tense: str) -> Phrase:
     """Draw "the man sings but his son is sad.", "el hombre canta pero su hijo está triste."."""
     subjects = (sample_subject(sampler, nouns_in("people"), pronoun_rate=0.0) for _ in range(2))
     clauses = [sampler.choice((intransitive, description))(sampler, tense, subject) for subject in subjects]
-    conjunction = sampler.choice((Phrase("and", "y"), Phrase("but", "pero")))
-    first, second = (declarative(clause, negative=sampler.chance(0.3)) for clause in clauses)
-    return make_sentence(join_phrases(first, conjunction, second))
+    conjunction = sampler.choice((AND, BUT))
+    first, second = (declarative(clause, negative=sampler.random() < 0.3) for clause in clauses)
+    return make_sentence(first + conjunction + second)
 
 
 PATTERNS = ["statement"] * 8 + ["yes or no"] * 4 + ["two actions"] * 2 + ["two clauses"] * 2
@@ -508,7 +465,7 @@ def sample_sentence(sampler: Sampler) -> Phrase:
     pattern, tense = sampler.choice(PATTERNS), sampler.choice(TENSES)
     if pattern == "statement":
         clause = sampler.choice(STATED)(sampler, tense)
-        return make_sentence(declarative(clause, negative=sampler.chance(0.3)))
+        return make_sentence(declarative(clause, negative=sampler.random() < 0.3))
     if pattern == "yes or no":  # "is there a cat in the garden?", "¿hay un gato en el jardín?"
         return make_sentence(interrogative(sampler.choice(ASKED)(sampler, tense)), is_question=True)
     if pattern == "existence":  # "there is a cat in the garden.", "hay un gato en el jardín."
@@ -516,8 +473,18 @@ def sample_sentence(sampler: Sampler) -> Phrase:
     if pattern == "who":  # "who bought the car?", "¿quién compró el coche?"
         clause = sampler.choice((transitive, intransitive, description))(sampler, tense, WHO)
         return make_sentence(declarative(clause), is_question=True)
-    make = {"what": object_question, "where": where_question, "two actions": two_actions, "two clauses": two_clauses}
-    return make[pattern](sampler, tense)
+    if pattern == "what":  # "what does she eat?", "¿qué come ella?"; "who did they help?", "¿a quién ayudaron ellos?"
+        verb = sampler.choice(TRANSITIVE)
+        question_word = Phrase("what", "qué") if PERSONS.isdisjoint(verb.objects) else Phrase("who", "a quién")
+        subject = sample_subject(sampler, verb.subjects)
+    elif pattern == "where":  # "where does he live?", "¿dónde vive él?"; "where is the key?", "¿dónde está la llave?"
+        verb = sampler.choice(INTRANSITIVE) if sampler.random() < 0.5 else TO_BE["estar"]
+        question_word = Phrase("where", "dónde")
+        subject = sample_subject(sampler, verb.subjects or NOUNS, DEFINITE)
+    else:
+        return {"two actions": two_actions, "two clauses": two_clauses}[pattern](sampler, tense)
+    clause = Clause(subject, verb_group(verb, tense, subject.person))
+    return make_sentence(interrogative(clause, question_word), is_question=True)
 
 
 def generate_sentences(seed: int) -> Iterator[Phrase]:
@@ -543,9 +510,15 @@ def reserved_split(collocation: tuple[str, str]) -> str:
     return {0: "test", 1: "validation"}.get(digest[0] % 10, "train")
 
 
-def sample_splits(sizes: dict[str, int], seed: int) -> dict[str, dict[str, str]]:
-    """Return the first distinct sentences of each split as a dict from English to Spanish."""
-    splits: dict[str, dict[str, str]] = {split: {} for split in sizes}
+def make_splits(
+    train_size: int = 60_000, validation_size: int = 500, test_size: int = 1_000, seed: int = 2017
+) -> DatasetDict:
+    """Return distinct sentence pairs in the schema of translation data sets: `{"translation": {"en": ..., "es": ...}}`.
+
+    A smaller split is the beginning of a larger one with the same seed.
+    """
+    sizes = {"train": train_size, "validation": validation_size, "test": test_size}
+    splits: dict[str, dict[str, str]] = {split: {} for split in sizes}  # from English to Spanish
     unfilled, sentences = set(sizes), generate_sentences(seed)
     while unfilled:
         sentence = next(sentences)
@@ -555,21 +528,10 @@ def sample_splits(sizes: dict[str, int], seed: int) -> dict[str, dict[str, str]]
             splits[split][sentence.en] = sentence.es
             if len(splits[split]) == sizes[split]:
                 unfilled.remove(split)
-    return splits
-
-
-def make_splits(
-    train_size: int = 60_000, validation_size: int = 500, test_size: int = 1_000, seed: int = 2017
-) -> DatasetDict:
-    """Return distinct sentence pairs in the schema of translation data sets: `{"translation": {"en": ..., "es": ...}}`.
-
-    A smaller split is the beginning of a larger one with the same seed.
-    """
-    sizes = {"train": train_size, "validation": validation_size, "test": test_size}
     features = Features({"translation": Translation(languages=["en", "es"])})
     return DatasetDict(
         {
             split: Dataset.from_list([{"translation": {"en": en, "es": es}} for en, es in pairs.items()], features)
-            for split, pairs in sample_splits(sizes, seed).items()
+            for split, pairs in splits.items()
         }
     )

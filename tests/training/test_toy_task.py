@@ -204,7 +204,7 @@ class SteeredSampler(Sampler):
     """Draws only words of the wanted sentence, all equally likely, so that it appears soon."""
 
     def __init__(self, wanted: str) -> None:
-        super().__init__(seed=0)
+        super().__init__(0)
         words = wanted.rstrip(".?").replace("'s", "")
         self.wanted = f" {words} ".replace(" an ", " a ")
         self.unwanted = {id(word) for word in LEXICON if not self.is_in_sentence(english_forms(word))}
