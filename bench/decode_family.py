@@ -169,7 +169,7 @@ def results(arms: list[Arm], references: list[str], options: argparse.Namespace)
             rows.append(
                 {
                     **{"model": arm.name, "distilled": arm.is_distilled, "passes": arm.passes, "threads": threads},
-                    **{"BLEU": f"{scores['bleu']:.2f}", "chrF": f"{chrf(arm.texts, references)['chrf']:.2f}"},
+                    **{"BLEU": f"{scores['score']:.2f}", "chrF": f"{chrf(arm.texts, references)['score']:.2f}"},
                     "Distinct-1/2": f"{statistic['distinct_1']:.3f} / {statistic['distinct_2']:.3f}",
                     **{"repeats": f"{statistic['repeats']:.2%}", "length ratio": f"{statistic['length_ratio']:.3f}"},
                     "ms a sentence, median": 1000 * statistics.median(seconds),
@@ -219,7 +219,7 @@ def refinement(arms: list[Arm], sources: list[str], references: list[str], token
             tokens += int(is_real.sum())
         for number, outputs in enumerate(texts, start=1):
             scores = {
-                "BLEU": f"{bleu(outputs, references, tokenize)['bleu']:.2f}",
+                "BLEU": f"{bleu(outputs, references, tokenize)['score']:.2f}",
                 "repeats": f"{repeats(outputs):.2%}",
             }
             share = f"{changed[number] / tokens:.1%}" if number > 1 else None

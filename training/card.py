@@ -13,7 +13,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from training.data import describe_unknown
 from training.prepare import SOURCES
 from training.recipe import Recipe, recipe_of
-from training.tasks import Metric, make_task, selection_metric
+from training.tasks import Metric, make_task
 from vaswani_transformer.support.errors import exit_on_user_error
 
 TEMPLATE = Path(__file__).parent / "card_template.md"
@@ -63,7 +63,10 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
         license=license,
         library_name="transformers",
         pipeline_tag=task.hub_name,
-        tags=["transformer", variant(recipe).replace("_", "-"), recipe.family.config_class.model_type, task.hub_name],
+        tags=[
+            *("transformer", variant(recipe).replace("_", "-")),
+            *(recipe.family.model_class.config_class.model_type, task.hub_name),
+        ],
         datasets=[hub_name] if hub_name else None,
         metrics=[each.key for each in task.metrics],
         model_name=results["name"],
@@ -75,7 +78,7 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
         results=results,
         recipe=recipe,
         task=task,
-        metric=selection_metric(recipe),
+        metric=task.selection,
         introduction=INTRODUCTIONS[variant(recipe)],
         limits=LIMITS[task.verb],
         data=data,

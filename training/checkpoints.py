@@ -4,7 +4,6 @@ A checkpoint is complete once it has the file `complete`, which the main process
 their files. Older checkpoints are deleted after that.
 """
 
-import json
 import logging
 import shutil
 from pathlib import Path
@@ -73,15 +72,11 @@ def last_checkpoint(run: Path) -> Path | None:
                     torch.load(checkpoint / name, map_location="meta", weights_only=True)
             if (checkpoint / WEIGHTS).exists():
                 load_file(checkpoint / WEIGHTS)
-            read_state(checkpoint)
+            TrainerState.load_from_json(str(checkpoint / STATE))
             return checkpoint
         except Exception as error:  # of torch, safetensors, zip and JSON
             logger.warning("Passed over %s, which cannot be loaded (%s).", checkpoint, one_line(error))
     return None
-
-
-def read_state(checkpoint: Path) -> TrainerState:
-    return TrainerState(**json.loads((checkpoint / STATE).read_text(encoding="utf-8")))
 
 
 def mean_weights(checkpoints: list[Path]) -> dict[str, Tensor]:

@@ -20,11 +20,10 @@ from datasets.exceptions import DatasetGenerationError
 from transformers import AddedToken, PreTrainedTokenizerBase
 
 from training.recipe import Recipe
-from training.tasks import make_task
 from training.toy_task import make_splits
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.batching.tokens import ArrowRows
-from vaswani_transformer.parsing.linear import linearize
+from vaswani_transformer.parsing.linear import linear_tokens, linearize
 from vaswani_transformer.parsing.trees import ROOT, Tree, evaluation_tree, read_trees
 from vaswani_transformer.support.checked_loading import load_tokenizer
 from vaswani_transformer.support.errors import UserError, one_line
@@ -158,11 +157,11 @@ def to_pairs(rows: Dataset, recipe: Recipe, split: str) -> Dataset:
         )
 
     def pick(batch: dict[str, list[Any]]) -> dict[str, list[str]]:
-        pairs = [pair or {} for pair in batch["translation"]] if feature is not None else None
-        sides = {
-            side: batch[name] if pairs is None else [pair.get(name) for pair in pairs] for side, name in names.items()
+        if feature is not None:
+            batch = {name: [(pair or {}).get(name) for pair in batch["translation"]] for name in names.values()}
+        return {
+            side: ["" if text is None else str(text).strip() for text in batch[name]] for side, name in names.items()
         }
-        return {side: ["" if text is None else str(text).strip() for text in texts] for side, texts in sides.items()}
 
     texts = Features(dict.fromkeys(SIDES, Value("string")))
     picked = rows.map(
@@ -173,11 +172,11 @@ def to_pairs(rows: Dataset, recipe: Recipe, split: str) -> Dataset:
 
 def with_both_sides(pairs: Dataset, recipe: Recipe, split: str) -> Dataset:
     """Drop pairs with an empty source or target, or stop with an error, as `data.empty` says."""
-
-    def is_complete(batch: dict[str, list[str]]) -> list[bool]:
-        return [bool(source and target) for source, target in zip(batch["source"], batch["target"], strict=True)]
-
-    kept = pairs.filter(is_complete, batched=True, num_proc=processes_for(pairs))
+    kept = pairs.filter(
+        lambda batch: [bool(one and other) for one, other in zip(batch["source"], batch["target"], strict=True)],
+        batched=True,
+        num_proc=processes_for(pairs),
+    )
     if empty := len(pairs) - len(kept):
         if recipe.data.empty == "error":
             raise UserError(f"data.{split}: {empty:,} pairs have an empty side; correct them or set data.empty=drop.")
@@ -249,15 +248,15 @@ def make_tokenizer(recipe: Recipe, train: Dataset) -> PreTrainedTokenizerBase:
     For parsing it is learned from the sentences, and each label of the trees is an added token. For a CMLM `<mask>` is
     added after all other tokens.
     """
-    task, settings = make_task(recipe), recipe.tokenizer
-    labels = task.single_tokens(sample_texts(train, None, ("target",)))
+    settings, is_parser = recipe.tokenizer, recipe.data.kind == "trees"
+    labels = linear_tokens(sample_texts(train, None, ("target",))) if is_parser else set()
     if settings.path is not None:
         tokenizer = load_tokenizer(settings.path)
         if missing := sorted(labels - tokenizer.get_added_vocab().keys()):
             raise UserError(f"tokenizer.path: {settings.path} lacks labels of the trees, such as {missing[0]!r}.")
         tokenizer.init_kwargs.pop("holds_all_words", None)  # these texts may have other words
     else:
-        texts = sample_texts(train, settings.sample, ("source",) if labels else SIDES)
+        texts = sample_texts(train, settings.sample, ("source",) if is_parser else SIDES)
         size = settings.vocab_size - len(labels)
         try:
             tokenizer = VaswaniTransformerTokenizer.train_from_iterator(texts, size, settings.algorithm)
@@ -266,22 +265,22 @@ def make_tokenizer(recipe: Recipe, train: Dataset) -> PreTrainedTokenizerBase:
         tokenizer.add_tokens([AddedToken(label, normalized=False) for label in sorted(labels)])
     if recipe.family.needs_mask and tokenizer.mask_token_id is None:
         tokenizer.add_special_tokens({"mask_token": "<mask>"})
-    check_tokenizer(tokenizer, f"tokenizer.path: {settings.path}")
+    lacks_end = tokenizer.pad_token_id is None or tokenizer("a")["input_ids"][-1:] != [tokenizer.eos_token_id]
+    if lacks_end or tokenizer.padding_side != "right":
+        problem = (
+            "has no <pad>, or does not end a text with its end token; add them"
+            if lacks_end
+            else f"pads on the {tokenizer.padding_side}; set its padding_side to 'right'"
+        )
+        raise UserError(f"tokenizer.path: {settings.path} {problem} and save it again.")
     return tokenizer
 
 
-def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Check that a loaded tokenizer pads on the right and ends every text with `</s>`."""
-    if tokenizer.pad_token_id is None or tokenizer("a")["input_ids"][-1:] != [tokenizer.eos_token_id]:
-        raise UserError(f"{name} has no <pad>, or does not end a text with its end token; add them and save it again.")
-    if tokenizer.padding_side != "right":
-        raise UserError(
-            f"{name} pads on the {tokenizer.padding_side}; set its padding_side to 'right' and save it again."
-        )
-
-
 def tokenize(recipe: Recipe, pairs: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> DatasetDict:
-    """Return `input_ids` and `labels` of every split; special tokens in a text are encoded as characters."""
+    """Return `input_ids` and `labels` of every split, in training only of at most `data.max_length` tokens.
+
+    Special tokens in a text are encoded as characters.
+    """
     encoder = text_encoder(tokenizer)
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list]:
@@ -295,7 +294,15 @@ def tokenize(recipe: Recipe, pairs: DatasetDict, tokenizer: PreTrainedTokenizerB
     tokens = DatasetDict(
         {split: rows.map(encode, **settings, num_proc=processes_for(rows)) for split, rows in pairs.items()}
     )
-    tokens["train"] = drop_too_long(recipe, tokens["train"])
+    train, limit = tokens["train"], recipe.data.max_length
+    longest = np.maximum(ArrowRows(train, "input_ids").lengths, ArrowRows(train, "labels").lengths)
+    kept = np.flatnonzero(longest <= limit)
+    if len(kept) < len(train):
+        problem = f"{len(train) - len(kept):,} of {len(train):,} training pairs are longer than {limit} tokens"
+        if recipe.data.too_long == "error" or not len(kept):
+            raise UserError(f"data.max_length: {problem}; raise it or set data.too_long=drop.")
+        logger.warning("Dropped: %s.", problem)
+        tokens["train"] = train.select(kept)
     return tokens
 
 
@@ -312,11 +319,11 @@ def count_unknown(rows: Dataset, tokenizer: PreTrainedTokenizerBase) -> Counts:
 
 def describe_unknown(splits: dict[str, Counts]) -> str:
     """Describe the share of unknown tokens in sources and targets of each split."""
-    shares = {
-        name: [f"{of['unknown'] / max(1, of['tokens']):.2%}" for of in (counts["source"], counts["target"])]
+    shares = [
+        (name, *(counts[side]["unknown"] / max(1, counts[side]["tokens"]) for side in SIDES))
         for name, counts in splits.items()
-    }
-    return "; ".join(f"{name} {source} of source, {target} of target" for name, (source, target) in shares.items())
+    ]
+    return "; ".join(f"{name} {source:.2%} of source, {target:.2%} of target" for name, source, target in shares)
 
 
 def report_unknown(splits: dict[str, Counts], pairs: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -337,23 +344,6 @@ def report_unknown(splits: dict[str, Counts], pairs: DatasetDict, tokenizer: Pre
                 ", ".join(repr(word) for word, _ in words.most_common(5)),
             )
             return
-
-
-def lengths(tokens: Dataset, column: str) -> np.ndarray:
-    return ArrowRows.of(tokens, column).lengths
-
-
-def drop_too_long(recipe: Recipe, train: Dataset) -> Dataset:
-    """Return the training pairs with at most `data.max_length` tokens in source and target."""
-    longest, limit = np.maximum(lengths(train, "input_ids"), lengths(train, "labels")), recipe.data.max_length
-    kept = np.flatnonzero(longest <= limit)
-    if len(kept) == len(train):
-        return train
-    problem = f"{len(train) - len(kept):,} of {len(train):,} training pairs are longer than {limit} tokens"
-    if recipe.data.too_long == "error" or not len(kept):
-        raise UserError(f"data.max_length: {problem}; raise it or set data.too_long=drop.")
-    logger.warning("Dropped: %s.", problem)
-    return train.select(kept)
 
 
 def processes_for(rows: Dataset) -> int | None:

@@ -13,8 +13,11 @@ import evaluate
 from sacrebleu.metrics import BLEU, CHRF
 
 
-class TextMetric(evaluate.Metric):
-    """Base class of text metrics with one reference."""
+class CorpusScore(evaluate.Metric):
+    """A score of sacreBLEU over a corpus with one reference, by `compute(predictions, references, metric)`.
+
+    It returns `score`, `signature` and, of BLEU, `brevity_penalty`.
+    """
 
     def _info(self) -> evaluate.MetricInfo:
         text = datasets.Value("string")
@@ -25,56 +28,37 @@ class TextMetric(evaluate.Metric):
             features=datasets.Features({"predictions": text, "references": text}),
         )
 
-
-class SacreBleu(TextMetric):
-    """Corpus BLEU of detokenized translations by sacreBLEU, with its signature.
-
-    `compute(predictions=[...], references=[...], tokenize="13a")` returns `bleu`, `signature`, `brevity_penalty`. With
-    `tokenize="none"` the texts' own tokens count, which gives tokenized BLEU. `order=1` computes BLEU-1, and `order=2`
-    BLEU-2; the signature names an order below 4.
-    """
-
     def _compute(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> dict[str, float | str]:
-        order = kwargs.get("order", 4)
-        metric = BLEU(tokenize=kwargs.get("tokenize", "13a"), max_ngram_order=order, force=True)
+        metric = kwargs["metric"]
         score = metric.corpus_score(list(predictions), [list(references)])
-        return {
-            "bleu": score.score,
-            "signature": str(metric.get_signature()) + ("" if order == 4 else f"|order:{order}"),
-            "brevity_penalty": score.bp,
-        }
+        brevity = {"brevity_penalty": score.bp} if isinstance(metric, BLEU) else {}
+        return {"score": score.score, "signature": str(metric.get_signature()), **brevity}
 
 
-class ChrF(TextMetric):
-    """Corpus chrF, the F-score of character n-grams (Popovic 2015), by sacreBLEU, with its signature.
-
-    `compute(predictions=[...], references=[...])` returns `chrf` and `signature`. White space is ignored.
-    """
-
-    def _compute(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> dict[str, float | str]:
-        metric = CHRF()
-        score = metric.corpus_score(list(predictions), [list(references)])
-        return {"chrf": score.score, "signature": str(metric.get_signature())}
-
-
-def compute(metric: type[evaluate.Metric], **inputs: Any) -> dict[str, Any]:
-    """Return a metric of lists of texts, with a temporary folder for `evaluate`."""
-    with tempfile.TemporaryDirectory() as folder:
-        return metric(keep_in_memory=True, cache_dir=folder).compute(**inputs) or {}
+def compute(metric: BLEU | CHRF, predictions: list[str], references: list[str]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:  # for `evaluate`
+        score = CorpusScore(keep_in_memory=True, cache_dir=folder)
+        return score.compute(predictions=predictions, references=references, metric=metric) or {}
 
 
 def bleu(predictions: list[str], references: list[str], tokenize: str = "13a", order: int = 4) -> dict[str, Any]:
-    return compute(SacreBleu, predictions=predictions, references=references, tokenize=tokenize, order=order)
+    """Return corpus BLEU, with `order` 1 or 2 BLEU-1 or BLEU-2: `score`, `signature`, `brevity_penalty`.
+
+    With `tokenize="none"` the texts' own tokens count, which gives tokenized BLEU. The signature names a lower order.
+    """
+    score = compute(BLEU(tokenize=tokenize, max_ngram_order=order, force=True), predictions, references)
+    return score if order == 4 else score | {"signature": f"{score['signature']}|order:{order}"}
 
 
 def chrf(predictions: list[str], references: list[str]) -> dict[str, Any]:
-    return compute(ChrF, predictions=predictions, references=references)
+    """Return chrF, the F-score of character n-grams (Popovic 2015): `score`, `signature`. White space is ignored."""
+    return compute(CHRF(), predictions, references)
 
 
 def tokenized_bleu(
     predictions: list[str], references: list[str], language: str | None, compounds: bool = False
 ) -> dict[str, Any]:
-    """Return tokenized BLEU as before sacreBLEU (multi-bleu.perl): `bleu`, `signature`, `brevity_penalty`.
+    """Return tokenized BLEU as before sacreBLEU (multi-bleu.perl): `score`, `signature`, `brevity_penalty`.
 
     Args:
         language: language of the Moses tokenizer; None for tokenized texts.
@@ -112,33 +96,22 @@ STATISTICS = {
 """Definitions of the statistics; unlike in Li et al. 2016, distinct-n is relative to the number of n-grams."""
 
 
-def share(count: int, total: int) -> float:
-    """Return count / total, or 0 if the total is 0."""
-    return count / total if total else 0.0
-
-
-def distinct(texts: Iterable[str], order: int) -> float:
-    """Return the share of distinct n-grams of `order` words among all n-grams within texts."""
-    rows = [text.split() for text in texts]
-    grams = [gram for words in rows for gram in zip(*(words[start:] for start in range(order)), strict=False)]
-    return share(len(set(grams)), len(grams))
-
-
 def repeats(texts: Iterable[str]) -> float:
     """Return the share of words that equal the preceding word."""
     rows = [text.split() for text in texts]
-    return share(sum(left == right for words in rows for left, right in pairwise(words)), sum(map(len, rows)))
+    return sum(left == right for words in rows for left, right in pairwise(words)) / max(1, sum(map(len, rows)))
 
 
 def text_statistics(predictions: list[str], references: list[str]) -> dict[str, float]:
-    """Return every statistic of `STATISTICS` by name."""
-    words, reference_words = (sum(len(text.split()) for text in texts) for texts in (predictions, references))
+    """Return every statistic of `STATISTICS` by name; 0 for a share of nothing."""
+    rows = [text.split() for text in predictions]
+    words, bigrams = [word for row in rows for word in row], [pair for row in rows for pair in pairwise(row)]
     return {
-        "distinct_1": distinct(predictions, 1),
-        "distinct_2": distinct(predictions, 2),
+        "distinct_1": len(set(words)) / max(1, len(words)),
+        "distinct_2": len(set(bigrams)) / max(1, len(bigrams)),
         "repeats": repeats(predictions),
         "reference_repeats": repeats(references),
-        "length_ratio": share(words, reference_words),
+        "length_ratio": len(words) / max(1, sum(len(text.split()) for text in references)),
     }
 
 

@@ -13,7 +13,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-import docstring_parser
 import yaml
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -338,29 +337,18 @@ class ScoreRecipe:
 
 @dataclass(frozen=True)
 class Family:
-    """Model class of a family, and the classes of its recipe groups."""
+    """Model class of a family, the classes of its recipe groups, and whether its vocabulary has `<mask>`."""
 
     model_class: type[Any]
     training: type[TrainingRecipe]
     decoding: type[Any]
-
-    @property
-    def config_class(self) -> type[VaswaniTransformerConfig]:
-        return self.model_class.config_class
-
-    @property
-    def is_autoregressive(self) -> bool:
-        return self.model_class.is_autoregressive
-
-    @property
-    def needs_mask(self) -> bool:
-        return "mask_token_id" in self.config_class.__dataclass_fields__
+    needs_mask: bool = False
 
 
 FAMILIES = {
     "autoregressive": Family(VaswaniTransformerForConditionalGeneration, BeamTraining, BeamSearch),
     "nat": Family(VaswaniNatForConditionalGeneration, GlancingTraining, LengthBeam),
-    "cmlm": Family(VaswaniCmlmForConditionalGeneration, CmlmTraining, MaskPredict),
+    "cmlm": Family(VaswaniCmlmForConditionalGeneration, CmlmTraining, MaskPredict, needs_mask=True),
     "iterative_vae": Family(VaswaniIterativeVaeForConditionalGeneration, LatentTraining, LengthBeam),
     "flowseq": Family(VaswaniFlowSeqForConditionalGeneration, FlowTraining, LatentSearch),
 }
@@ -406,15 +394,11 @@ class Recipe:
     def family(self) -> Family:
         return FAMILIES[self.kind]
 
-    @property
-    def energy_from(self) -> str | None:
-        return getattr(self.training, "energy_from", None)
-
     def model_config(self, **ids: Any) -> VaswaniTransformerConfig:
         """Return the model's configuration; `ids` are the vocabulary size and token ids."""
         fields = {name: value for name, value in self.model.items() if name not in ("kind", "paper")}
         try:
-            return self.family.config_class.from_paper(self.model.get("paper", "base"), **fields | ids)
+            return self.family.model_class.config_class.from_paper(self.model.get("paper", "base"), **fields | ids)
         except Exception as error:  # the strict configuration's own classes
             raise UserError(f"model: {one_line(error)}") from error
 
@@ -430,7 +414,7 @@ class Recipe:
             search |= {name: value for name, value in faster.items() if name in search}
         if search.get("num_beams") == 1:  # no length penalty in greedy search
             search["length_penalty"] = 1.0
-        if not self.family.is_autoregressive and tokenizer.unk_token_id is not None:
+        if not self.family.model_class.is_autoregressive and tokenizer.unk_token_id is not None:
             search["suppress_tokens"] = [tokenizer.unk_token_id]
         return config.make_generation_config(**search)
 
@@ -467,20 +451,15 @@ def recipe_parser(tree: dict[str, Any], arguments: list[str]) -> RecipeParser:
     optimizer = choice_of("training.optimizer", tree, arguments, OPTIMIZERS, "paper")
     training = make_dataclass("Training", (), bases=(family.training, OPTIMIZERS[optimizer]), frozen=True)
     training.__doc__ = family.training.__doc__
-    texts = {one.arg_name: one.description for one in docstring_parser.parse(str(Recipe.__doc__)).params}
-    types = {"data": DATA[data], "training": training, "decoding": family.decoding}
+    groups = {"data": DATA[data], "training": training, "decoding": family.decoding}
+    fields = [(name, group, field(default_factory=group)) for name, group in groups.items()]
+    kinds = make_dataclass("Recipe", fields, bases=(Recipe,), frozen=True)
+    kinds.__doc__ = Recipe.__doc__
     parser = RecipeParser(
         prog="python -m training.train", usage="%(prog)s RECIPE.yaml [--any.field=value ...]", allow_abbrev=False
     )
     parser.add_argument("--recipe", action="config", help=argparse.SUPPRESS)
-    for each in dataclasses.fields(Recipe):
-        default = None if each.default is dataclasses.MISSING else each.default
-        if each.name == "model":
-            parser.add_argument("--model", type=dict[str, Any], default={}, help=texts["model"])
-        elif each.name in types or each.name in ("tokenizer", "score"):
-            parser.add_argument(f"--{each.name}", type=types.get(each.name, each.type))
-        else:
-            parser.add_argument(f"--{each.name}", type=each.type, default=default, help=texts[each.name])
+    parser.add_class_arguments(kinds)
     return parser
 
 

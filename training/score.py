@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 from training.data import fingerprint, load_pairs
 from training.machine import commit, hardware, versions
-from training.metrics import STATISTICS, lm_scores, share
+from training.metrics import STATISTICS, lm_scores
 from training.recipe import Recipe, load_recipe, to_dict
 from training.tasks import PARSING_STATISTICS, make_task
 from vaswani_transformer.support.command_line import positive_argument
@@ -93,7 +93,7 @@ def translate_all(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list[str], recipe: Recipe, tokens: int
 ) -> tuple[list[str], dict[str, Any]]:
     """Return the hypotheses, and speed and search; a model of another family uses its own generation config."""
-    is_own = model.config.model_type == recipe.family.config_class.model_type
+    is_own = model.config.model_type == recipe.family.model_class.config_class.model_type
     config: Any = model.config
     settings: Any = {"generation_config": recipe.generation_config(config, tokenizer)} if is_own else {}
     make_translator = HistoryTranslator if is_non_autoregressive(model) else Translator
@@ -105,7 +105,7 @@ def translate_all(
     seconds, output_tokens = time.perf_counter() - start, sum(hypothesis.tokens for hypothesis in hypotheses)
     changed = []
     if isinstance(translate, HistoryTranslator):
-        changed = [share(count, translate.tokens) for count in translate.changed]
+        changed = [count / max(1, translate.tokens) for count in translate.changed]
     return [hypothesis.text for hypothesis in hypotheses], {
         **({"changed_by_iteration": changed} if changed else {}),
         "seconds": seconds,

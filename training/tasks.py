@@ -2,7 +2,6 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,7 +11,7 @@ from training.metrics import bleu, chrf, text_statistics, tokenized_bleu
 from training.recipe import Recipe
 from vaswani_transformer.parsing import BracketScores, delinearize, score_trees
 from vaswani_transformer.parsing.constraint import tree_constraint
-from vaswani_transformer.parsing.linear import linear_tokens, place_count
+from vaswani_transformer.parsing.linear import place_count
 from vaswani_transformer.translation.translator import Constraint
 
 # Tokenizers for languages without spaces between words.
@@ -52,7 +51,8 @@ class Task(ABC):
         hub_name: name of the task on the Hub.
         metrics: metrics on the test set, in the order of the model card.
         more_metrics: further metrics on the test set, only in results.json.
-        best_metric: metric that selects the best checkpoint.
+        best_metric: metric of evaluations.
+        selection: metric that selects the best checkpoint: that of evaluations, or a teacher's energy.
         verb, command: verb for applying the model, and the command for it.
         roles: words for source, output and reference.
     """
@@ -65,8 +65,12 @@ class Task(ABC):
     command: ClassVar[str] = "vaswani-translate"
     roles: ClassVar[tuple[str, str, str]] = ("source", "translation", "reference")
 
-    def __init__(self, source: str, target: str, tokenize: str) -> None:
-        self.source, self.target, self.tokenize = source, target, tokenize
+    def __init__(self, recipe: Recipe) -> None:
+        self.target, self.tokenize = recipe.data.target, recipe.score.tokenize
+        if self.tokenize == "auto":
+            code = re.split("[-_]", self.target.lower())[0]  # of a code such as "ja" or "zh-CN"
+            self.tokenize = UNSPACED.get(code, "13a")
+        self.selection = self.best_metric if getattr(recipe.training, "energy_from", None) is None else ENERGY
 
     @abstractmethod
     def measure(self, predictions: list[str], references: list[str], metric: Metric) -> dict[str, Any]:
@@ -84,18 +88,9 @@ class Task(ABC):
             scores |= {metric.key: measured["score"], metric.signature_key: measured["signature"]}
         return scores
 
-    def test(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
-        """Return all metrics, signatures and statistics by their keys in results.json."""
-        scores = self.scores(predictions, references, *self.metrics, *self.more_metrics)
-        return scores | self.statistics(predictions, references)
-
     def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, dict[str, Any]]:
         """Return every common score of the task, by name, each as `score` and `signature`."""
         return {metric.key: self.measure(predictions, references, metric) for metric in self.metrics}
-
-    def single_tokens(self, targets: Iterable[str]) -> set[str]:
-        """Return the strings in the targets that must be single tokens of the vocabulary."""
-        return set()
 
     def constraint(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Constraint | None:
         """Return the constraint to well-formed targets, or None."""
@@ -115,10 +110,8 @@ class TranslationTask(Task):
 
     def measure(self, predictions: list[str], references: list[str], metric: Metric) -> dict[str, Any]:
         if metric == CHRF:
-            score = chrf(predictions, references)
-            return {"score": score.pop("chrf"), **score}
-        score = bleu(predictions, references, self.tokenize, ORDERS[metric])
-        return {"score": score.pop("bleu"), **score}
+            return chrf(predictions, references)
+        return bleu(predictions, references, self.tokenize, ORDERS[metric])
 
     def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, dict[str, Any]]:
         """Return every common score of translations, by name, each as `score` and `signature`.
@@ -130,16 +123,14 @@ class TranslationTask(Task):
         compound_split_bleu: the same with split compounds, for German; the paper's En-De metric.
         """
         is_tokenized = self.tokenize == "none"
-        names = {"chrf": CHRF, "bleu_1": BLEU_1, "bleu_2": BLEU_2}
-        if not is_tokenized:
-            names = {"sacrebleu": BLEU} | names
+        names = {} if is_tokenized else {"sacrebleu": BLEU}
+        names |= {"chrf": CHRF, "bleu_1": BLEU_1, "bleu_2": BLEU_2}
         scores = {name: self.measure(predictions, references, metric) for name, metric in names.items()}
-        if self.tokenize not in SPLIT_AT_SPACES:
-            return scores
-        variants = {"tokenized_bleu": False} | ({"compound_split_bleu": True} if self.target == "de" else {})
-        for name, compounds in variants.items():
-            score = tokenized_bleu(predictions, references, None if is_tokenized else self.target, compounds)
-            scores[name] = {"score": score.pop("bleu"), **score}
+        language = None if is_tokenized else self.target
+        if self.tokenize in SPLIT_AT_SPACES:
+            scores["tokenized_bleu"] = tokenized_bleu(predictions, references, language)
+        if self.tokenize in SPLIT_AT_SPACES and self.target == "de":
+            scores["compound_split_bleu"] = tokenized_bleu(predictions, references, language, compounds=True)
         return scores
 
 
@@ -187,10 +178,6 @@ class ParsingTask(Task):
         evalb_f1 = {"score": evalb.f1, "signature": bracket_signature(evalb, "own")}
         return super().all_scores(predictions, references) | {"evalb_f1": evalb_f1}
 
-    def single_tokens(self, targets: Iterable[str]) -> set[str]:
-        """Return every opening label, closing label and tag of the targets."""
-        return linear_tokens(targets)
-
     def constraint(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Constraint | None:
         """Return the constraint to well-formed trees."""
         return tree_constraint(model, tokenizer)
@@ -217,15 +204,6 @@ def bracket_signature(scores: BracketScores, punctuation: str = "gold") -> str:
 
 
 def make_task(recipe: Recipe) -> Task:
-    tokenize, target = recipe.score.tokenize, recipe.data.target
-    if tokenize == "auto":
-        tokenize = UNSPACED.get(re.split("[-_]", target.lower())[0], "13a")  # of a code such as "ja" or "zh-CN"
     if recipe.data.kind == "trees":
-        return ParsingTask(recipe.data.source, target, tokenize)
-    task = DialogueTask if recipe.task == "dialogue" else TranslationTask
-    return task(recipe.data.source, target, tokenize)
-
-
-def selection_metric(recipe: Recipe) -> Metric:
-    """Return the metric that selects the best checkpoint: that of the task, or a teacher's energy."""
-    return make_task(recipe).best_metric if recipe.energy_from is None else ENERGY
+        return ParsingTask(recipe)
+    return DialogueTask(recipe) if recipe.task == "dialogue" else TranslationTask(recipe)

@@ -17,11 +17,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from datasets import Dataset, DatasetDict, Features, Translation
 
-T = TypeVar("T")
 WORDS = Path(__file__).parent / "toy_words"
 NO_FORM = "-"  # a missing form, such as the plural of "milk"
 THIRD_SINGULAR, THIRD_PLURAL = 2, 4  # persons of a conjugation: i, you, he or she, we, they
@@ -196,8 +195,8 @@ def conjugate(verb: str, tense: str, person: int) -> str:
 class Sampler(random.Random):
     """Random generator whose choices are the same in every version of Python."""
 
-    def choice(self, options: Sequence[T]) -> T:
-        return options[int(self.random() * len(options))]
+    def choice(self, seq: Any) -> Any:
+        return seq[int(self.random() * len(seq))]
 
 
 @dataclass(frozen=True)

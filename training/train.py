@@ -30,7 +30,7 @@ from training.families import TRAINERS
 from training.machine import commit, hardware, init_processes, uses_cpu, versions
 from training.prepare import prepared_name
 from training.recipe import FAMILIES, Recipe, load_recipe, read_yaml, recipe_parser, to_dict
-from training.tasks import make_task, selection_metric
+from training.tasks import make_task
 from training.trainer import PaperTrainer
 from vaswani_transformer.flowseq import FlowError
 from vaswani_transformer.support.checked_loading import load_model, load_tokenizer
@@ -62,7 +62,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
         trainer = make_trainer(recipe, folder, data, model)
         trainer.train_or_resume(checkpoint)
         steps = trainer.save_final_model()
-        return write_results(trainer, steps, trainer.clock.seconds + time.perf_counter() - start)
+        return write_results(trainer, steps, trainer.course.seconds + time.perf_counter() - start)
 
 
 @contextlib.contextmanager
@@ -144,12 +144,12 @@ def make_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, is_new: bool 
     entries = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values()))  # ids may have gaps
     set_seed(recipe.seed)
     model = recipe.family.model_class(recipe.model_config(vocab_size=entries, **ids))
-    if is_new and recipe.training.start_from is not None:
-        start_with(model, load_trained(recipe, "start_from", tokenizer), "start_from")
-    elif is_new and recipe.training.encoder_from is not None:
-        start_with(model, load_trained(recipe, "encoder_from", tokenizer), "encoder_from")
+    for field in ("start_from", "encoder_from"):
+        if is_new and getattr(recipe.training, field) is not None:
+            start_with(model, load_trained(recipe, field, tokenizer), field)
     model.generation_config = recipe.generation_config(model.config, tokenizer)
-    set_attention(recipe, model)
+    attention = recipe.training.attention
+    model.set_attn_implementation(("eager" if uses_cpu() else "sdpa") if attention == "auto" else attention)
     if recipe.training.gradient_checkpointing:
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     logger.info("%.2fM parameters.", model.num_parameters() / 1e6)
@@ -192,17 +192,13 @@ def start_with(model: Any, trained: Any, field: str) -> None:
             state[name][:rows] = weight[:rows]
 
 
-def set_attention(recipe: Recipe, model: Any) -> None:
-    name = recipe.training.attention
-    model.set_attn_implementation(("eager" if uses_cpu() else "sdpa") if name == "auto" else name)
-
-
 def make_trainer(recipe: Recipe, folder: Path, data: Data, model: Any) -> PaperTrainer:
-    if recipe.energy_from is None:
+    training = recipe.training
+    if getattr(training, "energy_from", None) is None:
         return TRAINERS[recipe.kind](recipe, model, data, folder)
-    trainer, training = EnergyTrainer(recipe, model, data, folder), recipe.training
+    trainer = EnergyTrainer(recipe, model, data, folder)
     teacher = load_trained(recipe, "energy_from", data.tokenizer).to(trainer.args.device)
-    set_attention(recipe, teacher)
+    teacher.set_attn_implementation(model.config._attn_implementation)
     trainer.energy = Energy(teacher, training.energy_inputs, training.energy_outputs)
     return trainer
 
@@ -224,7 +220,7 @@ def write_results(trainer: PaperTrainer, taken: list[int], seconds: float) -> di
         "steps": state.global_step,
         **({} if recipe.training.average_last is None else {"averaged_steps": taken}),
         "flops": state.total_flos,
-        f"best_validation_{selection_metric(recipe).key}": state.best_metric,
+        f"best_validation_{trainer.task.selection.key}": state.best_metric,
         "curve": [entry for entry in state.log_history if "loss" in entry or "eval_loss" in entry],
         "validation": trainer.translate_split("validation", trainer.search)[1],
     }
@@ -254,7 +250,9 @@ def test_scores(trainer: PaperTrainer) -> dict[str, Any]:
     set_seed(recipe.seed)  # for FlowSeq's latents
     search = recipe.generation_config(trainer.model.config, trainer.processing_class)
     hypotheses, scores = trainer.translate_split("test", search)
-    scores |= task.test(hypotheses, pairs["target"][:])
+    references = pairs["target"][:]
+    scores |= task.scores(hypotheses, references, *task.metrics, *task.more_metrics)
+    scores |= task.statistics(hypotheses, references)
     seconds, count = time.perf_counter() - start, min(recipe.score.examples, len(pairs))
     examples = []
     for row in [index * len(pairs) // count for index in range(count)]:

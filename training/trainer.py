@@ -37,20 +37,21 @@ from transformers import (
 from training.checkpoints import (
     CHECKPOINTS,
     SECONDS,
+    STATE,
     begin_checkpoint,
     finish_checkpoint,
     mean_weights,
-    read_state,
     regular_checkpoints,
     step_of,
 )
-from training.data import Data, lengths
+from training.data import Data
 from training.machine import load_weights, shard, uses_cpu
 from training.recipe import Recipe
-from training.tasks import Metric, make_task, selection_metric
+from training.tasks import Metric, make_task
 from vaswani_transformer.batching import PairCollator, PairTokens, TokenBudgetBatchSampler
 from vaswani_transformer.batching.schedule import paper_adam, paper_schedule
 from vaswani_transformer.batching.steps import batches_in_order
+from vaswani_transformer.batching.tokens import ArrowRows
 from vaswani_transformer.generation import CallSettings
 from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.support.files import staged_files, write_errors
@@ -59,8 +60,8 @@ logger = logging.getLogger(__name__)
 ROWS = 8  # rows of logits whose float32 loss is computed at a time
 
 
-def training_arguments(recipe: Recipe, run: Path, use_cache: bool) -> Seq2SeqTrainingArguments:
-    training, selection = recipe.training, selection_metric(recipe)
+def training_arguments(recipe: Recipe, run: Path, selection: Metric, use_cache: bool) -> Seq2SeqTrainingArguments:
+    training = recipe.training
     step_tokens = max(training.source_tokens, training.target_tokens)
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(run / "tensorboard")
     arguments = Seq2SeqTrainingArguments(
@@ -116,7 +117,7 @@ class PaperTrainer(Seq2SeqTrainer):
         tokens: Any = data.tokens
         super().__init__(
             model=model,
-            args=training_arguments(recipe, run, model.config.use_cache),
+            args=training_arguments(recipe, run, self.task.selection, model.config.use_cache),
             data_collator=DataCollatorForSeq2Seq(data.tokenizer, model),
             train_dataset=tokens["train"],
             eval_dataset=tokens["validation"],
@@ -128,10 +129,9 @@ class PaperTrainer(Seq2SeqTrainer):
             shard(model, plugin)
         self.search = recipe.generation_config(model.config, data.tokenizer, in_evaluations=True)
         self.constraint = self.task.constraint(model, data.tokenizer)
-        self.clock, self.stop = Clock(recipe), StopOnSignal()
+        self.course = Course(recipe)
         self.remove_callback(PrinterCallback)
-        for callback in (self.clock, LogLines(selection_metric(recipe)), LowerLoss(), self.stop):
-            self.add_callback(callback)
+        self.add_callback(self.course)
         if recipe.training.patience is not None:
             self.add_callback(EarlyStoppingCallback(recipe.training.patience))
         self.restart_log()
@@ -148,8 +148,8 @@ class PaperTrainer(Seq2SeqTrainer):
         if checkpoint is None:
             self.train()
             return
-        state: Any = read_state(checkpoint)
-        self.clock.seconds = float((checkpoint / SECONDS).read_text())
+        state: Any = TrainerState.load_from_json(str(checkpoint / STATE))
+        self.course.seconds = float((checkpoint / SECONDS).read_text())
         logger.info("Resuming from step %d of %d.", step_of(checkpoint), self.args.max_steps)
         has_stopped = state.stateful_callbacks["TrainerControl"]["args"]["should_training_stop"]
         if state.global_step >= self.args.max_steps or (has_stopped and self.args.max_steps <= state.max_steps):
@@ -299,6 +299,16 @@ class PaperTrainer(Seq2SeqTrainer):
             logs |= {name: total / float(self.learned_tokens) for name, total in sums.items()}
             self.restart_log()
         super().log(logs, start_time)
+        shown = {
+            "loss": "loss {:.3f}",
+            "target_tokens_per_second": "tokens/s {:,.0f}",
+            f"eval_{self.task.selection.key}": f"{self.task.selection.title} {{:.2f}}",
+            "eval_loss": "validation loss {:.3f}",
+        }
+        if text := ", ".join(form.format(logs[name]) for name, form in shown.items() if name in logs):
+            step, last, begun = self.state.global_step, self.state.max_steps, self.course.begun
+            left = (time.monotonic() - begun) / max(1, step - self.course.first_step) * (last - step) / 60
+            logger.info("Step %d of %d: %s; %.0f min left", step, last, text, left)
 
     # An evaluation
 
@@ -320,7 +330,7 @@ class PaperTrainer(Seq2SeqTrainer):
         """
         self.model.eval()
         tokens, texts = self.data.tokens[split], self.data.pairs[split]
-        sources, targets = lengths(tokens, "input_ids"), lengths(tokens, "labels")
+        sources, targets = ArrowRows(tokens, "input_ids").lengths, ArrowRows(tokens, "labels").lengths
         order = np.argsort(-sources, kind="stable").tolist()  # longest source first
         size, longest = self.recipe.training.evaluation_batch_size, np.maximum(sources, targets)
         budgets = (size * self.recipe.data.max_length, size)  # a very long pair is a separate batch
@@ -335,7 +345,7 @@ class PaperTrainer(Seq2SeqTrainer):
         hypotheses, sums = zip(*(everything[row] for row in range(len(tokens))), strict=True)
         totals = {name: sum(each[name] for each in sums) for name in sums[0]}
         means = {name: total / totals["tokens"] for name, total in totals.items() if name != "tokens"}
-        if self.recipe.family.is_autoregressive:  # others have no perplexity
+        if self.model.is_autoregressive:  # others have no perplexity
             means["perplexity"] = math.exp(min(means["loss"], 700))
         scores = self.task.scores(list(hypotheses), texts["target"][:], self.task.best_metric)
         return list(hypotheses), means | scores | {"search": CallSettings(search, self.model, {}).search()}
@@ -347,7 +357,7 @@ class PaperTrainer(Seq2SeqTrainer):
         """Return the hypothesis of each pair of a batch, with summed `loss`, `tokens` and statistics of its target."""
         labels, model = inputs["labels"], self.model
         model_inputs = {name: tensor for name, tensor in inputs.items() if name != "labels"}
-        if not self.recipe.family.is_autoregressive:
+        if not model.is_autoregressive:
             model_inputs["decoder_attention_mask"] = labels.ne(-100).long()  # only the reference's length
         with self.accelerator.autocast():  # without labels, to compute the loss only once
             logits = model(**model_inputs, use_cache=False).logits  # (B, T, V)
@@ -386,8 +396,8 @@ class PaperTrainer(Seq2SeqTrainer):
         with write_errors(checkpoint, "make room, and the same command resumes the run", SafetensorError):
             super()._save_checkpoint(model, trial)
             if self.args.should_save:
-                (checkpoint / SECONDS).write_text(str(self.clock.trained))
-            finish_checkpoint(checkpoint, training.keep_checkpoints, self.state.best_global_step, self.stop.is_extra)
+                (checkpoint / SECONDS).write_text(str(self.course.trained()))
+            finish_checkpoint(checkpoint, training.keep_checkpoints, self.state.best_global_step, self.course.is_extra)
         self.log_time += time.perf_counter() - start
 
     def save_final_model(self) -> list[int]:
@@ -416,51 +426,22 @@ def sentence_losses(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.cat([cross_entropy(x.float().transpose(1, 2), y, reduction="none").sum(1) for x, y in chunks])
 
 
-# Callbacks
+class Course(TrainerCallback):
+    """Callback that saves and stops at a recipe's steps and minutes, excluding interruptions, and at a signal.
 
-
-class Clock(TrainerCallback):
-    """Callback that saves and stops at a recipe's steps and minutes, excluding interruptions."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        self.training, self.seconds = recipe.training, 0.0
-        self.begun = self.saved = time.monotonic()
-
-    @property
-    def trained(self) -> float:
-        """Seconds of training, evaluation and saving so far."""
-        return self.seconds + time.monotonic() - self.begun
-
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self.begun = self.saved = time.monotonic()
-
-    def on_save(self, *_: Any, **__: Any) -> None:
-        self.saved = time.monotonic()
-
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        training = self.training
-        control.should_save |= bool(training.checkpoint_steps) and state.global_step % training.checkpoint_steps == 0
-        if training.minutes is None and training.checkpoint_minutes is None:
-            return
-        trained, since = broadcast_object_list([self.trained, time.monotonic() - self.saved])  # of the main process
-        control.should_save |= training.checkpoint_minutes is not None and since > 60 * training.checkpoint_minutes
-        if training.minutes is not None and trained > 60 * training.minutes:
-            control.should_evaluate = control.should_save = control.should_training_stop = True
-
-
-class StopOnSignal(TrainerCallback):
-    """Callback that saves the current step after SIGTERM or Ctrl-C; several processes end without saving.
-
-    A second signal ends the process immediately. The same command resumes the run.
+    After SIGTERM or Ctrl-C it saves the current step; several processes end without saving. A second signal ends the
+    process immediately. The same command resumes the run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, recipe: Recipe) -> None:
+        self.training, self.seconds, self.first_step = recipe.training, 0.0, 0
+        self.begun = self.saved = time.monotonic()
         self.signal: int | None = None
         self.is_extra = False  # the checkpoint is due to the signal only
 
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self.receive)
+    def trained(self) -> float:
+        """Return the seconds of training, evaluation and saving so far."""
+        return self.seconds + time.monotonic() - self.begun
 
     def receive(self, number: int, frame: Any) -> None:
         if self.signal is not None:
@@ -470,7 +451,22 @@ class StopOnSignal(TrainerCallback):
     def end(self) -> NoReturn:
         raise SystemExit(128 + (self.signal or 0))
 
+    def on_train_begin(self, args: Any, state: TrainerState, *_: Any, **__: Any) -> None:
+        self.begun = self.saved = time.monotonic()
+        self.first_step = state.global_step
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.receive)
+
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        training = self.training
+        control.should_save |= bool(training.checkpoint_steps) and state.global_step % training.checkpoint_steps == 0
+        if training.minutes is not None or training.checkpoint_minutes is not None:
+            trained, since = broadcast_object_list(
+                [self.trained(), time.monotonic() - self.saved]
+            )  # of the main process
+            control.should_save |= training.checkpoint_minutes is not None and since > 60 * training.checkpoint_minutes
+            if training.minutes is not None and trained > 60 * training.minutes:
+                control.should_evaluate = control.should_save = control.should_training_stop = True
         if self.signal is not None and args.world_size > 1:
             self.end()
         if self.signal is not None:
@@ -478,47 +474,22 @@ class StopOnSignal(TrainerCallback):
             self.is_extra = not control.should_save
             control.should_save = True
 
-    def on_save(self, *_: Any, **__: Any) -> None:
-        if self.signal is not None:
-            self.end()
-
-    def on_train_end(self, *_: Any, **__: Any) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
-
-
-class LowerLoss(TrainerCallback):
-    """Callback that prefers the lower loss among evaluations with the same metric, such as BLEU 0.
-
-    It lowers the best metric by the smallest possible amount, so that the Trainer chooses the new evaluation.
-    """
-
     def on_evaluate(self, args: Any, state: TrainerState, control: Any, metrics: Any = None, **_: Any) -> None:
+        """Prefer the lower loss among evaluations with the same metric, such as BLEU 0.
+
+        It lowers the best metric by the smallest possible amount, so that the Trainer chooses the new evaluation.
+        """
         best, key = state.best_metric, f"eval_{args.metric_for_best_model}"
         losses = {entry["step"]: entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry}
         before = losses.get(state.best_global_step, -math.inf)
         if args.greater_is_better and best is not None and metrics.get(key) == best and metrics["eval_loss"] < before:
             state.best_metric = math.nextafter(best, -math.inf)
 
+    def on_save(self, *_: Any, **__: Any) -> None:
+        self.saved = time.monotonic()
+        if self.signal is not None:
+            self.end()
 
-class LogLines(TrainerCallback):
-    """Callback that logs the latest metrics and the remaining time."""
-
-    def __init__(self, metric: Metric) -> None:
-        self.shown = {
-            "loss": "loss {:.3f}",
-            "target_tokens_per_second": "tokens/s {:,.0f}",
-            f"eval_{metric.key}": f"{metric.title} {{:.2f}}",
-            "eval_loss": "validation loss {:.3f}",
-        }
-        self.begun, self.first_step = time.perf_counter(), 0
-
-    def on_train_begin(self, args: Any, state: TrainerState, *_: Any, **__: Any) -> None:
-        self.begun, self.first_step = time.perf_counter(), state.global_step
-
-    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **_: Any) -> None:
-        text = ", ".join(form.format(logs[name]) for name, form in self.shown.items() if name in logs)
-        if state.is_world_process_zero and text:
-            step, last = state.global_step, state.max_steps
-            left = (time.perf_counter() - self.begun) / max(1, step - self.first_step) * (last - step) / 60
-            logger.info("Step %d of %d: %s; %.0f min left", step, last, text, left)
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)

@@ -36,7 +36,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "Training": {
         "paper_adam": (),
         "paper_schedule": (),
-        "TokenBudgetBatchSampler": ("set_epoch", "padding_share"),
+        "TokenBudgetBatchSampler": ("set_epoch",),
         "PairTokens": (),
         "PairCollator": (),
     },

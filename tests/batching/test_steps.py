@@ -1,6 +1,7 @@
 """Steps under a token budget against the same rule pair by pair in plain Python."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.batching.samplers import LENGTHS
-from vaswani_transformer.batching.steps import Steps, bucket_width, shuffle_of
+from vaswani_transformer import TokenBudgetBatchSampler
+from vaswani_transformer.batching.steps import bucket_width, length_keys
 
 
 def bounds_pair_by_pair(ordered: list[tuple[int, int]], budgets: tuple[int, int], micro_batches: int) -> list[int]:
@@ -32,17 +34,15 @@ def test_steps_end_where_the_next_pair_would_exceed_a_budget(
     pairs: list[tuple[int, int]], source_tokens: int, target_tokens: int, micro_batches: int
 ) -> None:
     sources, targets = np.array(pairs, dtype=np.int32).T
-    steps = Steps.of(sources, targets, (source_tokens, target_tokens), micro_batches)
-    ordered = [pairs[index] for index in np.argsort(steps.keys, kind="stable")]
-    assert steps.bounds.tolist() == bounds_pair_by_pair(ordered, (source_tokens, target_tokens), micro_batches)
+    share: Any = {"num_processes": 1, "rank": 0, "accumulation": micro_batches}
+    sampler = TokenBudgetBatchSampler(sources, targets, source_tokens, target_tokens, **share)
+    ordered = [pairs[index] for index in np.argsort(sampler.keys, kind="stable")]
+    assert sampler.bounds.tolist() == bounds_pair_by_pair(ordered, (source_tokens, target_tokens), micro_batches)
 
-    shuffled = [step.tolist() for step in steps.shuffled(shuffle_of(3, 1))]
-    micro = [
-        [pairs[index] for index in step[first::micro_batches]] for step in shuffled for first in range(micro_batches)
-    ]
+    micro = [[pairs[index] for index in batch] for batch in sampler]
     sides = [side for batch in micro for side in zip(*batch, strict=True)]
     positions = sum(len(side) * max(side) for side in sides)
-    assert steps.padding_share == pytest.approx(1 - sum(map(sum, pairs)) / positions)
+    assert sampler.padding_share == pytest.approx(1 - sum(map(sum, pairs)) / positions)
 
 
 @example([(5, 4), (5, 5)])  # the longest source at the border of two buckets, which the first ends with
@@ -51,7 +51,7 @@ def test_pairs_are_ordered_by_target_buckets_in_which_sources_rise_and_fall_in_t
     pairs: list[tuple[int, int]],
 ) -> None:
     sources, targets = np.array(pairs, dtype=np.int32).T
-    keys = Steps.of(sources, targets, (60, 60), 1).keys
+    keys = length_keys(sources, targets, (60, 60))
     ordered = [pairs[index] for index in np.argsort(keys, kind="stable")]
     assert len(set(keys.tolist())) == len(set(pairs))
     width = math.log1p(bucket_width(sources, targets, (60, 60)))

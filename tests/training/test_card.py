@@ -118,7 +118,7 @@ def test_every_kind_of_model_has_a_first_sentence_and_a_tag(variant: str) -> Non
     recipe: dict[str, Any] = {"model": {"kind": kind}, "training": training, "decoding": family.decoding()}
     card = make_card(results_of(**recipe), REPOSITORY)
     assert card.text.count(INTRODUCTIONS[variant]) == 1
-    assert {variant.replace("_", "-"), family.config_class.model_type} <= set(card.data.get("tags"))
+    assert {variant.replace("_", "-"), family.model_class.config_class.model_type} <= set(card.data.get("tags"))
     assert FAMILIES.keys() <= INTRODUCTIONS.keys()
 
 

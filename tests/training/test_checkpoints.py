@@ -15,13 +15,13 @@ from training.checkpoints import (
     CHECKPOINTS,
     COMPLETE,
     INTERRUPTED,
+    STATE,
     WEIGHTS,
     begin_checkpoint,
     complete_checkpoints,
     finish_checkpoint,
     last_checkpoint,
     mean_weights,
-    read_state,
     regular_checkpoints,
     step_of,
 )
@@ -63,7 +63,7 @@ def test_checkpoint_counts_from_its_mark_on_and_in_the_order_of_steps(tmp_path: 
     assert last_checkpoint(tmp_path) == newest.with_name("checkpoint-100")
     finish_checkpoint(newest, 9, None, False)
     assert last_checkpoint(tmp_path) == newest
-    assert read_state(newest).global_step == 120
+    assert TrainerState.load_from_json(str(newest / STATE)).global_step == 120
 
 
 def test_checkpoint_that_is_written_again_does_not_count_meanwhile(tmp_path: Path) -> None:

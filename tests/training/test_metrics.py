@@ -29,12 +29,12 @@ TEXTS = st.lists(st.lists(st.sampled_from(WORDS), max_size=6).map(" ".join), min
 def test_bleu_equals_its_definition() -> None:
     """Papineni et al. 2002 by hand: precisions 5/6, 3/5, 2/4, 1/3 and no brevity penalty."""
     score = bleu(["the cat sat on a mat"], ["the cat sat on the mat"], tokenize="none")
-    assert score["bleu"] == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
+    assert score["score"] == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
 
 
 def test_bleu_penalizes_a_translation_that_is_too_short() -> None:
     score = bleu(["a b c d"], ["a b c d e"], tokenize="none")
-    assert score["bleu"] == pytest.approx(100 * math.exp(1 - 5 / 4))
+    assert score["score"] == pytest.approx(100 * math.exp(1 - 5 / 4))
     assert score["brevity_penalty"] == pytest.approx(math.exp(-1 / 4))
 
 
@@ -44,7 +44,7 @@ def test_chrf_equals_its_definition() -> None:
     Precision and recall, equal for texts of one length, are the means 2/3, 1/2, 0 of one, two and three characters.
     """
     score = chrf(["abc"], ["abd"])
-    assert score["chrf"] == pytest.approx(100 * (2 / 3 + 1 / 2 + 0) / 3)
+    assert score["score"] == pytest.approx(100 * (2 / 3 + 1 / 2 + 0) / 3)
     assert "nc:6" in score["signature"]
 
 
@@ -64,14 +64,14 @@ def test_compounds_are_split_at_hyphens_within_words(text: str, expected: str) -
 def test_tokenized_bleu_counts_the_tokens_of_moses() -> None:
     actual = tokenized_bleu(['Er sagt, "z.B." & so.'], ["Er sagt : & so ."], "de")
     expected = bleu(["Er sagt , &quot; z.B. &quot; &amp; so ."], ["Er sagt : &amp; so ."], tokenize="none")
-    assert actual["bleu"] == pytest.approx(expected["bleu"])
+    assert actual["score"] == pytest.approx(expected["score"])
     assert actual["signature"] == f"{expected['signature']}|text:moses-de-sacremoses-{sacremoses.__version__}"
 
 
 def test_tokenized_bleu_of_tokenized_files_counts_their_own_tokens() -> None:
     actual = tokenized_bleu(["a b, c d"], ["a b, c e"], None)
     expected = bleu(["a b, c d"], ["a b, c e"], tokenize="none")
-    assert actual["bleu"] == expected["bleu"]
+    assert actual["score"] == expected["score"]
     assert actual["signature"].endswith("|text:tokens")
 
 
@@ -79,16 +79,16 @@ def test_splitting_compounds_raises_bleu_if_their_parts_are_right() -> None:
     """5 of 6 unigrams, 4 of 5 bigrams, 3 of 4 and 2 of 3 match, in place of 2 of 3, 1 of 2 and none."""
     pair = ["das rich-text format da"], ["das rich-text format dort"]
     split = tokenized_bleu(*pair, None, compounds=True)
-    assert split["bleu"] == pytest.approx(100 * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25)
-    assert split["bleu"] > tokenized_bleu(*pair, None)["bleu"]
+    assert split["score"] == pytest.approx(100 * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25)
+    assert split["score"] > tokenized_bleu(*pair, None)["score"]
     assert split["signature"].endswith("|text:tokens|compounds:split")
 
 
 def test_bleu_of_a_lower_order_counts_shorter_n_grams_and_says_so() -> None:
     predictions, references = ["a b c d e"], ["a b x d e"]  # 4 of 5 words and 2 of 4 bigrams
     one, two = (bleu(predictions, references, "none", order) for order in (1, 2))
-    assert one["bleu"] == pytest.approx(100 * 4 / 5)
-    assert two["bleu"] == pytest.approx(100 * math.sqrt(4 / 5 * 2 / 4))
+    assert one["score"] == pytest.approx(100 * 4 / 5)
+    assert two["score"] == pytest.approx(100 * math.sqrt(4 / 5 * 2 / 4))
     assert one["signature"].endswith("|order:1")
     assert "order" not in bleu(predictions, references, "none")["signature"]
 
@@ -96,8 +96,8 @@ def test_bleu_of_a_lower_order_counts_shorter_n_grams_and_says_so() -> None:
 def test_metrics_need_no_cache_folder_of_hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()  # no folder can be made below it
     monkeypatch.setattr("evaluate.config.HF_METRICS_CACHE", str(tmp_path / "file" / "cache"))
-    assert bleu(["a b c d"], ["a b c d"])["bleu"] == pytest.approx(100)
-    assert chrf(["a b c d"], ["a b c d"])["chrf"] == pytest.approx(100)
+    assert bleu(["a b c d"], ["a b c d"])["score"] == pytest.approx(100)
+    assert chrf(["a b c d"], ["a b c d"])["score"] == pytest.approx(100)
 
 
 def test_statistics_are_over_the_corpus() -> None:

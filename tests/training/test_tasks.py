@@ -86,13 +86,13 @@ def test_loaded_tokenizer_must_have_the_labels(recipe: Recipe, fields: dict[str,
 
 def test_scores_of_linear_trees_are_those_of_the_trees(recipe: Recipe) -> None:
     task, predicted = make_task(recipe), read(PREDICTED)
-    measured, expected = task.test([linearize(tree) for tree in predicted], TARGETS), score_trees(GOLD_TREES, predicted)
+    measured = task.scores([linearize(tree) for tree in predicted], TARGETS, *task.metrics)
+    expected = score_trees(GOLD_TREES, predicted)
     for metric in task.metrics:
         assert measured[metric.key] == getattr(expected, metric.key)
         assert measured[metric.signature_key].startswith(
             "evalb:COLLINS.prm|punctuation:gold-tags|sentences:6|skipped:1"
         )
-    assert measured["repaired"] == 0
     scores = task.all_scores([linearize(tree) for tree in predicted], TARGETS)
     assert scores["evalb_f1"]["score"] == score_trees(GOLD_TREES, predicted, own_punctuation=True).f1
     assert "errors:1" in scores["evalb_f1"]["signature"]
@@ -140,13 +140,13 @@ def dialogue(tokenize: Any = "none") -> DialogueTask:
 
 def test_dialogue_is_scored_by_bleu_1_and_2_and_described_by_its_variety() -> None:
     task = dialogue()
-    scores = task.test(REPLIES, REFERENCES)
+    scores = task.scores(REPLIES, REFERENCES, *task.metrics)
     for order in (1, 2):
         expected = bleu(REPLIES, REFERENCES, "none", order)
-        assert scores[f"bleu_{order}"] == expected["bleu"]
+        assert scores[f"bleu_{order}"] == expected["score"]
         assert scores[f"bleu_{order}_signature"] == expected["signature"]
-    assert scores["distinct_1"] == 5 / 6
-    assert scores["repeats"] == 1 / 6
+    statistics = task.statistics(REPLIES, REFERENCES)
+    assert (statistics["distinct_1"], statistics["repeats"]) == (5 / 6, 1 / 6)
     assert task.scores(REPLIES, REFERENCES, task.best_metric).items() <= scores.items()
 
 
@@ -156,7 +156,7 @@ def test_every_score_of_dialogue_is_a_metric_with_a_signature() -> None:
     assert list(scores) == [metric.key for metric in task.metrics]
     assert task.best_metric in task.metrics
     for name, score in scores.items():
-        assert score["score"] == task.test(REPLIES, REFERENCES)[name]
+        assert score["score"] == task.scores(REPLIES, REFERENCES, *task.metrics)[name]
         assert f"order:{name[-1]}" in score["signature"]
 
 

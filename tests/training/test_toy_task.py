@@ -5,6 +5,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from datasets import DatasetDict, Features, Translation
@@ -212,10 +213,10 @@ class SteeredSampler(Sampler):
     def is_in_sentence(self, forms: Sequence[str]) -> bool:
         return any(form == "" or f" {form} " in self.wanted for form in forms)
 
-    def choice(self, options: Sequence) -> object:
-        if isinstance(options[0], Determiner):
-            options = tuple(dict.fromkeys(options))  # without the weights
-        return super().choice([option for option in options if id(option) not in self.unwanted] or options)
+    def choice(self, seq: Any) -> Any:
+        if isinstance(seq[0], Determiner):
+            seq = tuple(dict.fromkeys(seq))  # without the weights
+        return super().choice([option for option in seq if id(option) not in self.unwanted] or seq)
 
 
 def translate(english: str, tries: int = 200_000) -> str:

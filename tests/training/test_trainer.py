@@ -16,7 +16,8 @@ from tests.training import runs
 from tests.training.changed_run import train_with_gradient
 from training.checkpoints import CHECKPOINTS, complete_checkpoints, step_of
 from training.machine import init_processes
-from training.trainer import LowerLoss, PaperTrainer, sentence_losses
+from training.recipe import Recipe
+from training.trainer import Course, PaperTrainer, sentence_losses
 
 Reference = tuple[list[str], Path]  # the arguments and the folder of a run
 ONE_STEP = ["--training.steps=1", "--training.evaluation_steps=1", "--model.dropout=0.0"]
@@ -207,5 +208,5 @@ def test_lower_loss_decides_between_evaluations_with_the_same_metric(
     state: Any = TrainerState(best_metric=0.0, best_global_step=3)
     state.log_history = [{"step": 3, "eval_loss": losses[0]}]
     args = type("Arguments", (), {"metric_for_best_model": "bleu", "greater_is_better": True})
-    LowerLoss().on_evaluate(args, state, None, {"eval_bleu": 0.0, "eval_loss": losses[1]})
+    Course(Recipe()).on_evaluate(args, state, None, {"eval_bleu": 0.0, "eval_loss": losses[1]})
     assert (state.best_metric < 0.0) == is_better

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from .steps import Lengths, Steps, rank_micro_batches, share_of_step, shuffle_of
+from .steps import Lengths, count_positions, length_keys, share_of_step, step_bounds
 
 
 class TokenBudgetBatchSampler(Sampler[list[int]]):
@@ -31,6 +31,9 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         seed: seed of the shuffling.
         epoch: function that returns the epoch at the start of an iteration; None for the epoch of `set_epoch`.
 
+    Attributes:
+        padding_share: share of padding among all source and target positions of an epoch.
+
     Raises:
         ValueError: a single pair exceeds a budget, there are fewer pairs than micro-batches in a step, the numbers of
             lengths differ, or this rank has no micro-batch.
@@ -53,43 +56,44 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         if len(sources) != len(targets):
             counts = f"{len(sources)} and {len(targets)}"
             raise ValueError(f"source_lengths, target_lengths: got {counts}, expected as many. Give each pair's two.")
-        self.budgets = (source_tokens, target_tokens)
-        self.accumulation = accumulation
-        self.seed = seed
-        self.epoch = epoch
-        self._epoch = 0
-        self._check_pairs(sources, targets)
-        self.steps = Steps.of(sources, targets, self.budgets, self.num_processes * accumulation)
-
-    def _check_pairs(self, sources: Lengths, targets: Lengths) -> None:
-        micro_batches = self.num_processes * self.accumulation
-        if len(sources) < micro_batches:
+        self.accumulation, self.seed, self.epoch, self._epoch = accumulation, seed, epoch, 0
+        self.micro_batches = self.num_processes * accumulation
+        if len(sources) < self.micro_batches:
             raise ValueError(
-                f"{len(sources)} pairs cannot be split over the {micro_batches} micro-batches of a step; "
+                f"{len(sources)} pairs cannot be split over the {self.micro_batches} micro-batches of a step; "
                 "give more pairs, fewer processes or less accumulation."
             )
-        too_long: NDArray[np.bool_] = (sources > self.budgets[0]) | (targets > self.budgets[1])
+        too_long: NDArray[np.bool_] = (sources > source_tokens) | (targets > target_tokens)
         if too_long.any():
             index = too_long.argmax()
             raise ValueError(
                 f"Pair {index} has {sources[index]} source and {targets[index]} target tokens, more than a batch of "
-                f"{self.budgets[0]} and {self.budgets[1]}; drop it or raise the budget."
+                f"{source_tokens} and {target_tokens}; drop it or raise the budget."
             )
+        budgets = (source_tokens, target_tokens)
+        self.keys = length_keys(sources, targets, budgets)
+        order = np.argsort(self.keys, kind="stable")
+        ordered = sources[order], targets[order]
+        self.bounds = step_bounds(*ordered, budgets, self.micro_batches)
+        positions = sum(count_positions(side, self.bounds, self.micro_batches) for side in ordered)
+        tokens = sum(int(side.sum(dtype=np.int64)) for side in ordered)
+        self.padding_share = 1 - tokens / max(positions, 1)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration."""
         self._epoch = epoch
 
     def __len__(self) -> int:
-        return len(self.steps) * self.accumulation
+        return (len(self.bounds) - 1) * self.accumulation
 
     def __iter__(self) -> Iterator[list[int]]:
         epoch = self._epoch if self.epoch is None else self.epoch()
-        for step in self.steps.shuffled(shuffle_of(self.seed, epoch)):
-            for micro_batch in rank_micro_batches(step, self.num_processes, self.rank, self.accumulation):
-                yield micro_batch.tolist()
-
-    @property
-    def padding_share(self) -> float:
-        """Return the share of padding among all source and target positions of an epoch."""
-        return self.steps.padding_share
+        # RandomState has the same results in every version of NumPy
+        shuffle = np.random.RandomState(list(f"{self.seed} {epoch}".encode()))
+        order = np.arange(len(self.keys), dtype=np.int32)
+        shuffle.shuffle(order)
+        order = order[np.argsort(self.keys[order], kind="stable")]  # pairs of equal lengths remain shuffled
+        for number in shuffle.permutation(len(self.bounds) - 1):
+            step = order[self.bounds[number] : self.bounds[number + 1]]
+            for first in range(self.rank, self.micro_batches, self.num_processes):
+                yield step[first :: self.micro_batches].tolist()

@@ -1,8 +1,6 @@
 """Grouping of n pairs into optimizer steps of similar length under token budgets (5.1)."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -28,11 +26,6 @@ def share_of_step(num_processes: int | None, rank: int | None, accumulation: int
         got = f"got {num_processes}, {rank} and {accumulation}, expected at least 1, a rank below it, and at least 1"
         raise ValueError(f"num_processes, rank, accumulation: leave this rank no batch; {got}. Correct them.")
     return num_processes, rank
-
-
-def shuffle_of(*numbers: int) -> np.random.RandomState:
-    """Return a random generator seeded by `numbers`, with the same results in every version of NumPy."""
-    return np.random.RandomState(list(" ".join(map(str, numbers)).encode()))
 
 
 def bucket_width(sources: Lengths, targets: Lengths, budgets: Budgets) -> float:
@@ -104,56 +97,3 @@ def count_positions(lengths: Lengths, bounds: NDArray[np.int64], micro_batches: 
         sizes[end - start - (rows - 1) * micro_batches :] -= 1
         positions += int(padded.reshape(rows, micro_batches).max(0) @ sizes)
     return positions
-
-
-@dataclass(frozen=True, eq=False)
-class Steps:
-    """Optimizer steps of n pairs, with fixed lengths and shuffled pairs of equal lengths.
-
-    Attributes:
-        keys: (n,), sort keys of the pairs.
-        bounds: start of each step in sorted order, followed by n.
-        padding_share: share of padding among all source and target positions.
-    """
-
-    keys: NDArray[np.int64]
-    bounds: NDArray[np.int64]
-    padding_share: float
-
-    @classmethod
-    def of(cls, sources: Lengths, targets: Lengths, budgets: Budgets, micro_batches: int) -> "Steps":
-        """Group pairs into steps of similar length.
-
-        Args:
-            sources, targets: (n,), number of tokens of each pair, with n >= `micro_batches`.
-            budgets: source tokens and target tokens of a step.
-            micro_batches: smallest number of pairs in a step.
-        """
-        keys = length_keys(sources, targets, budgets)
-        order = np.argsort(keys, kind="stable")
-        ordered = sources[order], targets[order]
-        del order
-        bounds = step_bounds(*ordered, budgets, micro_batches)
-        positions = sum(count_positions(side, bounds, micro_batches) for side in ordered)
-        tokens = sum(int(side.sum(dtype=np.int64)) for side in ordered)
-        return cls(keys, bounds, 1 - tokens / max(positions, 1))
-
-    def __len__(self) -> int:
-        return len(self.bounds) - 1
-
-    def shuffled(self, shuffle: np.random.RandomState) -> Iterator[NDArray[np.int32]]:
-        """Yield the pair indices of each step; `shuffle` permutes pairs of equal lengths, and the steps."""
-        order = np.arange(len(self.keys), dtype=np.int32)
-        shuffle.shuffle(order)
-        order = order[np.argsort(self.keys[order], kind="stable")]
-        for step in shuffle.permutation(len(self)):
-            yield order[self.bounds[step] : self.bounds[step + 1]]
-
-
-def rank_micro_batches(
-    step: NDArray[np.int32], num_processes: int, rank: int, accumulation: int
-) -> Iterator[NDArray[np.int32]]:
-    """Yield the micro-batches of a step for one rank; over all ranks their sizes differ by at most 1."""
-    micro_batches = num_processes * accumulation
-    for first in range(rank, micro_batches, num_processes):
-        yield step[first::micro_batches]

@@ -28,27 +28,18 @@ class Ragged(NamedTuple):
 
 
 class ArrowRows:
-    """View of rows of token ids in an Arrow column.
+    """View of the rows of token ids in a column of a data set of `datasets`, without a copy."""
 
-    Args:
-        column: a `pyarrow.ChunkedArray` of lists of integers.
-        rows: indices of the rows, in order; None for all.
-    """
-
-    def __init__(self, column: Any, rows: NDArray[np.integer] | None = None) -> None:
+    def __init__(self, dataset: Any, name: str) -> None:
+        column = dataset.data.column(name)
         self.values = [chunk.values.to_numpy() for chunk in column.chunks]  # views
         offsets = [chunk.offsets.to_numpy().astype(np.int64) for chunk in column.chunks]
         nothing = [np.zeros(0, np.int64)]  # for a column without chunks
         chunks = np.repeat(np.arange(len(offsets)), [len(each) - 1 for each in offsets])
         starts = np.concatenate([each[:-1] for each in offsets] or nothing)
         lengths = np.concatenate([np.diff(each) for each in offsets] or nothing).astype(np.int32)
-        chosen = slice(None) if rows is None else rows
-        self.chunks, self.starts, self.lengths = chunks[chosen], starts[chosen], lengths[chosen]
-
-    @classmethod
-    def of(cls, dataset: Any, name: str) -> "ArrowRows":
-        """Return a column of a data set of `datasets`, with its selected rows."""
-        return cls(dataset.data.column(name), rows_of(dataset))
+        rows = selected_rows(dataset)
+        self.chunks, self.starts, self.lengths = chunks[rows], starts[rows], lengths[rows]
 
     def take(self, rows: Sequence[int]) -> Ragged:
         lengths = self.lengths[rows]
@@ -57,9 +48,9 @@ class ArrowRows:
         return Ragged(np.concatenate(tokens), lengths)
 
 
-def rows_of(dataset: Any) -> NDArray[np.integer] | None:
-    """Return the indices of a data set's rows in its Arrow table; None for all."""
-    return None if dataset._indices is None else dataset._indices.column(0).to_numpy()
+def selected_rows(dataset: Any) -> Any:
+    """Return the indices of a data set's rows in its Arrow table, as an array or a slice of all."""
+    return slice(None) if dataset._indices is None else dataset._indices.column(0).to_numpy()
 
 
 class PairTokens(Dataset[dict[str, Any]]):
@@ -74,10 +65,10 @@ class PairTokens(Dataset[dict[str, Any]]):
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
-        self.sides, rows = {name: ArrowRows.of(dataset, name) for name in ("input_ids", "labels")}, rows_of(dataset)
+        self.sides = {name: ArrowRows(dataset, name) for name in ("input_ids", "labels")}
         numbers = [name for name in dataset.column_names if "int" in str(getattr(dataset.features[name], "dtype", ""))]
-        columns = {name: dataset.data.column(name).to_numpy() for name in numbers}
-        self.numbers = columns if rows is None else {name: column[rows] for name, column in columns.items()}
+        rows = selected_rows(dataset)
+        self.numbers = {name: dataset.data.column(name).to_numpy()[rows] for name in numbers}
         self.source_lengths, self.target_lengths = (side.lengths for side in self.sides.values())
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -92,18 +83,13 @@ class PairTokens(Dataset[dict[str, Any]]):
         return sides | {name: numbers[rows] for name, numbers in self.numbers.items()}
 
 
-def pad(rows: Ragged, padding: int, side: str = "right") -> Tensor:
-    """Return rows as an int64 tensor (B, L), with `padding` on the given side."""
-    longest = int(rows.lengths.max(initial=0))
-    padded = np.full((len(rows.lengths), longest), padding, dtype=np.int64)
-    padded[is_token(rows.lengths, longest, side)] = rows.tokens
-    return torch.from_numpy(padded)
-
-
-def is_token(lengths: Lengths, longest: int, side: str) -> NDArray[np.bool_]:
-    """Return a mask (B, L) of the tokens in padded rows."""
-    places = np.arange(longest)
-    return (places if side == "right" else places[::-1]) < lengths[:, None]
+def pad(rows: Ragged, padding: int, side: str = "right") -> tuple[Tensor, Tensor]:
+    """Return rows as an int64 tensor (B, L), with `padding` on the given side, and the mask (B, L) of their tokens."""
+    places = np.arange(int(rows.lengths.max(initial=0)))
+    is_token = (places if side == "right" else places[::-1]) < rows.lengths[:, None]
+    padded = np.full(is_token.shape, padding, dtype=np.int64)
+    padded[is_token] = rows.tokens
+    return torch.from_numpy(padded), torch.from_numpy(is_token.astype(np.int64))
 
 
 class PairCollator:
@@ -124,9 +110,8 @@ class PairCollator:
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         """Return `input_ids`, `attention_mask`, `labels`, `decoder_input_ids` (B, L), and integer columns (B,)."""
-        sources, labels = batch["input_ids"], pad(batch["labels"], self.label_pad_token_id, self.side)
-        input_ids = pad(sources, self.padding, self.side)
-        mask = torch.from_numpy(is_token(sources.lengths, input_ids.shape[1], self.side).astype(np.int64))
+        input_ids, mask = pad(batch["input_ids"], self.padding, self.side)
+        labels, _ = pad(batch["labels"], self.label_pad_token_id, self.side)
         numbers = {name: torch.as_tensor(value) for name, value in batch.items() if not isinstance(value, Ragged)}
         tensors = {"input_ids": input_ids, "attention_mask": mask, **numbers, "labels": labels}
         return tensors if self.prepare is None else tensors | {"decoder_input_ids": self.prepare(labels=labels)}
