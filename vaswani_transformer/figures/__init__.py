@@ -3,8 +3,7 @@
 The figures need Matplotlib (`pip install "vaswani-transformer[figures]"`).
 """
 
-from .heat_maps import draw_heat_maps
-from .lines import draw_attention
+from .drawings import draw_attention, draw_heat_maps
 from .page import attention_page, render_page
 from .weights import AttentionMaps, attention_maps
 

@@ -13,8 +13,7 @@ from ..support.files import write_errors
 from .page import attention_page
 
 
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Return the command's arguments; exit with status 2 if the output cannot be written."""
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         allow_abbrev=False,
         prog="python -m vaswani_transformer.figures",
@@ -32,11 +31,6 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"--output={options.output}: {folder} is not a folder; make it first.")
     if options.output.exists() and not options.force:
         parser.error(f"{options.output}: the file exists; give another --output, or replace it with --force.")
-    return options
-
-
-def main(arguments: list[str] | None = None) -> None:
-    options = parse_arguments(arguments)
     logging.disable_progress_bar()
     with exit_on_user_error():
         tokenizer, model = load_tokenizer(options.model), load_model(options.model)

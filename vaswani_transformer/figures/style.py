@@ -1,13 +1,11 @@
-"""Shared style of the figures: colors, fonts, and the choice of layers and heads."""
+"""Shared style of the figures: colors and fonts."""
 
 import colorsys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TITLES = {"encoder": "Encoder self-attention", "decoder": "Decoder self-attention", "cross": "Cross-attention"}
 COLORS = ("#2f6fdb", "#e0700f", "#2b9a48", "#d03468", "#7d4fd6", "#0d93a5", "#b58a00", "#8a5a3c")
 INK, MUTED, RULE = "#1c1d20", "#62646b", "#dcdde0"
 FALLBACK_FONTS = ("Noto Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans Arabic", "Noto Sans Devanagari")
@@ -39,20 +37,3 @@ def words_style() -> dict[str, Any]:
     installed = set(font_manager.get_font_names())
     families = [*rcParams["font.family"], *(name for name in FALLBACK_FONTS if name in installed)]
     return {"fontfamily": families, "parse_math": False, "color": INK}
-
-
-def index_from_1(name: str, value: int, count: int) -> int:
-    if not 1 <= value <= count:
-        raise ValueError(f"{name}: out of range; got {value}, expected 1 to {count}.")
-    return value - 1
-
-
-def head_indices(heads: Sequence[int] | int | None, count: int) -> list[int]:
-    """Return the indices of the requested heads; None for all."""
-    numbers = range(1, count + 1) if heads is None else [heads] if isinstance(heads, int) else heads
-    return [index_from_1("head", head, count) for head in numbers]
-
-
-def longest(words: Sequence[str]) -> int:
-    """Return the length of the longest word."""
-    return max(map(len, words))

@@ -3,7 +3,7 @@
 N layers, H heads, S source, T target, Q queries, K keys.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -74,13 +74,11 @@ class AttentionMaps:
 
 
 class Pass(NamedTuple):
-    """One pass of a model: T input and predicted tokens, and N weights (1, H, Q, K) per stack."""
+    """One pass of a model: T input and predicted tokens, and N weights (1, H, Q, K) of each of `STACKS`."""
 
     inputs: list[int]
     labels: list[int]
-    encoder: list[Tensor]
-    decoder: list[Tensor]
-    cross: list[Tensor]
+    weights: list[Sequence[Tensor]]
 
 
 def pass_of_target(model: Any, batch: dict[str, Tensor], labels: Tensor) -> Pass:
@@ -88,21 +86,21 @@ def pass_of_target(model: Any, batch: dict[str, Tensor], labels: Tensor) -> Pass
     inputs = model.prepare_decoder_input_ids_from_labels(labels)  # (1, T)
     with eager_attention(model):
         outputs = model(**batch, decoder_input_ids=inputs, output_attentions=True, use_cache=False, return_dict=True)
-    weights = (outputs.encoder_attentions, outputs.decoder_attentions, outputs.cross_attentions)
-    return Pass(inputs[0].tolist(), labels[0].tolist(), *weights)
+    weights = [outputs.encoder_attentions, outputs.decoder_attentions, outputs.cross_attentions]
+    return Pass(inputs[0].tolist(), labels[0].tolist(), weights)
 
 
 @contextmanager
-def record_attention(module: nn.Module) -> Generator[list[tuple[dict[str, Any], Any]]]:
-    """Yield a list that records the keyword arguments and the output of each call of a stack."""
+def record_calls(stack: nn.Module) -> Generator[list[tuple[dict[str, Any], Any]]]:
+    """Yield a list of the arguments and outputs of each call of a stack, which returns its attention weights."""
     calls: list[tuple[dict[str, Any], Any]] = []
-    request = module.register_forward_pre_hook(
+    hook = stack.register_forward_pre_hook(
         lambda _, args, kwargs: (args, kwargs | {"output_attentions": True}), with_kwargs=True
     )
-    keep = module.register_forward_hook(
-        lambda _, args, kwargs, output: calls.append((kwargs, output)), with_kwargs=True
-    )
-    with request, keep:
+    with (
+        hook,
+        stack.register_forward_hook(lambda _, args, kwargs, output: calls.append((kwargs, output)), with_kwargs=True),
+    ):
         yield calls
 
 
@@ -111,20 +109,19 @@ def last_pass(model: NarHead, batch: dict[str, Tensor], generate_kwargs: dict[st
     settings = generate_kwargs | {"return_dict_in_generate": True, "return_history": True, "num_return_sequences": 1}
     settings |= {"num_latent_samples": 1} if model.has_latents else {}
     body = cast(Any, model).model
-    with eager_attention(model), record_attention(body.encoder) as encoded, record_attention(body.decoder) as passes:
+    with eager_attention(model), record_calls(body.encoder) as encoded, record_calls(body.decoder) as passes:
         output = cast(Any, model).generate(**batch, **settings)
     inputs, decoded = passes[len(output.history) - 1 if model.refines else 0]  # FlowSeq's later passes rank targets
     length, tokens = int(output.lengths[0]), batch["input_ids"].shape[1]
     row = inputs["attention_mask"].sum(1).tolist().index(length)
     labels = output.sequences[0, 1 : 1 + length].tolist()
-    read = inputs.get("input_ids")
-    return Pass(
-        labels if read is None else read[row, :length].tolist(),
-        labels,
+    read = labels if inputs.get("input_ids") is None else inputs["input_ids"][row, :length].tolist()
+    weights = [
         [layer[..., -tokens:, -tokens:] for layer in encoded[0][1].attentions],  # a CMLM's length token comes first
         [layer[row : row + 1, :, :length, :length] for layer in decoded.attentions],
         [layer[row : row + 1, :, :length] for layer in decoded.cross_attentions],
-    )
+    ]
+    return Pass(read, labels, weights)
 
 
 @torch.no_grad()
@@ -147,12 +144,12 @@ def attention_maps(
     Raises:
         ValueError: the model cannot generate, or a target is given for a non-autoregressive model.
     """
-    is_autoregressive = not is_non_autoregressive(model)
+    name, is_autoregressive = type(model).__name__, not is_non_autoregressive(model)
     if target is not None and not is_autoregressive:
-        problem = f"{type(model).__name__} predicts all words at once and reads no target; got {target!r}"
-        raise ValueError(f"target: {problem}, expected None. Leave it out.")
+        problem = f"{name} predicts all words at once and reads no target; got {target!r}, expected None"
+        raise ValueError(f"target: {problem}. Leave it out.")
     if is_autoregressive and not hasattr(model, "prepare_decoder_input_ids_from_labels"):
-        raise ValueError(f"{type(model).__name__} generates no text; load the model with AutoModelForSeq2SeqLM.")
+        raise ValueError(f"{name} generates no text; load the model with AutoModelForSeq2SeqLM.")
     encode = text_encoder(tokenizer)
     batch = {name: tensor.to(model.device) for name, tensor in encode(source, return_tensors="pt").items()}
     with eval_mode(model):
@@ -164,15 +161,10 @@ def attention_maps(
         else:
             labels = encode(text_target=target, return_tensors="pt")["input_ids"].to(model.device)  # (1, T)
             shown = pass_of_target(model, batch, labels)
-    encoder, decoder, cross = (torch.cat(list(layers)).float().cpu().numpy() for layers in shown[2:])
     return AttentionMaps(
-        source=source,
-        target=cast(str, tokenizer.decode(shown.labels, skip_special_tokens=True)) if target is None else target,
-        source_tokens=display_tokens(tokenizer, batch["input_ids"][0].tolist()),
-        input_tokens=display_tokens(tokenizer, shown.inputs),
-        output_tokens=display_tokens(tokenizer, shown.labels),
-        encoder=encoder,
-        decoder=decoder,
-        cross=cross,
+        source,
+        cast(str, tokenizer.decode(shown.labels, skip_special_tokens=True)) if target is None else target,
+        *(display_tokens(tokenizer, ids) for ids in (batch["input_ids"][0].tolist(), shown.inputs, shown.labels)),
+        *(torch.cat(list(layers)).float().cpu().numpy() for layers in shown.weights),
         is_autoregressive=is_autoregressive,
     )

@@ -1,0 +1,200 @@
+"""Attention weights as Matplotlib figures: lines between words, and heat maps.
+
+N layers, H heads, Q queries, K keys.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .style import INK, MUTED, RULE, head_colors, new_figure, words_style
+from .weights import AttentionMaps
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TITLES = {"encoder": "Encoder self-attention", "decoder": "Decoder self-attention", "cross": "Cross-attention"}
+CAPTIONS = {
+    "encoder": "each source word above attends to source words below",
+    "decoder": "to predict a word above, the decoder attends to the target so far, below",
+    "cross": "to predict a word above, the decoder attends to source words below",
+}
+FAINTEST = 0.04
+"""Largest weight that is not drawn as a line."""
+
+
+def index_from_1(name: str, value: int, count: int) -> int:
+    if not 1 <= value <= count:
+        raise ValueError(f"{name}: out of range; got {value}, expected 1 to {count}.")
+    return value - 1
+
+
+def head_indices(heads: Sequence[int] | int | None, count: int) -> list[int]:
+    """Return the indices of the requested heads; None for all."""
+    numbers = range(1, count + 1) if heads is None else [heads] if isinstance(heads, int) else heads
+    return [index_from_1("head", head, count) for head in numbers]
+
+
+def longest(words: Sequence[str]) -> int:
+    """Return the length of the longest word."""
+    return max(map(len, words))
+
+
+def draw_attention(
+    maps: AttentionMaps,
+    stack: str = "encoder",
+    layer: int | None = None,
+    heads: Sequence[int] | int | None = None,
+    word: int | None = None,
+) -> "Figure":
+    """Draw attention weights as lines between words, as in Figures 3 to 5 of the paper.
+
+    Words above attend to words below. The opacity of a line shows the weight, and its color the head. The decoder's
+    words above are its predictions. Layers, heads and words are counted from 1.
+
+    Args:
+        maps: the result of `attention_maps`.
+        stack: "encoder", "decoder" or "cross".
+        layer: number of the layer; None for the last.
+        heads: numbers of the heads; None for all.
+        word: number of a word above, to draw only its lines; None for all words.
+
+    Raises:
+        ValueError: there is no such stack, layer, head or word.
+        ImportError: Matplotlib is not installed.
+    """
+    weights, queries, keys = maps.weights(stack), maps.queries(stack), maps.keys(stack)
+    layers, count = weights.shape[:2]
+    index = layers - 1 if layer is None else index_from_1("layer", layer, layers)
+    shown = head_indices(heads, count)
+    only = None if word is None else index_from_1("word", word, len(queries))
+    width = max(5, 0.33 * max(len(queries), len(keys)) + 0.6)
+    figure = new_figure(width, 2 + 0.06 * width + 0.085 * (longest(queries) + longest(keys)))
+    axes = figure.subplots()
+    draw_lines(axes, weights[index], shown, only)
+    draw_words(axes, queries, keys, only)
+    figure.suptitle(f"{TITLES[stack]}, layer {index + 1} of {layers}", fontsize=11, color=INK)
+    add_legend(figure, CAPTIONS[stack], shown, count)
+    return figure
+
+
+def draw_lines(axes: "Axes", weights: np.ndarray, heads: Sequence[int], only: int | None) -> None:
+    """Draw the weights (H, Q, K) of some heads and of one query or all as lines, with a small offset between heads."""
+    from matplotlib.collections import LineCollection
+    from matplotlib.colors import to_rgb
+
+    colors = head_colors(len(weights))
+    gap = min(0.1, 0.6 / len(heads))
+    for rank, head in enumerate(heads):
+        offset = gap * (rank - (len(heads) - 1) / 2)
+        drawn = [pair for pair in np.argwhere(weights[head] > FAINTEST) if only in (None, pair[0])]  # (query, key)
+        lines = [((query + offset, 1.0), (key + offset, 0.0)) for query, key in drawn]
+        rgba = [(*to_rgb(colors[head]), float(weights[head, query, key])) for query, key in drawn]
+        axes.add_collection(LineCollection(lines, colors=rgba, linewidths=1.6, capstyle="round"))
+
+
+def draw_words(axes: "Axes", queries: Sequence[str], keys: Sequence[str], only: int | None) -> None:
+    """Draw vertical words above and below; mute those above other than `only`, if given."""
+    style: dict[str, Any] = words_style() | {"rotation": 90, "ha": "center", "fontsize": 11}
+    for index, word in enumerate(queries):
+        text = axes.text(index, 1.05, word, va="bottom", **style)
+        text.set_color(INK if only in (None, index) else MUTED)
+    for index, word in enumerate(keys):
+        axes.text(index, -0.05, word, va="top", **style)
+    axes.set_xlim(-0.6, max(len(queries), len(keys)) - 0.4)
+    axes.set_ylim(-0.05, 1.05)
+    axes.set_axis_off()
+
+
+def add_legend(figure: "Figure", title: str, heads: Sequence[int], count: int) -> None:
+    from matplotlib.patches import Patch
+
+    colors = head_colors(count)
+    handles = [
+        Patch(color=colors[head], label=f"{'' if rank else 'head '}{head + 1}") for rank, head in enumerate(heads)
+    ]
+    legend = figure.legend(
+        handles=handles, title=title, ncols=int(2 * figure.get_figwidth()) - 2, loc="outside lower center",
+        frameon=False, handlelength=0.9, handleheight=0.9, handletextpad=0.4, columnspacing=1.2, fontsize=9,
+        title_fontsize=9, labelcolor=MUTED,
+    )  # fmt: skip
+    legend.get_title().set_color(MUTED)
+
+
+def draw_heat_maps(
+    maps: AttentionMaps, stack: str = "encoder", layer: int | None = None, heads: Sequence[int] | int | None = None
+) -> "Figure":
+    """Draw the attention weights of one layer's heads, or an overview of all layers.
+
+    Rows are queries and columns are keys. Layers and heads are counted from 1.
+
+    Args:
+        maps: the result of `attention_maps`.
+        stack: "encoder", "decoder" or "cross".
+        layer: number of the layer; None for all layers, without words.
+        heads: numbers of the heads; None for all.
+
+    Raises:
+        ValueError: there is no such stack, layer or head.
+        ImportError: Matplotlib is not installed.
+    """
+    weights = maps.weights(stack)
+    shown = head_indices(heads, weights.shape[1])
+    if layer is None:
+        figure, image = draw_all_layers(weights[:, shown], shown)
+        title = TITLES[stack]
+    else:
+        index = index_from_1("layer", layer, len(weights))
+        figure, image = draw_one_layer(weights[index, shown], shown, maps.queries(stack), maps.keys(stack))
+        title = f"{TITLES[stack]}, layer {layer} of {len(weights)}"
+    shrink = min(0.9, 2.4 / figure.get_figheight())
+    bar = figure.colorbar(image, ax=figure.axes, shrink=shrink, aspect=22, pad=0.02, ticks=[0, 0.5, 1])
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(length=0, labelsize=9, labelcolor=MUTED)
+    figure.suptitle(title, fontsize=11, color=INK)
+    return figure
+
+
+def draw_heat_map(axes: "Axes", weights: np.ndarray, title: str) -> Any:
+    """Draw weights (Q, K) from 0 (white) to 1 (dark blue)."""
+    axes.spines[:].set_color(RULE)
+    axes.set_title(title, fontsize=9, color=MUTED, pad=4)
+    return axes.imshow(weights, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+
+
+def draw_one_layer(
+    weights: np.ndarray, heads: Sequence[int], queries: Sequence[str], keys: Sequence[str]
+) -> tuple["Figure", Any]:
+    """Draw the heads' weights (H, Q, K) in rows of at most four heads and 16 inches, with words at the edges."""
+    width, height = 0.19 * len(keys) + 0.3, 0.19 * len(queries) + 0.45
+    columns = max(1, min(4, len(heads), int(16 / width)))
+    rows = math.ceil(len(heads) / columns)
+    label_width, label_height = 0.085 * longest(queries), 0.085 * longest(keys)
+    figure = new_figure(columns * width + label_width + 1.2, rows * height + label_height + 0.5, "compressed")
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    style = words_style() | {"fontsize": 9}
+    for axes in grid.flat[len(heads) :]:
+        axes.set_axis_off()
+    for index, (axes, head) in enumerate(zip(grid.flat, heads, strict=False)):
+        image = draw_heat_map(axes, weights[index], f"head {head + 1}")
+        is_lowest = index + columns >= len(heads)
+        axes.tick_params(length=0, labelbottom=is_lowest, labelleft=index % columns == 0)
+        axes.set_xticks(range(len(keys)), keys, rotation=90, **style)
+        axes.set_yticks(range(len(queries)), queries, **style)
+    return figure, image
+
+
+def draw_all_layers(weights: np.ndarray, heads: Sequence[int]) -> tuple["Figure", Any]:
+    """Draw the heads' weights (N, H, Q, K) as small heat maps, with a row per layer and a column per head."""
+    layers, _, queries, keys = weights.shape
+    side = 1.15 / max(queries, keys)
+    figure = new_figure(len(heads) * (keys * side + 0.15) + 1.5, layers * (queries * side + 0.15) + 0.8, "compressed")
+    for (layer, column), axes in np.ndenumerate(figure.subplots(layers, len(heads), squeeze=False)):
+        image = draw_heat_map(axes, weights[layer, column], f"head {heads[column] + 1}" if layer == 0 else "")
+        axes.set(xticks=[], yticks=[])
+        if column == 0:
+            axes.set_ylabel(f"layer {layer + 1}", fontsize=9, color=MUTED)
+    return figure, image
