@@ -38,19 +38,14 @@ def main(arguments: list[str] | None = None) -> None:
     add_load_options(parser)
     options = parser.parse_args(arguments)
     logging.disable_progress_bar()
-    with exit_on_user_error():
-        serve(LoadOptions.of(options), options.port)
-
-
-def serve(options: LoadOptions, port: int) -> None:
-    """Serve a model's page and print its address, until Ctrl-C."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read while Gradio is imported
-    page = load_page(**vars(options))
-    try:
-        _, address, _ = page.launch(server_port=port, **LAUNCH)
-    except (OSError, OverflowError) as error:
-        raise UserError(f"--port={port}: is in use, or may not be used; give another --port.") from error
-    sys.stdout.write(f"{address}\n")
-    sys.stdout.flush()
-    while True:  # Ctrl-C ends no wait for a lock on Windows
-        time.sleep(60)
+    with exit_on_user_error():
+        page = load_page(**vars(LoadOptions.of(options)))
+        try:
+            _, address, _ = page.launch(server_port=options.port, **LAUNCH)
+        except (OSError, OverflowError) as error:
+            raise UserError(f"--port={options.port}: is in use, or may not be used; give another --port.") from error
+        sys.stdout.write(f"{address}\n")
+        sys.stdout.flush()
+        while True:  # Ctrl-C ends no wait for a lock on Windows
+            time.sleep(60)

@@ -88,12 +88,12 @@ def page_content(
     rows, finished = [], []
     for candidate in (candidate for step in translator.steps for candidate in step):
         target = str(tokenizer.decode(list(candidate.tokens), skip_special_tokens=True))
-        numbers = (candidate.log_prob, candidate.length_penalty, candidate.score)
+        log_prob, penalty, score = map("{:.4f}".format, (candidate.log_prob, candidate.length_penalty, candidate.score))
         state = "ended" if candidate.is_finished else "open"
-        rows.append([len(candidate.tokens), state, target, *(f"{number:.4f}" for number in numbers)])
+        rows.append([len(candidate.tokens), state, target, log_prob, penalty, score])
         if candidate.is_finished:
-            finished.append((candidate.score, target))
-    finished.sort(key=lambda pair: -pair[0])
+            finished.append((candidate.score, f"{score}  {target}", target))
+    finished.sort(key=lambda each: -each[0])
     unknown = ", ".join(map(repr, translation.unknown_words))
     return PageContent(
         note=f"Unknown words, whose results are guesses: {unknown}." if unknown else "",
@@ -101,7 +101,7 @@ def page_content(
         target=translation.text,
         tree=draw_tree_text(delinearize(translation.text, words).tree) if words else "",
         rows=rows,
-        finished=[(f"{score:.4f}  {target}", target) for score, target in finished],
+        finished=[(shown, target) for _, shown, target in finished],
         passes=mark_changes(tokenizer, translator.history),
     )
 
@@ -124,32 +124,27 @@ def setting_inputs(model: PreTrainedModel) -> dict[str, Any]:
     """Return Gradio's inputs for the settings of a model's `generate()`, by name."""
     import gradio as gr
 
-    counts, inputs = {"num_beams": ("Beams", MAX_BEAMS)}, {}
+    sliders, inputs = {"num_beams": ("Beams", MAX_BEAMS)}, {}
     if is_non_autoregressive(model):
-        counts = {"num_iterations": ("Iterations", MAX_BEAMS)} if model.refines else {}
-        counts["length_beam_size"] = ("Lengths", min(MAX_BEAMS, model.num_length_classes))
-    for name, (label, most) in counts.items():
+        sliders = {"num_iterations": ("Iterations", MAX_BEAMS)} if model.refines else {}
+        sliders["length_beam_size"] = ("Lengths", min(MAX_BEAMS, model.num_length_classes))
+    for name, (label, most) in sliders.items():
         value = getattr(model.generation_config, name, None) or 1
         inputs[name] = gr.Slider(1, max(most, value), value, step=1, precision=0, label=label)
     if not is_non_autoregressive(model):
         alpha = model.generation_config.length_penalty
-        limits: dict[str, Any] = {"minimum": -MAX_ALPHA, "maximum": MAX_ALPHA, "step": 0.1}
-        inputs["length_penalty"] = gr.Number(1.0 if alpha is None else alpha, label="Alpha of lp(Y)", **limits)
-    limits = {"minimum": 0, "maximum": 512, "precision": 0}
-    return inputs | {"max_new_tokens": gr.Number(0, label="Length limit (0: the model's)", **limits)}
+        alpha = 1.0 if alpha is None else alpha
+        inputs["length_penalty"] = gr.Number(
+            alpha, label="Alpha of lp(Y)", minimum=-MAX_ALPHA, maximum=MAX_ALPHA, step=0.1
+        )
+    label = "Length limit (0: the model's)"
+    return inputs | {"max_new_tokens": gr.Number(0, label=label, minimum=0, maximum=512, precision=0)}
 
 
 def make_page(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, title: str, examples: Sequence[str] = ()
 ) -> "gr.Blocks":
-    """Return the Gradio page of a model.
-
-    Args:
-        model: any model of this package that generates.
-        tokenizer: its tokenizer.
-        title: heading of the page.
-        examples: example sources.
-    """
+    """Return the Gradio page of a model that generates, with a heading and example sources."""
     import gradio as gr
 
     writes_trees, has_passes = is_parser(tokenizer), is_non_autoregressive(model)
@@ -185,7 +180,7 @@ def make_page(
         def show(text: str, *values: Any) -> dict[Any, Any]:
             given = dict(zip(settings, values, strict=True))
             given["max_new_tokens"] = given["max_new_tokens"] or None
-            given = {name: value for name, value in given.items() if value is not None}  # an empty field: the model's
+            given = {name: value for name, value in given.items() if value is not None}  # else the model's setting
             content = page_content(model, tokenizer, text, **given)
             best, frame = content.finished[0][1] if content.finished else None, ""
             if content.passes:
@@ -233,12 +228,8 @@ def title_and_examples(options: LoadOptions) -> tuple[str, list[str]]:
 def load_page(model: str, **settings: Any) -> "gr.Blocks":
     """Return the Gradio page of a model in a folder or on the Hub; on a CPU it is prepared for inference.
 
-    Args:
-        model: folder of the model, or its name on the Hub.
-        **settings: `device`, `dtype`, `revision` and `trust_remote_code`, as the options of `vaswani-demo`.
-
-    Raises:
-        UserError: Gradio is not installed, or the model cannot be loaded.
+    `settings` are `device`, `dtype`, `revision` and `trust_remote_code`, as the options of `vaswani-demo`. A UserError
+    is raised if Gradio is not installed or the model cannot be loaded.
     """
     if find_spec("gradio") is None:
         raise UserError('The page needs Gradio, which is not installed; run pip install "vaswani-transformer[demo]".')

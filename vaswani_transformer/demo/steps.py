@@ -39,14 +39,11 @@ class Candidate:
 
 
 class SearchRecorder(LogitsProcessor):
-    """Logits processor that records an autoregressive search for one target.
+    """Logits processor that records the candidates of each `steps` of an autoregressive search for one target.
 
     Args:
         settings: settings of the call, including the mask of its source.
         constraint: a processor that excludes tokens, applied before recording; or None.
-
-    Attributes:
-        steps: candidates after each step.
     """
 
     def __init__(self, settings: CallSettings, constraint: LogitsProcessor | None) -> None:
