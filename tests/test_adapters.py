@@ -136,27 +136,6 @@ def test_adapter_of_norms_that_peft_would_not_load_is_an_error_before_training(f
         adapter(**batch)
 
 
-def test_lora_on_the_embeddings_of_one_stack_is_merged() -> None:
-    model = tiny_model().get_encoder()
-    adapter = get_peft_model(model, LoraConfig(r=2, target_modules=["embed_tokens"])).eval()
-    embeddings: Any = adapter.base_model.embed_tokens
-    embeddings.lora_embedding_A["default"].data.normal_()
-    tokens = random_batch()["input_ids"]
-    expected = adapter(input_ids=tokens).last_hidden_state
-    assert not torch.equal(expected, tiny_model().get_encoder()(tokens).last_hidden_state)
-    torch.testing.assert_close(adapter.merge_and_unload()(tokens).last_hidden_state, expected, **FLOAT32)
-
-
-@pytest.mark.filterwarnings("default::UserWarning")
-@pytest.mark.parametrize("module", ["embed_tokens", "lm_head"])
-def test_lora_on_one_use_of_the_shared_matrix_is_a_warning(module: str) -> None:
-    """PEFT warns when it creates the adapter and when it merges it, which would change every use of the matrix."""
-    with pytest.warns(UserWarning, match="a tied layer is part of the adapter"):
-        adapter = get_peft_model(tiny_model(), LoraConfig(target_modules=[module], task_type="SEQ_2_SEQ_LM"))
-    with pytest.warns(UserWarning, match="are part of the adapter"):
-        adapter.merge_and_unload()
-
-
 @pytest.mark.parametrize(
     ("tied", "settings"),
     [

@@ -91,16 +91,6 @@ def test_nox_runs_the_oldest_and_the_newest_supported_versions(monkeypatch: pyte
     assert all(f"`{each}`" in supported for each in ranges)
 
 
-def test_workflow_runs_every_session_of_nox_that_tests() -> None:
-    text = (ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8")
-    jobs = yaml.safe_load(text)["jobs"]
-    matrix = jobs["tests"]["strategy"]["matrix"]["include"]
-    assert {each["session"] for each in matrix} == {"newest", "oldest"}
-    assert "nox --session ${{ matrix.session }} -R" in text
-    assert jobs["next"]["if"] == "github.event_name == 'schedule'"
-    assert "nox --session next" in text
-
-
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_workflow_only_reads_and_names_actions_by_commit(path: Path) -> None:
     assert yaml.safe_load(path.read_text(encoding="utf-8"))["permissions"] == {"contents": "read"}
@@ -125,28 +115,3 @@ def test_release_needs_a_tag_and_stores_no_token() -> None:
     assert yaml.safe_load(text)[True] == {"push": {"tags": ["v*"]}}  # YAML reads `on` as true
     assert "secrets." not in text
     assert "id-token: write" in text
-
-
-def test_pre_commit_has_nothing_to_change() -> None:
-    """The hooks for white space and YAML would, on the next change of such a file, change or reject it."""
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode:
-        pytest.skip("not a git checkout")
-    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
-    paths = [ROOT / name for name in listed.stdout.splitlines() if not re.search(config["exclude"], name)]
-    for path in paths:
-        text = path.read_text(encoding="utf-8")
-        assert not re.search(r"[ \t]$", text, re.MULTILINE), path
-        assert not text or re.search(r"[^\n]\n\Z", text), path
-        if path.suffix in (".yml", ".yaml"):
-            list(yaml.parse(text))
-    hooks = {hook["id"]: hook for repository in config["repos"] for hook in repository["hooks"]}
-    assert hooks["check-yaml"]["args"] == ["--unsafe"]  # for the tags of mkdocs.yml
-
-
-def test_changelog_keeps_its_format() -> None:
-    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert re.findall(r"^## (.*)$", text, re.MULTILINE)[0] == "[Unreleased]"
-    headings = re.findall(r"^### (.*)$", text, re.MULTILINE)
-    assert set(headings) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
-    assert "(was" not in text

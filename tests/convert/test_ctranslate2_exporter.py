@@ -30,7 +30,6 @@ from tests.helpers import (
     user_error,
 )
 from vaswani_transformer import (
-    VaswaniTransformerForConditionalGeneration,
     VaswaniTransformerTokenizer,
     prepare_for_inference,
 )
@@ -66,39 +65,8 @@ def test_converted_model_has_the_same_probabilities(overrides: dict[str, Any], t
     assert_same_probabilities(model, tmp_path / "converted")
 
 
-def generate_with_scores(
-    model: VaswaniTransformerForConditionalGeneration, sources: list[list[int]], **settings: Any
-) -> list[list[tuple[list[int], float]]]:
-    """Return what `generate()` returns: the tokens of each source's n best and their scores."""
-    options: dict[str, Any] = {"num_return_sequences": 1, **WITH_SCORES, **settings}
-    generated: Any = model.generate(**padded(sources), **options)
-    rows = [row[: row.index(END) + 1] if END in row else row for row in generated.sequences[:, 1:].tolist()]
-    scores = generated.sequences_scores.tolist()
-    every, count = list(zip(rows, scores, strict=True)), options["num_return_sequences"]
-    return [every[start : start + count] for start in range(0, len(every), count)]
-
-
-def assert_same_search(
-    model: VaswaniTransformerForConditionalGeneration,
-    folder: Path,
-    sources: list[list[int]],
-    is_early: bool,
-    **settings: Any,
-) -> None:
-    patience, stopping = (1, True) if is_early else (1000, "never")
-    theirs = searched_by_ctranslate2(
-        folder,
-        sources,
-        patience=patience,
-        beam_size=settings["num_beams"],
-        length_penalty=settings["length_penalty"],
-        max_decoding_length=settings["max_new_tokens"],
-        num_hypotheses=settings["num_return_sequences"],
-    )
-    ours = generate_with_scores(model, sources, length_penalty_type="power", early_stopping=stopping, **settings)
-    for original, converted in zip(ours, theirs, strict=True):
-        assert [tokens for tokens, _ in converted] == [tokens for tokens, _ in original]
-        assert [score for _, score in converted] == pytest.approx([score for _, score in original], abs=1e-4)
+def up_to_end(tokens: list[int]) -> list[int]:
+    return tokens[: tokens.index(END) + 1] if END in tokens else tokens
 
 
 @pytest.mark.slow
@@ -127,8 +95,21 @@ def test_beam_search_under_power_equals_generate(
     to_ctranslate2(model, None, folder)
     sources = [[*random_tokens(length, vocab_size=20).tolist(), END] for length in lengths]
     count = num_beams if every else 1
-    search = {"num_beams": num_beams, "length_penalty": alpha, "max_new_tokens": limit, "num_return_sequences": count}
-    assert_same_search(model, folder, sources, is_early, **search)
+    search: dict[str, Any] = {"num_beams": num_beams, "length_penalty": alpha, "length_penalty_type": "power"}
+    search |= {"max_new_tokens": limit, "num_return_sequences": count, "early_stopping": is_early or "never"}
+    ours: Any = model.generate(**padded(sources), **search, **WITH_SCORES)
+    theirs = searched_by_ctranslate2(
+        folder,
+        sources,
+        patience=1 if is_early else 1000,
+        beam_size=num_beams,
+        length_penalty=alpha,
+        max_decoding_length=limit,
+        num_hypotheses=count,
+    )
+    tokens, scores = zip(*(hypothesis for hypotheses in theirs for hypothesis in hypotheses), strict=True)
+    assert list(tokens) == [up_to_end(row) for row in ours.sequences[:, 1:].tolist()]
+    assert list(scores) == pytest.approx(ours.sequences_scores.tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -138,8 +119,7 @@ def test_search_with_one_beam_equals_greedy_generate(seed: int, tmp_path: Path) 
     sources = [[*random_tokens(length, vocab_size=12).tolist(), END] for length in (3, 8, 1)]
     greedy = model.generate(**padded(sources), max_new_tokens=9)[:, 1:].tolist()
     converted = searched_by_ctranslate2(tmp_path / "converted", sources, beam_size=1, max_decoding_length=9)
-    expected = [row[: row.index(END) + 1] if END in row else row for row in greedy]
-    assert [tokens for ((tokens, _),) in converted] == expected
+    assert [tokens for ((tokens, _),) in converted] == [up_to_end(row) for row in greedy]
 
 
 @pytest.mark.slow

@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 
 from tests.builders import random_attention_maps
 from tests.figures.legible import assert_legible, words_of
-from tests.helpers import model_of_pairs
-from vaswani_transformer.figures import attention_maps, draw_attention, draw_heat_maps
+from vaswani_transformer.figures import draw_attention, draw_heat_maps
 from vaswani_transformer.figures.style import head_colors
 
 
@@ -91,12 +90,6 @@ def test_heat_maps_of_all_layers_have_a_row_per_layer_and_a_column_per_head() ->
     assert np.array_equal(images, maps.cross[:, [0, 4]].reshape(6, *maps.cross.shape[2:]))
     assert_legible(figure)
     assert {"layer 1", "layer 2", "layer 3", "head 1", "head 5"} <= {text for text, _ in words_of(figure)}
-
-
-def test_attention_of_a_real_model_is_legible() -> None:
-    maps = attention_maps(*model_of_pairs(), "the cat is black")
-    assert_legible(draw_attention(maps, "cross"))
-    assert_legible(draw_heat_maps(maps, "decoder", layer=1))
 
 
 def test_heads_have_different_colors() -> None:

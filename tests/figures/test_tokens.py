@@ -59,15 +59,6 @@ def test_display_tokens_are_words_and_their_parts() -> None:
     assert display_tokens(tokenizer, [0, *tokenizer("hello").input_ids]) == ["<s>", "hello", "</s>"]
 
 
-def test_display_tokens_of_word_pieces_have_the_same_form() -> None:
-    texts = ["the cat is black", "the books are blacker"] * 3
-    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(texts, vocab_size=60, algorithm="wordpiece")
-    shown = words(tokenizer, "the cats")
-    assert shown[0] == "the"
-    assert "".join(shown[1:]).replace("·", "") == "cats"
-    assert not any("#" in word for word in shown)
-
-
 def test_bytes_that_are_no_character_are_marked() -> None:
     _, tokenizer = model_of_pairs()
     first, *_ = tokenizer("🙂", add_special_tokens=False).input_ids

@@ -57,10 +57,8 @@ def test_model_that_is_no_parser_is_refused(run: Run, saved: Path) -> None:
 def test_every_line_has_its_tree_and_an_empty_line_stays_empty(run: Run) -> None:
     output = run("--tokenized", stdin=lines([SENTENCES[0], "", *SENTENCES[1:]]))
     assert output == (lines([TREES[0], "", *TREES[1:]]), "", 0)
-
-
-def test_plain_text_is_tokenized(run: Run) -> None:
-    assert run(stdin="The dog slept.\n") == (f"{TREES[0]}\n", "", 0)
+    for options in ((), ("--interactive",)):
+        assert run(*options, stdin="The dog slept.\n") == (f"{TREES[0]}\n", "", 0)
 
 
 def test_tree_of_any_output_has_the_words_of_its_line(run: Run) -> None:
@@ -72,30 +70,19 @@ def test_tree_of_any_output_has_the_words_of_its_line(run: Run) -> None:
 
 
 def test_output_file_is_resumed_and_a_finished_one_stays(run: Run, tmp_path: Path) -> None:
-    source, target = tmp_path / "sentences.txt", tmp_path / "trees.ptb"
+    """Drawings of a finished file are an error, for they would be missing silently."""
+    source, target, record = tmp_path / "sentences.txt", tmp_path / "trees.ptb", tmp_path / "trees.ptb.record"
     source.write_text(lines(SENTENCES), encoding="utf-8")
     arguments = ("--tokenized", "--window=2", "--input", source, "--output", target)
     assert run(*arguments) == ("", "", 0)
     assert target.read_text(encoding="utf-8") == lines(TREES)
     assert "is finished already" in run(*arguments)[1]
-    record = tmp_path / "trees.ptb.record"
-    text = record.read_text(encoding="utf-8")
-    record.write_text(text.replace('"output"', '"before"'), encoding="utf-8")
+    assert f"without --svg, not with --svg={tmp_path / 'svg'}" in error_line(run(*arguments, "--svg", tmp_path / "svg"))
+    record.write_text(record.read_text(encoding="utf-8").replace('"output"', '"before"'), encoding="utf-8")
     target.write_text(f"{lines(TREES[:3])}(TOP (S", encoding="utf-8")
     assert "resumes after line 3" in run(*arguments)[1]
     assert target.read_text(encoding="utf-8") == lines(TREES)
-    output = run(*arguments[1:])
-    assert "with --tokenized, not without --tokenized" in output[1]
-    assert output[2] == 2
-
-
-def test_drawings_of_a_finished_file_are_an_error_of_one_line(run: Run, tmp_path: Path) -> None:
-    """Without the error the drawings would be missing silently."""
-    source, target = tmp_path / "sentences.txt", tmp_path / "trees.ptb"
-    source.write_text(lines(SENTENCES[:1]), encoding="utf-8")
-    arguments = ("--tokenized", "--input", source, "--output", target)
-    assert run(*arguments) == ("", "", 0)
-    assert f"without --svg, not with --svg={tmp_path / 'svg'}" in error_line(run(*arguments, "--svg", tmp_path / "svg"))
+    assert "with --tokenized, not without --tokenized" in error_line(run(*arguments[1:]))
 
 
 def test_trees_are_drawn_as_text_and_as_svg(run: Run, tmp_path: Path) -> None:
@@ -103,10 +90,6 @@ def test_trees_are_drawn_as_text_and_as_svg(run: Run, tmp_path: Path) -> None:
     assert (output, errors, status) == (lines(map(draw_tree_text, TREES[:2])), "", 0)
     assert {path.name for path in (tmp_path / "svg").iterdir()} == {"1.svg", "2.svg"}
     assert ElementTree.parse(tmp_path / "svg" / "1.svg").getroot().tag.endswith("svg")
-
-
-def test_interactive_lines_are_parsed_at_once(run: Run) -> None:
-    assert run("--interactive", stdin="The dog slept.\n") == (f"{TREES[0]}\n", "", 0)
 
 
 @pytest.mark.parametrize(
@@ -125,15 +108,12 @@ def test_invalid_option_or_input_ends_the_command_with_one_line(arguments: list[
 def test_parse_takes_text_or_words_and_returns_the_commands_trees(parser: ModelAndTokenizer) -> None:
     actual = list(parse(*parser, ["The dog slept.", TREES[1].words], num_beams=2))
     assert actual == [(TREES[0], False), (TREES[1], False)]
+    assert list(parse(*parser, ["The dog slept.", TREES[1].words], num_beams=2, skip=1)) == actual[1:]
     with pytest.raises(TypeError, match="give a list of sentences"):
         next(parse(*parser, "The dog slept."))
     for word in ("New York", ""):
         with pytest.raises(ValueError, match=rf"^sentences: a word is empty or has white space; got '{word}', exp"):
             next(parse(*parser, [["The", word]]))
-
-
-def test_tree_after_skipped_sentences_has_its_own_words(parser: ModelAndTokenizer) -> None:
-    assert list(parse(*parser, ["The dog slept.", TREES[1].words], num_beams=2, skip=1)) == [(TREES[1], False)]
 
 
 def test_drawing_has_a_line_a_node() -> None:
