@@ -161,10 +161,14 @@ def attention_maps(
         else:
             labels = encode(text_target=target, return_tensors="pt")["input_ids"].to(model.device)  # (1, T)
             shown = pass_of_target(model, batch, labels)
+    stacks = zip(STACKS, shown.weights, strict=True)
+    weights = {stack: torch.cat(list(layers)).float().cpu().numpy() for stack, layers in stacks}
     return AttentionMaps(
-        source,
-        cast(str, tokenizer.decode(shown.labels, skip_special_tokens=True)) if target is None else target,
-        *(display_tokens(tokenizer, ids) for ids in (batch["input_ids"][0].tolist(), shown.inputs, shown.labels)),
-        *(torch.cat(list(layers)).float().cpu().numpy() for layers in shown.weights),
+        source=source,
+        target=cast(str, tokenizer.decode(shown.labels, skip_special_tokens=True)) if target is None else target,
+        source_tokens=display_tokens(tokenizer, batch["input_ids"][0].tolist()),
+        input_tokens=display_tokens(tokenizer, shown.inputs),
+        output_tokens=display_tokens(tokenizer, shown.labels),
         is_autoregressive=is_autoregressive,
+        **weights,
     )
