@@ -87,7 +87,7 @@ def test_nox_runs_the_oldest_and_the_newest_supported_versions(monkeypatch: pyte
     assert sessions["OLDEST"] == [re.sub(r">=([\d.]+).*", r"==\1.0", each) for each in ranges]
     assert PROJECT["project"]["requires-python"] == f">={sessions['oldest'].python}"
     assert f"Programming Language :: Python :: {sessions['newest'].python}" in PROJECT["project"]["classifiers"]
-    supported = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    supported = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     assert all(f"`{each}`" in supported for each in ranges)
 
 

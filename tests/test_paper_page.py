@@ -16,7 +16,7 @@ import torch
 
 from docs.tools import formulas, repository
 from docs.tools.listings import LISTING, lines_of, listing, names_in, on_page_markdown, source_of
-from docs.tools.paper import NOTEBOOK, PAGES, PICTURE, PYTHON, page_cells, run_page, to_notebook
+from docs.tools.paper import EXERCISES, NOTEBOOK, PAGES, PICTURE, PYTHON, SOLUTION, run_page, to_notebook
 from tests.helpers import ROOT
 
 TEXTS = {path.stem: path.read_text(encoding="utf-8") for path in PAGES}
@@ -54,10 +54,10 @@ def test_listing_is_compared_with_a_short_version_above_it(path: Path) -> None:
     assert [text for text in above if not any("assert " in code for code, _ in examples_of(text))] == []
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES)))
-def test_listing_is_the_source_of_what_it_names(name: str) -> None:
-    source = textwrap.dedent(inspect.getsource(pkgutil.resolve_name(name)))
-    assert source_of(name) == source.rstrip("\n")
+def test_listing_is_the_source_of_what_it_names() -> None:
+    for name in sorted(set(NAMES)):
+        source = textwrap.dedent(inspect.getsource(pkgutil.resolve_name(name)))
+        assert source_of(name) == source.rstrip("\n")
 
 
 def test_listing_is_folded_and_names_the_place_of_its_lines() -> None:
@@ -77,10 +77,6 @@ def test_listing_is_folded_and_names_the_place_of_its_lines() -> None:
 def test_listing_of_a_name_that_does_not_exist_is_an_error(link: str) -> None:
     with pytest.raises(ValueError, match=r"not defined there|no file defines it"):
         on_page_markdown(f"In the library: {link}\n")
-
-
-def test_page_without_listings_stays_as_it_is() -> None:
-    assert on_page_markdown("# A page\n\n```python\nprint(1)\n```\n") == "# A page\n\n```python\nprint(1)\n```\n"
 
 
 def test_formula_becomes_mathml() -> None:
@@ -129,9 +125,21 @@ def test_pictures_are_files_and_drawn_by_the_block_above_them(path: Path) -> Non
     assert all((path.parent / name).read_text(encoding="utf-8").endswith("</svg>\n") for name in pictures)
 
 
-def test_notebook_is_made_from_the_pages() -> None:
-    """`python -m docs.tools.paper` writes it."""
+def test_notebooks_are_made_from_the_pages() -> None:
+    """`python -m docs.tools.paper` writes them."""
     assert NOTEBOOK.read_text(encoding="utf-8") == to_notebook()
+    assert EXERCISES.read_text(encoding="utf-8") == to_notebook(for_students=True)
+
+
+def test_notebook_for_students_has_every_exercise_and_neither_solutions_nor_outputs() -> None:
+    exercises = sum(len(re.findall(r"^#+ Exercise: ", text, flags=re.MULTILINE)) for text in TEXTS.values())
+    solutions = [solution for text in TEXTS.values() for solution in SOLUTION.findall(text)]
+    assert len(solutions) == exercises == 6
+    cells = json.loads(to_notebook(for_students=True))["cells"]
+    sources = ["".join(cell["source"]) for cell in cells]
+    assert sum("Exercise: " in source for source in sources) == sources.count("# your answer") == exercises
+    assert not any(code.strip() in sources for text in solutions for code, _ in examples_of(text))
+    assert not any(cell.get("outputs") for cell in cells)
 
 
 def test_notebook_has_the_examples_of_the_pages_in_their_order_with_their_output() -> None:
@@ -152,10 +160,10 @@ def test_notebook_has_the_examples_of_the_pages_in_their_order_with_their_output
     assert len(drawings) == sum(len(PICTURE.findall(text)) for text in TEXTS.values())
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
-def test_notebook_has_no_link_that_leads_nowhere_and_nothing_folded(path: Path) -> None:
+def test_notebook_has_no_link_that_leads_nowhere_and_nothing_folded() -> None:
     """In a notebook there are no other pages, and no anchors of this one; a fold would end with its cell."""
-    texts = ["".join(cell["source"]) for cell in page_cells(path) if cell["cell_type"] == "markdown"]
+    cells = json.loads(to_notebook())["cells"]
+    texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
     links = [link for text in texts for link in re.findall(r"\]\(([^)]*)\)", text)]
     assert all(link.startswith("https://") and "OWNER" not in link for link in links)
     assert not any("<details" in text or "<summary" in text for text in texts)

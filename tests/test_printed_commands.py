@@ -9,65 +9,41 @@ from docs.tools.repository import line_of
 from tests.command_parsers import PAGES, PROGRAMS, blocks_of, commands_of
 from tests.helpers import ROOT
 
-OTHERS = "another project's program"
-NETWORK = "needs the network"
-CHECK = "checks this repository; .ci/run and the workflows run it"
-BENCH = "tests/test_bench.py::test_bench_prints_its_table"
+BENCH = "data_pace decode_against_marian decode_before_after decode_family dialects gpu kills layer_complexity memory"
+BENCH += " serving table3 train_against_marian"
+SERVICE = "tests/test_docs.py::test_service_answers_a_request_with_the_translation_of_its_sentences"
+PUBLISH = "tests/training/test_publish.py::test_run_is_published_in_one_commit_whose_example_runs_elsewhere"
 
 # Each program or module, with the test that runs it, or the reason why none does.
 COMMANDS = {
+    **{f"bench.{name}": "tests/test_bench.py::test_bench_prints_its_table" for name in BENCH.split()},
+    **dict.fromkeys(["joeynmt", "jupyter", "sacrebleu", "tensorboard"], "another project's program"),
+    **dict.fromkeys(["git", "hf", "nox", "playwright", "pre-commit"], "needs the network"),
+    **dict.fromkeys(["pytest", "ruff", "ty"], "checks this repository; .ci/run and the workflows run it"),
     "accelerate launch": "tests/training/test_train.py::test_interrupted_run_of_two_processes_resumes",
-    "bench.data_pace": BENCH,
-    "bench.decode_against_marian": BENCH,
-    "bench.decode_before_after": BENCH,
-    "bench.decode_family": BENCH,
-    "bench.dialects": BENCH,
-    "bench.serving": BENCH,
-    "bench.gpu": BENCH,
-    "bench.kills": BENCH,
-    "bench.layer_complexity": BENCH,
-    "bench.memory": BENCH,
-    "bench.table3": BENCH,
-    "bench.train_against_marian": BENCH,
-    "curl": "tests/test_docs.py::test_service_answers_a_request_with_the_translation_of_its_sentences",
+    "curl": SERVICE,
     "cut": "a system's program",
     "docker": "needs Docker and the network",
     "docs.tools.demo_picture": "needs Chromium, whose picture differs from machine to machine",
     "docs.tools.paper": "tests/test_paper_page.py::test_page_prints_what_it_shows_and_draws_its_pictures",
-    "docs.tools.reference": "tests/test_docs.py::test_reference_page_is_what_the_code_says",
     "docs.tools.pictures": "tests/test_docs_figures.py::test_diagrams_show_a_models_weights_and_its_best_target",
+    "docs.tools.reference": "tests/test_docs.py::test_reference_page_is_what_the_code_says",
     "examples/adapters.py": "tests/test_examples.py::test_adapter_learns_and_merges",
     "examples/own_data.py": "tests/test_examples.py::test_own_data_becomes_a_run_that_translates",
     "examples/trainer_script.py": "tests/test_examples.py::test_trainer_script_learns_its_task",
     "gh": "needs a release on GitHub",
-    "git": NETWORK,
-    "hf": NETWORK,
-    "joeynmt": OTHERS,
-    "jupyter": OTHERS,
     "mkdocs": "tests/test_docs.py::test_site_builds_without_a_warning",
-    "nox": NETWORK,
     "pip": "tests/test_packaging.py::test_wheel_holds_the_package_and_works_where_it_is_installed",
-    "playwright": NETWORK,
-    "pre-commit": NETWORK,
-    "pytest": CHECK,
-    "ruff": CHECK,
-    "sacrebleu": OTHERS,
-    "tensorboard": OTHERS,
     "tests.golden": "tests/golden/test_golden.py::test_command_writes_a_checkpoint_that_this_version_lacks",
-    "tests/published_release.py": (
-        "tests/training/test_publish.py::test_run_is_published_in_one_commit_whose_example_runs_elsewhere"
-    ),
+    "tests/published_release.py": PUBLISH,
     "training.average": "tests/training/test_average.py::test_command_prints_the_averaged_steps",
+    "training.card": "tests/training/test_card.py::test_card_is_what_the_code_makes_of_the_results",
     "training.distill": "tests/training/test_distill.py::test_distillation_replaces_training_targets_only",
     "training.prepare": "tests/training/test_prepare.py::test_multi30k_has_the_published_split_in_three_languages",
-    "training.publish": (
-        "tests/training/test_publish.py::test_run_is_published_in_one_commit_whose_example_runs_elsewhere"
-    ),
-    "training.card": "tests/training/test_card.py::test_card_is_what_the_code_makes_of_the_results",
+    "training.publish": PUBLISH,
     "training.score": "tests/training/test_score.py::test_scores_are_printed_and_written_each_with_its_signature",
     "training.train": "tests/training/test_train.py::test_command_prints_examples_and_ends_with_the_score",
-    "ty": CHECK,
-    "uvicorn": "tests/test_docs.py::test_service_answers_a_request_with_the_translation_of_its_sentences",
+    "uvicorn": SERVICE,
     "vaswani-convert ctranslate2": (
         "tests/convert/test_ctranslate2_exporter.py::test_command_converts_a_folder_and_never_overwrites_one_without_force"
     ),
@@ -85,7 +61,7 @@ COMMANDS = {
     ),
     "vaswani_transformer.figures": "tests/figures/test_page.py::test_command_writes_a_page_and_prints_its_path",
     "venv": ".ci/run and nox make one",
-}  # fmt: skip
+}
 
 
 def names_of(words: list[str]) -> list[str]:

@@ -24,7 +24,7 @@ import datasets
 rows = [{"id": str(n), "translation": {"en": f"book {n}", "it": f"libro {n}"}} for n in range(60)]
 datasets.load_dataset = lambda *_, **__: datasets.Dataset.from_list(rows)
 """
-SMALLER = {  # what the script of seq2seq-trainer.md has, and what its test has instead
+SMALLER = {  # what the script of own-script.md has, and what its test has instead
     "vocab_size=8000": "vocab_size=300", "test_size=1000": "test_size=4", "=4096": "=40",
     "max_steps=10_000": "max_steps=4", "eval_steps=1000": "eval_steps=2", "save_steps=1000": "save_steps=2",
     "d_model=128": "d_model=16",
@@ -70,7 +70,7 @@ def test_options_for_other_files_are_those_of_a_recipe() -> None:
 
 def small_script() -> str:
     """Return the script of the page for a few steps of a tiny model on pairs that are not downloaded."""
-    script = blocks_of(DOCS / "seq2seq-trainer.md", "python")[0]
+    script = blocks_of(DOCS / "own-script.md", "python")[0]
     for large, small in SMALLER.items():
         assert large in script
         script = script.replace(large, small)
@@ -79,7 +79,7 @@ def small_script() -> str:
 
 @pytest.mark.slow
 def test_seq2seq_trainer_goes_from_a_data_set_to_the_hub_and_back(tmp_path: Path) -> None:
-    _, loading = blocks_of(DOCS / "seq2seq-trainer.md", "python")
+    loading = blocks_of(DOCS / "own-script.md", "python")[1]
     with serving(Hub()) as url:
         environment = client_environment(url, tmp_path / "home") | {"PYTHONPATH": str(ROOT)}
         output = run_python(small_script(), folder=tmp_path, **environment)

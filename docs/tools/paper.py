@@ -1,4 +1,4 @@
-"""Run the pages of the paper in code: `python -m docs.tools.paper` writes their output, pictures and the notebook.
+"""Run the pages of the paper in code: `python -m docs.tools.paper` writes their output, pictures and notebooks.
 
 A block of Python on a page continues those before it. What it prints is in the block of text below it; the picture
 below it is the figure that it calls `picture`. The pages run in their order, in one folder.
@@ -15,11 +15,13 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from docs.tools.listings import LISTING, names_in
 
 FOLDER = Path(__file__).resolve().parents[1]
-PAGES = [FOLDER / f"paper-{name}.md" for name in ("walk", "model", "training", "decoding")]
-NOTEBOOK = FOLDER / "paper.ipynb"
+PAGES = [FOLDER / f"{name}.md" for name in ("paper", "paper-model", "paper-training", "paper-decoding")]
+NOTEBOOK, EXERCISES = FOLDER / "paper.ipynb", FOLDER / "paper-exercises.ipynb"
 PYTHON = re.compile(r"^```python\n(.*?)^```$\n(?:\n```text\n(.*?)^```$\n)?", flags=re.DOTALL | re.MULTILINE)
 PICTURE = re.compile(r"\n!\[[^\]]*\]\((images/(?!figure-)[\w-]+\.svg)\)\n")
 DIAGRAM = re.compile(r"!\[([^\]]*)\]\((images/figure-[\w-]+\.svg)\)")
@@ -28,16 +30,15 @@ PIECES = re.compile(
 )
 PAGE_LINK = re.compile(r"\[([^\]]+)\]\((?:([\w-]+)\.(?:md|ipynb))?(#[\w-]+)?\)")
 FILE_LINK = re.compile(r"\[([^\]]+)\]\(\.\./([\w./-]+)(?:#\w+)?\)")
+SOLUTION = re.compile(r"^<details[^>]*>\n<summary>See what happens</summary>.*?^</details>$", re.DOTALL | re.MULTILINE)
+ANSWER = "```python\n# your answer\n```"
 DETAILS = re.compile(r"</?details[^>]*>\n?")
 SUMMARY = re.compile(r"<summary>(.*?)</summary>")
 URLS = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
 GRAY, LINE = "#7b7e87", "#8080804d"  # of letters and of thin lines, on white and on black
 HAS_ADDRESS = "OWNER" not in URLS["Source"]  # until the first release the project has none, and nothing leads to it
-TITLE = """# The paper in code
-
-["Attention Is All You Need"](https://arxiv.org/abs/1706.03762) section by section. Run the cells from top to bottom,
-which takes a few minutes on a CPU. The first one needs the project, and the second defines `show`, which prints lines
-of its source.
+TITLE = """Run the cells from top to bottom, which takes a few minutes on a CPU. The first one needs the project, and
+the second defines `show`, which prints lines of its source.
 """
 IN_A_CLONE = """    raise SystemExit('Run pip install -e ".[figures,train]" in a clone of the project first.')
 """
@@ -72,17 +73,24 @@ def execute(code: str, variables: dict[str, Any]) -> str:
 def run_page(page: str, pictures: Path, variables: dict[str, Any]) -> str:
     """Return the page with the output of its blocks, and write its pictures into a folder.
 
+    Solutions of exercises leave variables and random numbers as they are, because the notebook for students lacks them.
+
     Args:
         page: the text of the page.
         pictures: the folder that gets `images/NAME.svg`.
         variables: what its blocks begin with; it gets what they define.
     """
     variables["__name__"] = "paper"
+    solutions = [range(*match.span()) for match in SOLUTION.finditer(page)]
     blocks, position = [], 0
     for match in PYTHON.finditer(page):
         blocks.append(page[position : match.start()])
         position = match.end()
-        printed = execute(match[1], variables)
+        if any(match.start() in solution for solution in solutions):
+            with torch.random.fork_rng():
+                printed = execute(match[1], dict(variables))
+        else:
+            printed = execute(match[1], variables)
         blocks.append(f"```python\n{match[1]}```\n" + (f"\n```text\n{printed}```\n" if printed else ""))
         if picture := PICTURE.match(page, position):
             save_picture(variables.pop("picture"), pictures / picture[1])
@@ -132,10 +140,9 @@ def link(text: str, address: str) -> str:
     return f"[{text}]({address})" if HAS_ADDRESS else text
 
 
-def page_cells(path: Path) -> list[dict[str, Any]]:
+def page_cells(page: str, name: str) -> list[dict[str, Any]]:
     """Return a page as cells: text, code, and calls of `show` for listings; a picture is shown by its code."""
-    cells, page = [], path.read_text(encoding="utf-8")
-    position = 0
+    cells, position = [], 0
     for piece in PIECES.split(page):
         position += len(piece)
         if match := LISTING.match(piece):
@@ -146,7 +153,7 @@ def page_cells(path: Path) -> list[dict[str, Any]]:
             picture = PICTURE.match(page, position)
             code = match[1] + ("picture" if picture else "")
             cells.append(code_cell(code, match[2] or "", picture[1] if picture else None))
-        elif text := for_notebook(piece, path.stem):
+        elif text := for_notebook(piece, name):
             cells.append(text_cell(text))
     return cells
 
@@ -156,13 +163,16 @@ def shown_source(name: str) -> str:
     return inspect.getsource(pkgutil.resolve_name(name))
 
 
-def to_notebook() -> str:
-    """Return the pages as one Jupyter notebook with their output."""
+def to_notebook(for_students: bool = False) -> str:
+    """Return the pages as one Jupyter notebook; for students, without solutions of exercises and without outputs."""
     cells = [text_cell(TITLE), code_cell(INSTALL), code_cell(SHOW)]
     for path in PAGES:
-        cells += page_cells(path)
+        page = path.read_text(encoding="utf-8")
+        cells += page_cells(SOLUTION.sub(lambda _: ANSWER, page) if for_students else page, path.stem)
     for number, cell in enumerate(cells):
         cell["id"] = f"cell-{number}"
+        if for_students and cell["cell_type"] == "code":
+            cell["outputs"] = []
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
     notebook = {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
@@ -170,11 +180,12 @@ def to_notebook() -> str:
 
 
 def main() -> None:
-    """Update the pages, their pictures and the notebook."""
+    """Update the pages, their pictures and the notebooks."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for path in PAGES:
             path.write_text(run_page(path.read_text(encoding="utf-8"), FOLDER, {}), encoding="utf-8")
     NOTEBOOK.write_text(to_notebook(), encoding="utf-8")
+    EXERCISES.write_text(to_notebook(for_students=True), encoding="utf-8")
 
 
 if __name__ == "__main__":

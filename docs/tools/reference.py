@@ -105,7 +105,7 @@ Every field with its type, its default and its meaning.
 
 ## Recipe
 
-A [recipe](recipes.md) is a YAML file, and an option of the same name overrides a field: `--training.steps=1000`. A
+A [recipe](training.md) is a YAML file, and an option of the same name overrides a field: `--training.steps=1000`. A
 table that names a kind of data, optimizer or model has the fields of that kind alone. `model` has the fields of the
 [configuration](#configuration) of its family. `python -m training.train RECIPE.yaml --help` prints the fields too.
 """

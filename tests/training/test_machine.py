@@ -34,7 +34,7 @@ def environment() -> Iterator[None]:
 
 def test_launch_files_are_listed_here_and_named_in_the_docs() -> None:
     assert {path.stem for path in (ROOT / "training" / "accelerate").iterdir()} == set(FILES)
-    page = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     assert all(f"training/accelerate/{name}.yaml" in page for name in FILES)
 
 

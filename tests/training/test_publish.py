@@ -34,7 +34,7 @@ from training.recipe import load_recipe, to_dict
 from vaswani_transformer.generation import CallSettings
 from vaswani_transformer.support.checked_loading import load_model
 
-RESULTS_PAGE = (ROOT / "docs" / "scores.md").read_text(encoding="utf-8")
+RESULTS_PAGE = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture

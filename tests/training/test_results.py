@@ -47,7 +47,7 @@ def test_kept_result_is_of_the_shipped_recipe_and_in_a_table_of_the_docs(path: P
     assert text.count("\n") < 150
 
     is_dialogue, is_trees = recipe.task == "dialogue", recipe.data.kind == "trees"
-    in_family = "docs/non-autoregressive-results.md" if is_family and not is_dialogue else "docs/results.md"
+    in_family = "docs/non-autoregressive.md" if is_family and not is_dialogue else "docs/results.md"
     docs = page("docs/parsing.md" if is_trees else in_family)
     names = ("bleu_1", "bleu_2", "loss" if is_family else "perplexity")
     names = names if is_dialogue else ("bleu", "chrf", "f1", "precision", "recall")
