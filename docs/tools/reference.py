@@ -96,6 +96,8 @@ Import these from `vaswani_transformer`, and those with a module before their na
 [Fields](fields.md) has the types and defaults of every configuration. `generate()` has the settings of
 [the paper's search](translate.md#the-papers-search), and in
 [non-autoregressive models](non-autoregressive.md#settings-of-generate) their own.
+
+In Python, `help()` also lists the errors that a function raises.
 """
 FIELDS = """# Fields
 
@@ -255,14 +257,15 @@ def shown_default(one: ast.AnnAssign) -> str:
 
 
 def explained(text: str) -> str:
-    """Return a docstring of Google's style as Markdown; its arguments and errors become lists."""
+    """Return a docstring of Google's style as Markdown: arguments become lists, and the errors are left out."""
     first, *rest = SECTION.split(text)
     parts = [as_list(part) if ENTRY.match(part) else part for part in first.strip().split("\n\n")]
     for title, body in zip(rest[::2], rest[1::2], strict=True):
         body = textwrap.dedent(body).strip("\n")
-        parts.append(
-            f"{title}: {in_a_line(body)}" if title in ("Returns", "Yields") else f"{title}:\n\n{as_list(body)}"
-        )
+        if title in ("Returns", "Yields"):
+            parts.append(f"{title}: {in_a_line(body)}")
+        elif title != "Raises":
+            parts.append(f"{title}:\n\n{as_list(body)}")
     return re.sub(r"(?<!`)(</?\w+>)", r"`\1`", "\n\n".join(parts))
 
 
