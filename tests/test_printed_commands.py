@@ -48,12 +48,8 @@ COMMANDS = {
         "tests/convert/test_ctranslate2_exporter.py::test_command_converts_a_folder_and_never_overwrites_one_without_force"
     ),
     "vaswani-convert fairseq": "tests/convert/test_fairseq.py::test_command_imports_a_fairseq_checkpoint",
-    "vaswani-convert fsmt": (
-        "tests/convert/test_foreign.py::test_tokenizer_of_a_fsmt_model_is_imported_too"
-    ),
-    "vaswani-convert marian": (
-        "tests/convert/test_foreign.py::test_command_imports_a_marian_model_with_its_tokenizer"
-    ),
+    "vaswani-convert fsmt": "tests/convert/test_foreign.py::test_tokenizer_of_a_fsmt_model_is_imported_too",
+    "vaswani-convert marian": "tests/convert/test_foreign.py::test_command_imports_a_marian_model_with_its_tokenizer",
     "vaswani-demo": "tests/demo/test_command.py::test_page_is_served_without_a_network_until_ctrl_c",
     "vaswani-parse": "tests/parsing/test_command.py::test_every_line_has_its_tree_and_an_empty_line_stays_empty",
     "vaswani-translate": (
