@@ -100,27 +100,27 @@ def test_padding_share_of_a_large_set_is_below_three_percent() -> None:
     [
         ([(3, 3), (3, 61)], {}, r"Pair 1 has 3 source and 61 target tokens.*60.*raise the budget"),
         ([(3, 3)] * 2, {"num_processes": 2, "accumulation": 2}, "2 pairs cannot be split over the 4 micro-batches"),
+        *(
+            (
+                [(3, 3)] * 2,
+                {"num_processes": processes, "rank": rank, "accumulation": accumulation},
+                rf"num_processes, rank, accumulation: .*got {processes}, {rank} and {accumulation}, expected",
+            )
+            for processes, rank, accumulation in ((1, 0, 0), (1, 1, 1), (2, -1, 1), (0, 0, 1))
+        ),
     ],
 )
-def test_pairs_that_cannot_be_batched_are_an_error(
+def test_pairs_or_ranks_that_cannot_be_batched_are_an_error(
     pairs: list[tuple[int, int]], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         sampler(pairs, **options)
 
 
-def test_pair_as_long_as_a_budget_is_a_batch() -> None:
-    assert len(sampler([(60, 3), (3, 60)])) == 2
-
-
-@pytest.mark.parametrize("counts", [(1, 0, 0), (1, 1, 1), (2, 5, 1), (2, -1, 1), (0, 0, 1)], ids=str)
-def test_rank_without_a_micro_batch_is_an_error(counts: tuple[int, int, int]) -> None:
-    settings: dict[str, Any] = dict(zip(("num_processes", "rank", "accumulation"), counts, strict=True))
-    message = r"num_processes, rank, accumulation: .*got {}, {} and {}, expected".format(*counts)
-    with pytest.raises(ValueError, match=message):
-        TokenBudgetBatchSampler([3, 3], [3, 3], **settings)
-
-
 def test_lists_of_lengths_of_other_pairs_are_an_error() -> None:
     with pytest.raises(ValueError, match="source_lengths, target_lengths: got 2 and 1, expected as many"):
         TokenBudgetBatchSampler([1, 2], [1])
+
+
+def test_pair_as_long_as_a_budget_is_a_batch() -> None:
+    assert len(sampler([(60, 3), (3, 60)])) == 2

@@ -43,11 +43,10 @@ def test_adam_step_equals_its_definition() -> None:
         torch.testing.assert_close(weight.detach(), expected)
 
 
-@pytest.mark.parametrize("rate", [1e-3, 0.5])
-def test_schedule_of_an_optimizer_whose_rate_is_not_1_is_an_error(rate: float) -> None:
+def test_schedule_of_an_optimizer_whose_rate_is_not_1_is_an_error() -> None:
     weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
-    optimizer = torch.optim.Adam([{"params": weights[:1], "lr": 1.0}, {"params": weights[1:]}], lr=rate)
-    with pytest.raises(ValueError, match=rf"optimizer: .*got lr={rate:g}, expected 1 in each parameter group"):
+    optimizer = torch.optim.Adam([{"params": weights[:1], "lr": 1.0}, {"params": weights[1:]}], lr=1e-3)
+    with pytest.raises(ValueError, match=r"optimizer: .*got lr=0\.001, expected 1 in each parameter group"):
         paper_schedule(optimizer, d_model=16)
 
 

@@ -1,9 +1,5 @@
 """User-facing errors are one line, and commands end with status 2 after it."""
 
-import importlib
-from pathlib import Path
-from unittest.mock import Mock
-
 import pytest
 
 import training
@@ -38,28 +34,6 @@ def test_interrupted_command_ends_with_one_line_and_status_130(capsys: pytest.Ca
     with pytest.raises(SystemExit, match="130"), exit_on_user_error(what_now="; the same command resumes it"):
         raise KeyboardInterrupt
     assert capsys.readouterr() == ("", "Interrupted; the same command resumes it.\n")
-
-
-@pytest.mark.parametrize(
-    ("module", "work", "arguments"),
-    [
-        ("vaswani_transformer.convert.command", "check_other_folder", ["fsmt", "somebody/model", "new"]),
-        ("vaswani_transformer.figures.__main__", "load_tokenizer", ["model", "a text"]),
-    ],
-)
-def test_every_command_of_the_package_ends_so_after_an_interruption(
-    module: str,
-    work: str,
-    arguments: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(f"{module}.{work}", Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(SystemExit, match="130"):
-        importlib.import_module(module).main(arguments)
-    assert capsys.readouterr().err == "Interrupted.\n"
 
 
 def test_other_errors_pass_through_a_command() -> None:

@@ -1,17 +1,14 @@
-"""The lines that the tests of the commands translate, and the commands in this process and in another one."""
+"""The lines that the tests of the commands translate, and a command in this process."""
 
 import io
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from unittest import mock
 
 import pytest
 
-from tests.helpers import PAIRS, ROOT, run_main
+from tests.helpers import PAIRS, run_main
 
 SOURCES, TARGETS = list(PAIRS), list(PAIRS.values())
 
@@ -26,11 +23,3 @@ def run_on(
     """Run a command in this process on a standard input; return its output, its errors and its status."""
     with mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8")):
         return run_main(main, arguments, capture)
-
-
-def start(folder: str, *arguments: str | Path, **pipes: Any) -> subprocess.Popen[bytes]:
-    """Start the command in another process."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    module = [sys.executable, "-m", "vaswani_transformer.translation", folder]
-    process = subprocess.Popen([*module, *map(str, arguments)], cwd=ROOT, env=environment, **pipes)
-    return cast("subprocess.Popen[bytes]", process)

@@ -8,7 +8,7 @@ import contextlib
 import math
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast, overload
+from typing import Any, cast
 
 import torch
 from huggingface_hub import hf_hub_download
@@ -32,7 +32,6 @@ from .files import MODEL_MARKER, read_json
 
 logger = logging.get_logger(__name__)
 
-Model = TypeVar("Model", bound=PreTrainedModel)
 GENERATION_CONFIG = "generation_config.json"
 TOKENIZER_FILES = ("tokenizer*", "*vocab*", "*.model", "*.spm", "merges.txt")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -99,8 +98,7 @@ def load_config(name: str, **settings: Any) -> PreTrainedConfig:
 
 def weight_sizes(name: str, **settings: Any) -> list[int]:
     """Return the number of elements of each stored weight, from the files' headers; empty for other formats."""
-    found = (find_file(name, file, **settings) for file in WEIGHTS)
-    first = next((path for path in found if path is not None), None)
+    first = next(filter(None, (find_file(name, file, **settings) for file in WEIGHTS)), None)
     if first is None:
         return []
     files = {first.name}
@@ -121,7 +119,6 @@ def check_size(name: str, model_class: Any, config: PreTrainedConfig, **settings
     sizes = weight_sizes(name, **settings)
     if not sizes:
         return
-    trust = {"trust_remote_code": settings.get("trust_remote_code") is True}
     for field, layers in config.to_dict().items():
         if field.endswith("layers") and isinstance(layers, int) and layers > len(sizes):
             raise UserError(
@@ -129,7 +126,10 @@ def check_size(name: str, model_class: Any, config: PreTrainedConfig, **settings
                 f"{FIX_OF_CONFIG}"
             )
     with torch.device("meta"):
-        model = model_class.from_config(config, **trust) if hasattr(model_class, "from_config") else model_class(config)
+        if hasattr(model_class, "from_config"):  # an Auto class
+            model = model_class.from_config(config, trust_remote_code=settings.get("trust_remote_code") is True)
+        else:
+            model = model_class(config)
     numbers = sum(weight.numel() for weight in (*model.parameters(), *model.buffers()))
     if numbers > PACKED * sum(sizes) + SPARE_NUMBERS:
         raise UserError(
@@ -156,11 +156,8 @@ def check_weights_fit(name: str, info: Mapping[str, Any]) -> None:
 
 def check_finite(name: str, weights: Mapping[str, Tensor]) -> None:
     """Check that all weights are finite numbers."""
-    broken = [
-        key
-        for key, weight in weights.items()
-        if weight.is_floating_point() and not weight.is_meta and not torch.isfinite(weight).all()
-    ]
+    stored = {key: weight for key, weight in weights.items() if weight.is_floating_point() and not weight.is_meta}
+    broken = [key for key, weight in stored.items() if not torch.isfinite(weight).all()]
     if broken:
         dtype = str(weights[broken[0]].dtype).removeprefix("torch.")
         fix = "give a checkpoint from before training diverged, or another copy of the file."
@@ -181,18 +178,10 @@ def check_search(name: str, model: PreTrainedModel, **settings: Any) -> None:
         logger.warning("%s: has no %s, so it decodes greedily.", name, GENERATION_CONFIG)
 
 
-@overload
-def load_model(name: str, model_class: type[Model], **settings: Any) -> Model: ...
+def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: Any) -> Any:
+    """Load a model of a class or Auto class from a folder or the Hub, and check its weights and search.
 
-
-@overload
-def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: Any) -> PreTrainedModel: ...
-
-
-def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: Any) -> PreTrainedModel:
-    """Load a model from a folder or the Hub, and check its weights.
-
-    `model_class` may be an Auto class; `settings` are arguments of `from_pretrained`.
+    `settings` are arguments of `from_pretrained`.
     """
     source = {setting: value for setting, value in settings.items() if setting in SOURCE}
     if "config" not in settings:

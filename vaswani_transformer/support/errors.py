@@ -4,9 +4,6 @@ import contextlib
 import sys
 from collections.abc import Generator
 
-INTERRUPTED = 130
-"""Exit status of shells after SIGINT."""
-
 
 class UserError(ValueError):
     """Raised for invalid input of a user; the message is one line with the subject, the problem and a fix."""
@@ -42,4 +39,4 @@ def exit_on_user_error(*more_errors: type[Exception], what_now: str = "") -> Gen
         sys.exit(2)
     except KeyboardInterrupt:
         sys.stderr.write(f"Interrupted{what_now}.\n")
-        sys.exit(INTERRUPTED)
+        sys.exit(130)  # the status of shells after SIGINT

@@ -15,8 +15,6 @@ from .errors import OutputError, UserError, one_line
 
 logger = logging.get_logger(__name__)
 
-PARTIAL = ".part"
-"""Suffix of an unfinished file or folder."""
 MODEL_MARKER = "config.json"
 """File in every model folder; `atomic_folder` replaces only folders with it."""
 
@@ -38,7 +36,7 @@ def write_errors(name: str | os.PathLike[str], fix: str, *more_errors: type[Exce
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a UTF-8 text file, completely or not at all."""
-    partial = path.with_name(f"{path.name}{PARTIAL}")
+    partial = path.with_name(f"{path.name}.part")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
 
@@ -46,7 +44,7 @@ def write_atomically(path: Path, text: str) -> None:
 @contextlib.contextmanager
 def staged_files(folder: Path) -> Generator[Path]:
     """Yield a staging folder whose files move to `folder` on success; an error leaves `folder` unchanged."""
-    staging = folder / f"files{PARTIAL}"
+    staging = folder / "files.part"
     shutil.rmtree(staging, ignore_errors=True)  # left by a killed command
     staging.mkdir(parents=True)
     try:

@@ -43,8 +43,7 @@ def digest_of_file(path: Path) -> list[int | str]:
 class StreamOutput:
     """Output to a stream, a pipe or a device, which cannot be resumed."""
 
-    done = 0
-    """Number of texts with a result from an earlier command."""
+    done = 0  # texts with a result from an earlier command
     fix = "make room, or give another --output"
 
     def __init__(self, stream: BinaryIO, name: str) -> None:

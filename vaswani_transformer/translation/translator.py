@@ -150,9 +150,8 @@ class Translator:
         **generate_kwargs: Any,
     ) -> None:
         if tokenizer.pad_token_id is None:
-            raise UserError(
-                "The tokenizer has no padding token; set tokenizer.pad_token, for example to its eos_token."
-            )
+            fix = "set tokenizer.pad_token, for example to its eos_token."
+            raise UserError(f"The tokenizer has no padding token; {fix}")
         check_own_vocabulary(model, tokenizer)
         self.model, self.tokenizer, self.scores, self.constraint = model, tokenizer, scores, constraint
         self.batch_tokens, self.sort_lines, self.too_long = batch_tokens, sort_lines, too_long
