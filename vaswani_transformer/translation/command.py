@@ -118,17 +118,31 @@ def make_parser(prog: str, description: str, texts: str, results: str) -> tuple[
     return parser, lines
 
 
-def main(arguments: list[str] | None = None) -> None:
-    description = "Translate a text line by line, in order, by the model's own search."
-    parser, lines = make_parser("vaswani-translate", description, "text to translate", "results")
-    lines.add_argument("--format", choices=("text", "jsonl"), default="text", help="format of input and output (text)")
-    lines.add_argument("--field", metavar="NAME", help='field of JSON Lines with the text: {"NAME": "..."} (text)')
-    lines.add_argument("--source", metavar="LANGUAGE", help='or its language, in {"translation": {"LANGUAGE": "..."}}')
-    scores_help = "write the score that ranks translations, such as log P(Y|X) / lp(Y), and a tab before each"
-    lines.add_argument("--scores", action="store_true", help=scores_help)
-    nbest_help = "write the N best, each after its line number and a tab"
-    lines.add_argument("--nbest", type=positive_argument, metavar="N", help=nbest_help)
-    run(LineFormat(TranslationOptions(**vars(parser.parse_args(arguments)))))
+def json_text(line: str, options: TranslationOptions, where: str) -> str:
+    """Return the text in the options' field or language of a line of JSON Lines."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:  # ValueError also for huge integers
+        is_syntax = isinstance(error, json.JSONDecodeError)
+        problem = f"{error.msg} at column {error.colno}" if is_syntax else one_line(error)
+        raise UserError(f"{where}: not JSON ({problem}); correct the line.") from error
+    if options.source is None:
+        key = options.field or "text"
+        expected = f'{{"{key}": "..."}}'
+    else:
+        key, row = options.source, row.get("translation") if isinstance(row, dict) else None
+        expected = f'{{"translation": {{"{key}": "..."}}}}'
+    text = row.get(key) if isinstance(row, dict) else None
+    if not isinstance(text, str):
+        raise UserError(
+            f"{where}: got {line[:80]}, expected {expected}; correct the line, or give another --field or --source."
+        )
+    if half := re.search("[\ud800-\udfff]", text):
+        raise UserError(
+            f"{where}: the text holds \\u{ord(half[0]):04x} at character {half.start() + 1}, half of a surrogate pair; "
+            "correct the line."
+        )
+    return text.strip()
 
 
 @dataclass
@@ -190,33 +204,6 @@ class LineFormat:
         return ""
 
 
-def json_text(line: str, options: TranslationOptions, where: str) -> str:
-    """Return the text in the options' field or language of a line of JSON Lines."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:  # ValueError also for huge integers
-        is_syntax = isinstance(error, json.JSONDecodeError)
-        problem = f"{error.msg} at column {error.colno}" if is_syntax else one_line(error)
-        raise UserError(f"{where}: not JSON ({problem}); correct the line.") from error
-    if options.source is None:
-        key = options.field or "text"
-        expected = f'{{"{key}": "..."}}'
-    else:
-        key, row = options.source, row.get("translation") if isinstance(row, dict) else None
-        expected = f'{{"translation": {{"{key}": "..."}}}}'
-    text = row.get(key) if isinstance(row, dict) else None
-    if not isinstance(text, str):
-        raise UserError(
-            f"{where}: got {line[:80]}, expected {expected}; correct the line, or give another --field or --source."
-        )
-    if half := re.search("[\ud800-\udfff]", text):
-        raise UserError(
-            f"{where}: the text holds \\u{ord(half[0]):04x} at character {half.start() + 1}, half of a surrogate pair; "
-            "correct the line."
-        )
-    return text.strip()
-
-
 def lines_of(stream: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the lines of a stream, without a byte order mark.
 
@@ -246,62 +233,22 @@ def typed_lines() -> Iterator[bytes]:
             yield input(prompt).encode(errors="surrogateescape")
 
 
-def run(form: LineFormat) -> None:
-    """Run a command; a user error ends it with one line and exit status 2."""
-    logging.disable_progress_bar()
-    options = form.options
-    with exit_on_user_error(ValueError, OSError, what_now="; the same command resumes it" if options.output else ""):
-        try:
-            options.check()
-            translate = translate_typed if options.interactive else translate_lines
-            translate(form)
-        except BrokenPipeError:  # the reader closed the pipe
-            silence_stdout()
-            sys.exit(141)
-        except OutputError:
-            if options.output is None:
-                silence_stdout()
-            raise
-        except (MemoryError, RuntimeError) as error:
-            is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
-            if not is_memory and "DefaultCPUAllocator" not in str(error):  # on a CPU torch raises a plain RuntimeError
-                raise
-            given = [f"--{name}" for name in ("beams", "length_beam") if (getattr(options, name) or 1) > 1]
-            fewer = f"a smaller {' or '.join(given)}, or " if given else ""
-            log(f"The device has too little memory for a batch; give {fewer}a smaller --batch_tokens.")
-            sys.exit(1)
+def log(message: str) -> None:
+    """Write a line to standard error, above the progress bar."""
+    tqdm.write(message, file=sys.stderr)
 
 
-def silence_stdout() -> None:
-    """Discard unwritten output, which Python would write again at exit."""
-    if sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def list_words(words: list[str]) -> str:
+    return ", ".join(map(repr, words[:NAMED_WORDS])) + (" ..." if len(words) > NAMED_WORDS else "")
 
 
-def translate_lines(form: LineFormat) -> None:
-    """Translate the input into the output, unless the output file is finished."""
-    options = form.options
-    name, source = "standard input", sys.stdin.buffer
-    if options.input is not None:
-        name, source = str(options.input), options.input.open("rb")
-    with source, contextlib.closing(open_output(options)) as output:
-        texts = (form.read(line, f"{name}, line {number}") for number, line in enumerate(lines_of(source), start=1))
-        if isinstance(output, ResumableFile):
-            texts = output.watch(texts)
-            if output.is_finished:
-                for _ in texts:  # checks that the texts have not changed
-                    pass
-                log(f"{options.output}: is finished already and stays unchanged.")
-                return
-            chosen_layouts.update(output.record["layouts"])
-            if output.done:
-                log(f"{options.output}: resumes after line {output.done} of {name}.")
-            if output.batching_changed:
-                log(f"{options.output}: was started with other batches, so sums may be rounded differently.")
-        translator = form.load()
-        if isinstance(output, ResumableFile):
-            output.record |= {"search": translator.search, "layouts": dict(chosen_layouts)}
-        write_results(form, translator, texts, output, name)
+def warn_of_truncation(translator: Translator, translation: Translation, where: str) -> None:
+    if translation.is_truncated:
+        keep = "--too_long=keep translates it in full, " if translator.can_keep(translation.source_tokens) else ""
+        log(
+            f"{where}: {translation.source_tokens} tokens, more than {translation.max_source_tokens}, so it was "
+            f"truncated; {keep}--too_long=error ends at such a line."
+        )
 
 
 def open_output(options: TranslationOptions) -> StreamOutput:
@@ -346,6 +293,31 @@ def write_results(
         log(summary)
 
 
+def translate_lines(form: LineFormat) -> None:
+    """Translate the input into the output, unless the output file is finished."""
+    options = form.options
+    name = "standard input" if options.input is None else str(options.input)
+    source = sys.stdin.buffer if options.input is None else options.input.open("rb")
+    with source, contextlib.closing(open_output(options)) as output:
+        texts = (form.read(line, f"{name}, line {number}") for number, line in enumerate(lines_of(source), start=1))
+        if isinstance(output, ResumableFile):
+            texts = output.watch(texts)
+            if output.is_finished:
+                for _ in texts:  # checks that the texts have not changed
+                    pass
+                log(f"{options.output}: is finished already and stays unchanged.")
+                return
+            chosen_layouts.update(output.record["layouts"])
+            if output.done:
+                log(f"{options.output}: resumes after line {output.done} of {name}.")
+            if output.batching_changed:
+                log(f"{options.output}: was started with other batches, so sums may be rounded differently.")
+        translator = form.load()
+        if isinstance(output, ResumableFile):
+            output.record |= {"search": translator.search, "layouts": dict(chosen_layouts)}
+        write_results(form, translator, texts, output, name)
+
+
 def translate_typed(form: LineFormat) -> None:
     """Translate each line as soon as it is read."""
     translator, output = form.load(), StreamOutput(sys.stdout.buffer, "standard output")
@@ -365,19 +337,46 @@ def translate_typed(form: LineFormat) -> None:
         output.write(form.write(translation, number))
 
 
-def log(message: str) -> None:
-    """Write a line to standard error, above the progress bar."""
-    tqdm.write(message, file=sys.stderr)
+def silence_stdout() -> None:
+    """Discard unwritten output, which Python would write again at exit."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def list_words(words: list[str]) -> str:
-    return ", ".join(map(repr, words[:NAMED_WORDS])) + (" ..." if len(words) > NAMED_WORDS else "")
+def run(form: LineFormat) -> None:
+    """Run a command; a user error ends it with one line and exit status 2."""
+    logging.disable_progress_bar()
+    options = form.options
+    with exit_on_user_error(ValueError, OSError, what_now="; the same command resumes it" if options.output else ""):
+        try:
+            options.check()
+            translate = translate_typed if options.interactive else translate_lines
+            translate(form)
+        except BrokenPipeError:  # the reader closed the pipe
+            silence_stdout()
+            sys.exit(141)
+        except OutputError:
+            if options.output is None:
+                silence_stdout()
+            raise
+        except (MemoryError, RuntimeError) as error:
+            is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+            if not is_memory and "DefaultCPUAllocator" not in str(error):  # on a CPU torch raises a plain RuntimeError
+                raise
+            given = [f"--{name}" for name in ("beams", "length_beam") if (getattr(options, name) or 1) > 1]
+            fewer = f"a smaller {' or '.join(given)}, or " if given else ""
+            log(f"The device has too little memory for a batch; give {fewer}a smaller --batch_tokens.")
+            sys.exit(1)
 
 
-def warn_of_truncation(translator: Translator, translation: Translation, where: str) -> None:
-    if translation.is_truncated:
-        keep = "--too_long=keep translates it in full, " if translator.can_keep(translation.source_tokens) else ""
-        log(
-            f"{where}: {translation.source_tokens} tokens, more than {translation.max_source_tokens}, so it was "
-            f"truncated; {keep}--too_long=error ends at such a line."
-        )
+def main(arguments: list[str] | None = None) -> None:
+    description = "Translate a text line by line, in order, by the model's own search."
+    parser, lines = make_parser("vaswani-translate", description, "text to translate", "results")
+    lines.add_argument("--format", choices=("text", "jsonl"), default="text", help="format of input and output (text)")
+    lines.add_argument("--field", metavar="NAME", help='field of JSON Lines with the text: {"NAME": "..."} (text)')
+    lines.add_argument("--source", metavar="LANGUAGE", help='or its language, in {"translation": {"LANGUAGE": "..."}}')
+    scores_help = "write the score that ranks translations, such as log P(Y|X) / lp(Y), and a tab before each"
+    lines.add_argument("--scores", action="store_true", help=scores_help)
+    nbest_help = "write the N best, each after its line number and a tab"
+    lines.add_argument("--nbest", type=positive_argument, metavar="N", help=nbest_help)
+    run(LineFormat(TranslationOptions(**vars(parser.parse_args(arguments)))))
