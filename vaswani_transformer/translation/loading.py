@@ -35,14 +35,14 @@ class LoadOptions:
         model: a folder, or a name on the Hub.
         device: the device; None for an accelerator if available, else the CPU.
         dtype: dtype of products with weights, or "auto".
-        revision: revision of a model on the Hub.
+        revision: revision of a model on the Hub; None for its main branch.
         trust_remote_code: whether to run the model's own code.
     """
 
     model: str
     device: str | None = None
     dtype: str = "auto"
-    revision: str = "main"
+    revision: str | None = None
     trust_remote_code: bool = False
 
     @classmethod
@@ -53,7 +53,7 @@ class LoadOptions:
     @property
     def hub_settings(self) -> dict[str, Any]:
         """Arguments of `from_pretrained` for the Hub."""
-        return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+        return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code}
 
     def digest(self) -> str:
         """Return the model's identity in a record.
@@ -78,7 +78,7 @@ def add_load_options(group: Any) -> None:
     dtype_help = "of products with weights; int8 only on a CPU (float32 on a CPU, as saved on other devices)"
     group.add_argument("--device", help="where to run (the accelerator if there is one, else the CPU)")
     group.add_argument("--dtype", choices=dtypes, default="auto", help=dtype_help)
-    group.add_argument("--revision", default="main", help="branch, tag or commit of a model on the Hub (main)")
+    group.add_argument("--revision", help="branch, tag or commit of a model on the Hub (main)")
     group.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with the model")
 
 
