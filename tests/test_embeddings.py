@@ -31,18 +31,6 @@ def positional_encoding(positions: np.ndarray, d_model: int) -> np.ndarray:
     return encoding
 
 
-@given(position=st.integers(0, 500), offset=st.integers(0, 500), half=st.integers(1, 32))
-def test_later_position_is_a_linear_function_of_an_earlier_one(position: int, offset: int, half: int) -> None:
-    """ "For any fixed offset k, PE(pos+k) can be represented as a linear function of PE(pos)" (3.5): a rotation."""
-    earlier = sinusoids(torch.tensor(position), 2 * half).double().numpy().reshape(half, 2)
-    later = sinusoids(torch.tensor(position + offset), 2 * half).double().numpy().reshape(half, 2)
-    for i in range(half):
-        angle = offset / 10000.0 ** (2 * i / (2 * half))
-        rotation = np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
-        # Each side is within 1e-4 of the exact value, and a rotation lengthens no error.
-        np.testing.assert_allclose(rotation @ earlier[i], later[i], atol=3e-4)
-
-
 @given(st.lists(st.lists(st.sampled_from([0, 1]), min_size=6, max_size=6), min_size=1, max_size=4))
 def test_positions_count_only_tokens(rows: list[list[int]]) -> None:
     counted = count_positions(torch.tensor(rows)).tolist()
@@ -130,16 +118,6 @@ def test_cached_step_beyond_the_learned_positions_is_an_error() -> None:
     cache = decoder(random_tokens(1, 4), use_cache=True).past_key_values
     with pytest.raises(ValueError, match=r"5 tokens .* 4 learned positions"):
         decoder(random_tokens(1, 1), past_key_values=cache)
-
-
-def test_sinusoids_of_d_model_4_computed_by_hand() -> None:
-    """d_model 4 has the frequencies 1 and 1/100 (3.5)."""
-    expected = [
-        [0.0, 1.0, 0.0, 1.0],
-        [0.84147098, 0.54030231, 0.00999983, 0.99995000],
-        [0.90929743, -0.41614684, 0.01999867, 0.99980001],
-    ]
-    torch.testing.assert_close(sinusoids(torch.arange(3), 4), torch.tensor(expected), rtol=0, atol=1e-6)
 
 
 probabilities = st.floats(0, 1, exclude_max=True, allow_nan=False)

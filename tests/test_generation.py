@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import AutoModelForSeq2SeqLM, GenerationConfig
+from transformers import AutoModelForSeq2SeqLM, ForcedEOSTokenLogitsProcessor, GenerationConfig
 
 from tests.builders import small_model, source
 from tests.helpers import PAIRS, WITH_SCORES, model_of_pairs, padded_batch, random_tokens, source_batch, tiny_model
@@ -71,13 +71,15 @@ def test_prefix_of_a_target_is_continued_to_the_same_target(prefix: int, source:
     assert torch.equal(again, complete)
 
 
+@pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("way", [{}, WITH_SCORES], ids=str)
-def test_target_is_continued_from_its_cache_to_the_same_target(way: dict[str, Any]) -> None:
-    tokens = random_tokens(2, 6)
-    complete = MODEL.generate(tokens, max_new_tokens=8)
-    start = MODEL.generate(tokens, max_new_tokens=4, **WITH_SCORES)
+def test_target_is_continued_from_its_cache_to_the_same_target(way: dict[str, Any], window: int | None) -> None:
+    """With a window the cache has only the newest keys."""
+    model, tokens = tiny_model(tie_word_embeddings=False, attention_window=window).double(), random_tokens(2, 6)
+    complete = model.generate(tokens, max_new_tokens=8, min_new_tokens=8)
+    start = model.generate(tokens, max_new_tokens=4, min_new_tokens=4, **WITH_SCORES)
     given = {"past_key_values": start.past_key_values, "decoder_input_ids": start.sequences}
-    again = MODEL.generate(tokens, **given, max_new_tokens=4, **way)
+    again = model.generate(tokens, **given, max_new_tokens=4, min_new_tokens=4, **way)
     assert torch.equal(again.sequences if way else again, complete)
 
 
@@ -289,6 +291,8 @@ def test_forced_end_that_is_the_end_is_ignored_where_each_source_has_a_limit(num
     assert (targets.shape[1], END in targets) == (54, False)
     assert torch.equal(targets, expected)
     assert model.generate(source(3, 4), config, min_new_tokens=3, max_new_tokens=3, **call)[0, -1] == END
+    processors = [ForcedEOSTokenLogitsProcessor(5, END)]  # the caller's own
+    assert model.generate(source(3, 4), config, processors, **call).shape[1] <= 5
 
 
 def test_none_against_a_saved_beam_setting_is_transformers_default() -> None:

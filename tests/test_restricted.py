@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from tests.builders import needs, random_model
+from tests.builders import random_model
 from tests.flash_kernels import FlashKernels
 from tests.helpers import (
     FLOAT32,
@@ -21,7 +21,6 @@ from tests.helpers import (
     assert_equal_at_tokens,
     masked_batch,
     padded_batch,
-    random_batch,
     random_tokens,
     source_batch,
     tiny_config,
@@ -217,31 +216,6 @@ def test_other_ways_of_decoding_give_the_same_tokens() -> None:
     ]
     for way in ways:
         assert torch.equal(EXACT.generate(source, **options, **way), expected), way
-
-
-def test_generation_continues_from_a_cache_of_r_keys() -> None:
-    source = random_tokens(2, 7)
-    complete = EXACT.generate(source, max_new_tokens=10, min_new_tokens=10)
-    begun = EXACT.generate(source, max_new_tokens=6, min_new_tokens=6, return_dict_in_generate=True)
-    resumed = EXACT.generate(
-        source,
-        decoder_input_ids=begun.sequences,
-        past_key_values=begun.past_key_values,
-        max_new_tokens=4,
-        min_new_tokens=4,
-    )
-    assert torch.equal(resumed, complete)
-
-
-@pytest.mark.parametrize("dtype", [needs("float32"), needs("int8")])
-def test_prepared_model_has_the_window(dtype: str) -> None:
-    """In int8 each of about twenty products is off by half of 1/127; without the window the logits differ far more."""
-    model, batch = tiny_model(attention_window=REACH), random_batch(2, LONG, 20)
-    expected, without = (each(**batch).logits for each in (model, tiny_model()))
-    difference = prepare_for_inference(model, dtype)(**batch).logits - expected
-    bound = {"float32": 1e-5, "int8": 20**0.5 / 127}[dtype] * expected.square().mean().sqrt()
-    assert difference.square().mean().sqrt() < bound
-    assert (without - expected).square().mean().sqrt() > 10 * bound
 
 
 @pytest.mark.parametrize("beams", [1, 4])

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,11 +29,7 @@ from vaswani_transformer import search as search_module
 from vaswani_transformer.generation import SourceLimitCriteria, search_settings
 from vaswani_transformer.pretrained import CACHE
 from vaswani_transformer.search import (
-    SearchSettings,
-    SearchState,
     length_penalty,
-    next_log_probs,
-    score_bound,
     top_continuations,
 )
 
@@ -96,56 +90,10 @@ def test_beam_as_wide_as_the_language_finds_the_best_of_all_targets(
     assert generated.sequences_scores[0].item() == pytest.approx(score, abs=1e-4)
 
 
-@pytest.mark.slow
-def test_parsing_search_ends_at_source_length_plus_300_with_the_true_score(tmp_path: Path) -> None:
-    """The settings (6.3) are saved and loaded; without an end token every target reaches the limit."""
-    model = small_model(0)
-    model.generation_config.update(num_beams=21, length_penalty=0.3, max_source_relative_length=300)
-    model.save_pretrained(tmp_path)
-    model = VaswaniTransformerForConditionalGeneration.from_pretrained(tmp_path)
-    generated = model.generate(source(3, 4), num_return_sequences=21, suppress_tokens=[1, END], **WITH_SCORES)
-    assert generated.sequences.shape == (21, 1 + 3 + 300)
-    for sequence, score in zip(generated.sequences[::10], generated.sequences_scores[::10], strict=True):
-        with torch.no_grad():
-            logits = model(input_ids=source(3, 4), decoder_input_ids=sequence[None, :-1]).logits[0]
-        total = logits.log_softmax(-1).gather(1, sequence[1:, None]).sum()
-        torch.testing.assert_close(score, total / ((5 + 303) / 6) ** 0.3, rtol=1e-4, atol=1e-3)  # a sum of 303
-
-
 def test_length_penalty_is_lp_of_wu_et_al() -> None:
     assert length_penalty(1, 0.6) == 1.0
     assert length_penalty(7, 1.0) == 2.0
     assert length_penalty(19, 0.5) == 2.0
-
-
-@pytest.mark.parametrize(
-    ("alpha", "penalty", "early_stopping", "length"),
-    [
-        (0.6, "gnmt", False, 9),
-        (0.6, "gnmt", "never", 9),
-        (-0.6, "gnmt", False, 5),
-        (0.6, "power", "never", 9),
-        (0.6, "power", False, 4),
-        (-0.6, "power", "never", 4),
-    ],
-)
-def test_bound_of_an_open_beam_is_its_score_at_the_length_that_is_best_for_it(
-    alpha: float, penalty: str, early_stopping: bool | str, length: int
-) -> None:
-    """Four of nine tokens are there. Under "power" the length is that of Transformers' estimate."""
-    search = SearchSettings(
-        limits=torch.tensor([9]),
-        end_tokens=torch.tensor([END]),
-        pad_token=1,
-        num_beams=2,
-        alpha=alpha,
-        length_penalty_type=penalty,
-        early_stopping=early_stopping,
-    )
-    state = SearchState.start(torch.zeros(2, 1, dtype=torch.long), search)
-    state.scores = torch.tensor([[-3.0, -4.0]])
-    expected = -3.0 / length_penalty(length, alpha, penalty)
-    assert score_bound(state, 4, search).item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
@@ -331,17 +279,6 @@ def test_search_ends_the_rows_that_its_criteria_end(name: str) -> None:
         state.beams = search_module.extend(state, rows.flatten(), tokens.flatten())
 
 
-def test_max_length_criterion_is_a_limit_that_no_step_asks_for() -> None:
-    """It would warn beyond `max_position_embeddings`; but sinusoids have no end, and that of a table is an error."""
-    prompt = torch.zeros(1, 1, dtype=torch.long)
-    config = GenerationConfig(num_beams=1, num_return_sequences=1, max_length=9, pad_token_id=1)
-    for table in (3, None):
-        criteria = StoppingCriteriaList([MaxLengthCriteria(6, max_position_embeddings=table)])
-        made, _ = search_settings(prompt, [], criteria, config)
-        assert made.ends is None
-        assert made.limits.tolist() == [5]
-
-
 def calling(do: Callable[[Tensor], Any]) -> StoppingCriteriaList:
     return StoppingCriteriaList([CallEveryStep(do)])
 
@@ -447,40 +384,6 @@ def test_top_continuations_are_those_of_the_sorted_vocabulary(
     assert all(len(set(row)) == count for row in indices.tolist())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_log_probabilities_are_in_float32_and_only_logits_given_away_are_overwritten(dtype: torch.dtype) -> None:
-    logits = (10 * torch.randn(8, 500)).to(dtype)
-    before, expected = logits.clone(), logits.float().log_softmax(1)
-    decoder: Any = SimpleNamespace(step=lambda _: logits)
-    assert torch.equal(next_log_probs(decoder, torch.zeros(8, 1)), expected)
-    assert torch.equal(logits, before)
-    if dtype == torch.float32:  # that of a prepared decoder
-        decoder.gives_logits_away = True
-        assert next_log_probs(decoder, torch.zeros(8, 1)) is logits
-        assert torch.equal(logits, expected)
-
-
-@pytest.mark.parametrize("kind", ["nan", "-inf", "peaked"])
-def test_search_by_groups_handles_nan_infinite_and_peaked_logits_as_a_sort_does(kind: str) -> None:
-    model = ending_model(0, 60)
-
-    def change(module: nn.Module, arguments: Any, logits: Tensor) -> Tensor:
-        if kind == "nan":
-            return torch.full_like(logits, torch.nan)
-        if kind == "-inf":
-            return logits.masked_fill(torch.arange(60) % 7 > 0, -torch.inf)
-        return logits * 1e4
-
-    model.lm_head.register_forward_hook(change)
-    options: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 4, **sources([3, 2])}
-    with search_with(by_groups=False, drops_finished=False):
-        expected = model.generate(**options)
-    with search_with():
-        generated = model.generate(**options)
-    assert kind == "nan" or torch.equal(generated, expected)
-    assert generated.shape == expected.shape
-
-
 @pytest.mark.slow
 @settings(max_examples=300)
 @given(st.data(), SEEDS, searches(), LENGTHS, st.sampled_from([22, 97, 500, 1003]), st.sampled_from([1.0, 3.0, 5.0]))
@@ -559,21 +462,6 @@ def test_dropping_finished_sources_changes_nothing_with_other_arguments(way: str
             given["past_key_values"] = EncoderDecoderCache(DynamicCache(), DynamicCache())
         generated = model.generate(**call_arguments(way, **given))
         assert torch.equal(generated.sequences if "return_dict_in_generate" in given else generated, expected)
-
-
-def test_dropping_finished_sources_keeps_which_row_each_token_continued(monkeypatch: pytest.MonkeyPatch) -> None:
-    searched: list[search_module.Hypotheses] = []
-
-    def record(*given: Any) -> search_module.Hypotheses:
-        searched.append(search_module.beam_search(*given))
-        return searched[-1]
-
-    monkeypatch.setattr(generation_module, "beam_search", record)
-    for seed in range(4):
-        for drops_finished in (False, True):
-            with search_with(drops_finished=drops_finished):
-                ending_model(seed).generate(**call_arguments("many"))
-        assert torch.equal(searched[-2].beam_indices, searched[-1].beam_indices)
 
 
 def test_greedy_search_without_an_end_token_drops_no_row() -> None:

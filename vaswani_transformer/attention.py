@@ -202,13 +202,6 @@ class CausalSelfAttention(SelfAttention):
     is_causal = True
 
 
-def split_weights_by_beam(weights: Tensor, rows: int, length: int) -> Tensor:
-    """Reshape attention weights (B, H, k Q, K) of k targets per source to (k B, H, Q, K)."""
-    batch, heads, _, keys = weights.shape
-    by_row = weights.reshape(batch, heads, rows // batch, length, keys).transpose(1, 2)  # (B, k, H, Q, K)
-    return by_row.reshape(rows, heads, length, keys)
-
-
 class CrossAttention(MultiHeadAttention):
     """Attention from all target positions to all source positions ("encoder-decoder attention", 3.2.3).
 
@@ -276,5 +269,6 @@ class CrossAttention(MultiHeadAttention):
         attended, weights = self.attend(query, key, value, attention_mask, **kwargs)  # (B, k Q, H, d_v)
         if beams_share_source:
             attended = attended.reshape(rows, length, *attended.shape[2:])  # (k B, Q, H, d_v)
-            weights = None if weights is None else split_weights_by_beam(weights, rows, length)  # (k B, H, Q, K)
+            if weights is not None:
+                weights = weights.unflatten(2, (-1, length)).transpose(1, 2).flatten(0, 1)  # (k B, H, Q, K)
         return self.o_proj(attended.flatten(-2)), weights

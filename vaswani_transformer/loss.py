@@ -131,16 +131,6 @@ class FusedLinearCrossEntropy(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None, None
 
 
-def check_labels_are_ids(labels: Tensor) -> None:
-    """Raise ValueError unless labels are integers of shape (B, T) with T > 0."""
-    is_whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
-    if labels.dim() != 2 or labels.shape[1] == 0 or not is_whole:
-        raise ValueError(
-            f"labels: no token ids; got shape {tuple(labels.shape)} of {labels.dtype}, expected whole numbers (texts, "
-            "tokens), at least one token each. Give an empty text its end token, and -100 where none counts."
-        )
-
-
 def recount(num_items: Tensor | int | None, before: Tensor, after: Tensor) -> Tensor | int | None:
     """Adjust a Trainer's count of the labels `before` to the labels `after` of the same batch."""
     if num_items is None:
@@ -158,7 +148,12 @@ def without_padding(
     Raises:
         ValueError: the labels are not integers of shape (B, T) with T > 0.
     """
-    check_labels_are_ids(labels)
+    is_whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+    if labels.dim() != 2 or labels.shape[1] == 0 or not is_whole:
+        raise ValueError(
+            f"labels: no token ids; got shape {tuple(labels.shape)} of {labels.dtype}, expected whole numbers (texts, "
+            "tokens), at least one token each. Give an empty text its end token, and -100 where none counts."
+        )
     pad = config.pad_token_id
     if pad is None or pad in as_token_ids(config.eos_token_id):
         return labels, num_items

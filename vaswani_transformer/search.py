@@ -95,7 +95,7 @@ class SearchState:
     """State of a beam search between steps.
 
     Attributes:
-        beams: (2, k A, T), tokens of the open beams, and for each new token the row (of k B) that it continued.
+        beams: (2, k A, T), tokens of the open beams, and for each new token the row (of k A) that it continued.
         scores: (A, k), log P of the open beams, in descending order.
         active: (A,), indices of the sources in the batch.
         is_active: (A,), whether the result of a source can still change.
@@ -248,11 +248,7 @@ def select_continuations(
 
 def extend(state: SearchState, rows: Tensor, tokens: Tensor) -> Tensor:
     """Return the beams (2, R, T + 1) of `rows` (R,), extended by `tokens` (R,)."""
-    parents = rows
-    if state.active.shape[0] != state.hypotheses.shape[1]:
-        k = state.scores.shape[1]
-        parents = state.active[rows // k] * k + rows % k
-    return torch.cat((state.beams.index_select(1, rows), torch.stack((tokens, parents)).unsqueeze(2)), dim=2)
+    return torch.cat((state.beams.index_select(1, rows), torch.stack((tokens, rows)).unsqueeze(2)), dim=2)
 
 
 def ended(state: SearchState, rows: Tensor, tokens: Tensor, new_tokens: int, settings: SearchSettings) -> Tensor:
@@ -301,7 +297,8 @@ class Hypotheses:
     Attributes:
         tokens: (n B, T), including the prompts, padded after the end.
         scores: (n B,), log P / lp.
-        beam_indices: (n B, new tokens), the row (of k B) that each token continued; -1 after the end.
+        beam_indices: (n B, new tokens), the row that each token continued; -1 after the end. They are rows of k B if
+            no source was dropped.
     """
 
     tokens: Tensor

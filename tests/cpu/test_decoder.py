@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from transformers import DynamicCache, EncoderDecoderCache, StoppingCriteria, StoppingCriteriaList
-from transformers.modeling_outputs import BaseModelOutput
+from transformers import DynamicCache, EncoderDecoderCache
 
 from tests.builders import DTYPES, KINDS, random_model
 from tests.helpers import FLOAT32, padded_batch, source_batch
@@ -34,25 +33,6 @@ def sources_of(attention: CrossAttention, count: int, tokens: int, targets: int)
     mask = torch.zeros(count, 1, 1, tokens)
     mask[0, :, :, tokens // 2 + 1 :] = torch.finfo(torch.float32).min
     return torch.randn(count * targets, d_model), torch.randn(count, tokens, d_model), mask
-
-
-@needs_float32
-@pytest.mark.parametrize("has_padding", [True, False])
-@pytest.mark.parametrize(("count", "tokens"), [(1, 8), (2, 4), (1, 9), (3, 5)])
-@pytest.mark.parametrize("kind", KINDS)
-def test_cached_cross_attention_equals_its_module(kind: str, count: int, tokens: int, has_padding: bool) -> None:
-    """Weight absorption is used for at most 32 columns of scores, the width of the model."""
-    attention: Any = prepare_for_inference(random_model(**KINDS[kind])).model.decoder.layers[1].cross_attn
-    assert (attention.config.d_model, attention.config.num_heads) == (32, 4)
-    states, memory, mask = sources_of(attention, count, tokens, targets=3)
-    mask = mask if has_padding else None
-    true = states + attention(states[:, None], memory, mask)[0][:, 0]
-    cached, calls = CachedCrossAttention(attention), []
-    q_proj = cached.q_proj
-    cached.q_proj = lambda hidden_states: calls.append(1) or q_proj(hidden_states)
-    cross_attend = cached.over(cached.source_key_values(memory), mask, 3)
-    torch.testing.assert_close(cross_attend(states), true, **FLOAT32)
-    assert len(calls) == (count * tokens > 8)
 
 
 @pytest.mark.skipif("int8" not in DTYPES, reason="no packed layers in int8 here")
@@ -185,40 +165,6 @@ def test_subclass_of_the_decoder_takes_every_step_of_a_search(decoder: type[Vasw
     assert_same_tokens(model_class(random_model().config).eval(), min_new_tokens=4, max_new_tokens=4)
 
 
-class CallWithinSearch(StoppingCriteria):
-    """Calls the model for one more token, with or without a cache, in the middle of a search."""
-
-    def __init__(
-        self, model: VaswaniTransformerForConditionalGeneration, memory: BaseModelOutput, has_cache: bool
-    ) -> None:
-        self.model, self.memory, self.has_cache, self.found = model, memory, has_cache, []
-
-    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
-        cache = {"past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache())} if self.has_cache else {}
-        output = self.model(decoder_input_ids=input_ids[:, -1:], encoder_outputs=self.memory, **cache)
-        self.found.append((output.logits, type(output.past_key_values.self_attention_cache)))
-        return torch.zeros(len(input_ids), dtype=torch.bool)
-
-
-@needs_float32
-@pytest.mark.parametrize("has_cache", [True, False])
-def test_call_within_a_search_is_not_taken_for_a_step_of_it(has_cache: bool) -> None:
-    model = random_model()
-    ids, mask = padded_batch([4])
-    results = []
-    for side in (model, prepare_for_inference(model)):
-        caller = CallWithinSearch(side, side.get_encoder()(ids, attention_mask=mask), has_cache)
-        criteria = StoppingCriteriaList([caller])
-        tokens = side.generate(ids, attention_mask=mask, max_new_tokens=4, num_beams=1, stopping_criteria=criteria)
-        results.append((tokens, caller.found))
-    (true, true_asked), (searched, searched_asked) = results
-    assert torch.equal(searched, true)
-    assert len(searched_asked) == len(true_asked) > 0
-    for (logits, _), (true_logits, _) in zip(searched_asked, true_asked, strict=True):
-        torch.testing.assert_close(logits, true_logits, **FLOAT32)
-    assert {kind for _, kind in searched_asked} == {DynamicCache}
-
-
 @needs_float32
 @pytest.mark.parametrize("lengths", [[4], [6, 1, 3], [2, 2]])
 @pytest.mark.parametrize("side", ["left", "right", None])
@@ -238,22 +184,6 @@ def test_encoder_pass_has_the_states_of_the_complete_encoder(
     assert len(taken) == 1
     is_token = mask.bool() if side else torch.ones_like(mask).bool()
     torch.testing.assert_close(actual[is_token], true[is_token], **FLOAT32)
-
-
-@needs_float32
-@pytest.mark.parametrize(
-    "options", [{}, {"return_dict_in_generate": True, "output_attentions": True}], ids=["", "attentions"]
-)
-def test_search_encodes_by_the_fast_path_unless_it_returns_attentions(options: dict[str, Any]) -> None:
-    prepared = prepare_for_inference(random_model())
-    hooked = []
-    prepared.model.encoder.layers[0].register_forward_hook(lambda *args: hooked.append(1))
-    ids, mask = padded_batch([5, 3])
-    generated = prepared.generate(ids, attention_mask=mask, max_new_tokens=3, num_beams=1, **options)
-    assert len(hooked) == bool(options)
-    assert not options or len(generated.encoder_attentions) == 2
-    prepared(input_ids=ids, attention_mask=mask, decoder_input_ids=ids)
-    assert len(hooked) == 1 + bool(options)
 
 
 @needs_float32
