@@ -23,7 +23,7 @@ MODEL = tiny_model(tie_word_embeddings=False).double().requires_grad_(False)
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "beam": {"num_beams": 3},
-    "many beams": {"num_beams": 5, "length_penalty": 0.0},
+    "paper": {"num_beams": 4, "length_penalty": 0.6, "length_penalty_type": "gnmt"},
 }
 
 

@@ -289,21 +289,6 @@ def test_tuple_is_returned_on_request() -> None:
     assert torch.equal(by_config.generate(source, max_new_tokens=3), model.generate(source, max_new_tokens=3))
 
 
-def test_hidden_states_and_attentions_have_their_shapes() -> None:
-    model = tiny_model(encoder_layers=3, d_v=5, attn_implementation="eager")
-    outputs = model(**random_batch(2, 7, 5), output_hidden_states=True, output_attentions=True)
-    assert [tuple(states.shape) for states in outputs.encoder_hidden_states] == [(2, 7, 32)] * 4
-    assert [tuple(states.shape) for states in outputs.decoder_hidden_states] == [(2, 5, 32)] * 3
-    assert [tuple(weights.shape) for weights in outputs.encoder_attentions] == [(2, 4, 7, 7)] * 3
-    assert [tuple(weights.shape) for weights in outputs.decoder_attentions] == [(2, 4, 5, 5)] * 2
-    assert [tuple(weights.shape) for weights in outputs.cross_attentions] == [(2, 4, 5, 7)] * 2
-    assert torch.equal(outputs.encoder_hidden_states[-1], outputs.encoder_last_hidden_state)
-    torch.testing.assert_close(model.lm_head(outputs.decoder_hidden_states[-1]), outputs.logits)
-    for weights in (*outputs.encoder_attentions, *outputs.decoder_attentions, *outputs.cross_attentions):
-        torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
-    assert outputs.decoder_attentions[0].triu(1).eq(0).all()
-
-
 def test_decoder_runs_without_an_encoder() -> None:
     decoder, tokens = MODELS["sinusoidal"].get_decoder(), random_tokens(2, 5)
     outputs = decoder(tokens, use_cache=True)

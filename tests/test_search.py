@@ -13,7 +13,6 @@ from transformers import (
     DynamicCache,
     EncoderDecoderCache,
     EosTokenCriteria,
-    GenerationConfig,
     MaxLengthCriteria,
     StoppingCriteria,
     StoppingCriteriaList,
@@ -26,7 +25,7 @@ from tests.helpers import FLOAT32, WITH_SCORES, Batch, padded_batch, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer import generation as generation_module
 from vaswani_transformer import search as search_module
-from vaswani_transformer.generation import SourceLimitCriteria, search_settings
+from vaswani_transformer.generation import SourceLimitCriteria
 from vaswani_transformer.pretrained import CACHE
 from vaswani_transformer.search import (
     length_penalty,
@@ -105,34 +104,6 @@ def test_every_sentence_of_a_batch_has_its_own_limit(pad: int, num_beams: int) -
     options: dict[str, Any] = {"num_beams": num_beams, "max_source_relative_length": 2, "suppress_tokens": [0, 1, END]}
     generated = model.generate((input_ids % 3 + 3).masked_fill(mask == 0, pad), attention_mask=mask, **options)
     assert (generated[:, 1:] != pad).sum(1).tolist() == [5, 7, 3]
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_beams_of_a_sentence_are_the_same_in_a_batch_and_by_itself(seed: int) -> None:
-    model = small_model(seed, vocab_size=12).double()
-    batch = sources([4, 2, 6], vocab_size=12)
-    options: dict[str, Any] = {"num_beams": 4, "num_return_sequences": 4, "max_source_relative_length": 3} | WITH_SCORES
-    together = model.generate(**batch, **options)
-    for row, length in enumerate([4, 2, 6]):
-        single = model.generate(batch["input_ids"][row : row + 1, :length], **options)
-        of_the_row = together.sequences[4 * row : 4 * row + 4]
-        width = single.sequences.shape[1]
-        assert torch.equal(of_the_row[:, :width], single.sequences)
-        assert (of_the_row[:, width:] == 1).all()
-        torch.testing.assert_close(together.sequences_scores[4 * row : 4 * row + 4], single.sequences_scores, **FLOAT32)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_scores_equal_those_computed_from_the_logits(seed: int) -> None:
-    model = small_model(seed, vocab_size=9)
-    generated = model.generate(source(4, 5), num_return_sequences=3, max_source_relative_length=4, **WITH_SCORES)
-    for sequence, score in zip(generated.sequences, generated.sequences_scores, strict=True):
-        tokens = sequence.tolist()
-        target = sequence[: tokens.index(END) + 1 if END in tokens else 8]  # the limit: three source tokens and four
-        with torch.no_grad():
-            log_probs = model(input_ids=source(4, 5), decoder_input_ids=target[None, :-1]).logits[0].log_softmax(-1)
-        total = log_probs.gather(1, target[1:, None]).sum()
-        torch.testing.assert_close(score, total / length_penalty(len(target) - 1, 0.6), **FLOAT32)
 
 
 @pytest.mark.slow
@@ -248,35 +219,27 @@ class SumCriterion(StoppingCriteria):
 
 
 CRITERIA = {
-    "the usual": lambda: [MaxLengthCriteria(5), EosTokenCriteria(END)],
-    "beyond a table of positions": lambda: [MaxLengthCriteria(5, max_position_embeddings=2), EosTokenCriteria(END)],
-    "of the sources": lambda: [EosTokenCriteria(END), SourceLimitCriteria(torch.tensor([3, 4]), 1)],
-    "no end": lambda: [MaxLengthCriteria(5)],
-    "two ends": lambda: [EosTokenCriteria([END, 3])],
-    "two that look for an end": lambda: [EosTokenCriteria(END), EosTokenCriteria(3)],
-    "a caller's": lambda: [EosTokenCriteria(END), SumCriterion()],
-    "an end without a dimension": lambda: [EosTokenCriteria(torch.tensor(END))],
-    "an end of two dimensions": lambda: [EosTokenCriteria(torch.tensor([[END]]))],
-    "none": list,
+    "a limit": [MaxLengthCriteria(5)],
+    "limits of the sources": [SourceLimitCriteria(torch.tensor([3, 4, 2]), 1)],
+    "another end": [EosTokenCriteria(torch.tensor([[7]]))],
+    "a caller's": [SumCriterion()],
+    "two": [EosTokenCriteria([7, 9]), SumCriterion()],
 }
 
 
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("ends", [END, None])
 @pytest.mark.parametrize("name", CRITERIA)
-def test_search_ends_the_rows_that_its_criteria_end(name: str) -> None:
-    """Twenty beams of two sources end by the settings that the criteria give."""
-    criteria = StoppingCriteriaList(CRITERIA[name]())
-    config = GenerationConfig(num_beams=10, num_return_sequences=1, max_length=6, eos_token_id=END, pad_token_id=1)
-    generator, prompt = torch.Generator().manual_seed(0), torch.zeros(20, 1, dtype=torch.long)
-    settings, _ = search_settings(prompt, [], StoppingCriteriaList([*criteria, MaxLengthCriteria(6)]), config)
-    state = search_module.SearchState.start(prompt, settings)
-    for new_tokens in range(1, 6):
-        tokens = torch.randint(0, 5, (20, 1), generator=generator)
-        rows = torch.arange(20).view(2, 10)
-        ends = search_module.ended(state, rows, tokens.view(2, 10), new_tokens, settings)
-        sequences = torch.cat((state.beams[0], tokens), dim=1)
-        expected = StoppingCriteriaList([*criteria, MaxLengthCriteria(6)])(sequences, None)
-        assert torch.equal(ends.flatten(), expected)
-        state.beams = search_module.extend(state, rows.flatten(), tokens.flatten())
+def test_stopping_criteria_end_the_targets_that_they_end_in_transformers_own_search(
+    name: str, ends: int | None, num_beams: int
+) -> None:
+    for seed in range(3):
+        model = ending_model(seed)
+        options: dict[str, Any] = {"num_beams": num_beams, "max_new_tokens": 8, "eos_token_id": ends}
+        options |= sources([4, 2, 6]) | {"stopping_criteria": StoppingCriteriaList(CRITERIA[name])}
+        expected = plain_search(model).generate(**options)
+        ours: dict[str, Any] = {"length_penalty": 1.0, "length_penalty_type": "power"}
+        assert torch.equal(model.generate(**options, **ours, max_source_relative_length=None), expected)
 
 
 def calling(do: Callable[[Tensor], Any]) -> StoppingCriteriaList:

@@ -198,7 +198,7 @@ class CallSettings:
         longest = self.common_limit()
         if limits is not None and len(limits):
             longest = min(int(limits.max()), math.inf if longest is None else longest)
-        elif longest is None and "max_length" in self.given:  # None against a saved one
+        elif longest is None and "max_length" in saved & self.given.keys():  # None against a saved one
             longest = DEFAULT_LENGTH
         if longest is None:
             return config, switched_off  # Transformers' default

@@ -19,13 +19,9 @@ from .pretrained import CACHE, VaswaniTransformerPreTrainedModel, given_cache
 from .stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
 
 
-def as_encoder_output(outputs: tuple[Tensor, ...] | BaseModelOutput) -> BaseModelOutput:
+def as_encoder_output(outputs: tuple[Any, ...] | BaseModelOutput) -> BaseModelOutput:
     """Convert an encoder output that is a tuple to a `BaseModelOutput`."""
-    if isinstance(outputs, BaseModelOutput):
-        return outputs
-    names = ("last_hidden_state", "hidden_states", "attentions")
-    given: dict[str, Any] = dict(zip(names, outputs, strict=False))
-    return BaseModelOutput(**given)
+    return outputs if isinstance(outputs, BaseModelOutput) else BaseModelOutput(*outputs[:3])
 
 
 class EncoderDecoder(VaswaniTransformerPreTrainedModel):
