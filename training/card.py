@@ -4,7 +4,6 @@ import argparse
 import html
 import json
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,8 @@ EXAMPLE = "Two dogs play in the snow."  # for results without a test sentence
 
 def variant(recipe: Recipe) -> str:
     """Return the kind of a recipe's model, or "glat" for a NAT that glancing trains."""
-    return "glat" if recipe.kind == "nat" and recipe.training.glancing else recipe.kind
+    kind = recipe.family.kind
+    return "glat" if kind == "nat" and recipe.training.glancing else kind
 
 
 def as_text(tree: Any) -> Any:
@@ -70,7 +70,22 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
         datasets=[hub_name] if hub_name else None,
         metrics=[each.key for each in task.metrics],
         model_name=results["name"],
-        eval_results=list(eval_results(results, recipe)),
+        eval_results=[
+            EvalResult(
+                task_type=task.hub_name,
+                task_name=f"{task.verb} {recipe.data.source}-{recipe.data.target}",
+                dataset_type=getattr(recipe.data, "path", None) or recipe.data.kind,
+                dataset_name=data,
+                dataset_split=split,
+                metric_type=metric.key,
+                metric_name=metric.title,
+                metric_value=round(results[split][metric.key], 2),
+                metric_args={"signature": results[split][metric.signature_key]},
+            )
+            for split in ("test", "validation")
+            for metric in task.metrics
+            if metric.key in results.get(split, {})
+        ],
     )
     return ModelCard.from_template(
         head,
@@ -86,8 +101,8 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
         data_license=data_license,
         repository=json.dumps(repository),
         example=json.dumps(source, ensure_ascii=False),
-        scores=list(score_lines(results, recipe)),
-        search=describe_search(results.get("test", results["validation"])["search"]),
+        scores=score_lines(results, recipe),
+        search=describe_search(results.get("test", results["validation"])),
         curve=curve_table(results["curve"], task.best_metric),
         unknown=describe_unknown(results.get("tokens", {})),
         command=training_command(recipe, repository),
@@ -106,50 +121,27 @@ def describe_data(recipe: Recipe, prepared: str | None) -> tuple[str, str, str |
     return str(data.path), "its owners'", None
 
 
-def eval_results(results: dict[str, Any], recipe: Recipe) -> Iterator[EvalResult]:
-    """Yield every score with its signature, starting with the test set."""
-    task, name = make_task(recipe), describe_data(recipe, results.get("source"))[0]
-    for split in ("test", "validation"):
-        scores = results.get(split, {})
-        for metric in task.metrics:
-            if metric.key in scores:
-                yield EvalResult(
-                    task_type=task.hub_name,
-                    task_name=f"{task.verb} {recipe.data.source}-{recipe.data.target}",
-                    dataset_type=getattr(recipe.data, "path", None) or recipe.data.kind,
-                    dataset_name=name,
-                    dataset_split=split,
-                    metric_type=metric.key,
-                    metric_name=metric.title,
-                    metric_value=round(scores[metric.key], 2),
-                    metric_args={"signature": scores[metric.signature_key]},
-                )
-
-
-def score_lines(results: dict[str, Any], recipe: Recipe) -> Iterator[str]:
-    """Yield each score with its signature as a line; the `|` of a signature would break a table."""
-    task = make_task(recipe)
-
-    def scored(scores: dict[str, Any], metric: Metric) -> str:
-        return f"{metric.title} {scores[metric.key]:.2f}, `{scores[metric.signature_key]}`"
-
-    if (scores := results.get("test")) is not None:
-        how = describe_search(scores["search"])
-        for metric in task.metrics:
-            yield f"test set, {scores['sentences']:,} sentences, {how}: {scored(scores, metric)}"
-        if recipe.published:
-            yield f"published on the same test set: {recipe.published}"
-    if (scores := results.get("validation")) is not None:
-        how = describe_search(scores["search"])
-        yield f"validation set, {how}: {scored(scores, task.best_metric)}"
+def score_lines(results: dict[str, Any], recipe: Recipe) -> list[str]:
+    """Return each score with its signature as a line; the `|` of a signature would break a table."""
+    task, lines = make_task(recipe), []
+    for split, metrics in (("test", task.metrics), ("validation", (task.best_metric,))):
+        if (scores := results.get(split)) is None:
+            continue
+        size = f", {scores['sentences']:,} sentences" if split == "test" else ""
+        for metric in metrics:
+            score = f"{metric.title} {scores[metric.key]:.2f}, `{scores[metric.signature_key]}`"
+            lines.append(f"{split} set{size}, {describe_search(scores)}: {score}")
+        if split == "test" and recipe.published:
+            lines.append(f"published on the same test set: {recipe.published}")
     if recipe.note:
-        yield recipe.note
+        lines.append(recipe.note)
     for example in results.get("test", {}).get("examples", [])[:1]:
-        yield f"the first test sentence, `{example['source']}`, becomes `{example['translation']}`"
+        lines.append(f"the first test sentence, `{example['source']}`, becomes `{example['translation']}`")
+    return lines
 
 
-def describe_search(search: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in search.items() if "token_id" not in name)
+def describe_search(scores: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in scores["search"].items() if "token_id" not in name)
 
 
 def curve_table(curve: list[dict[str, Any]], metric: Metric) -> str:

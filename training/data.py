@@ -117,7 +117,7 @@ def read_split(recipe: Recipe, split: str, name: str) -> Dataset:
             trees = Dataset.from_generator(tree_pairs, gen_kwargs={"folder": folder, "names": name})
         except DatasetGenerationError as error:
             raise (error.__cause__ or error) from error
-        return with_both_sides(trees, recipe, split)
+        return to_pairs(trees.rename_columns({"source": data.source, "target": data.target}), recipe, split)
     if data.kind == "text":
         paths = [folder / name.replace("{language}", language) for language in (data.source, data.target)]
         sides = [load_files("text", [str(path)], where, encoding="utf-8-sig") for path in paths]
@@ -147,7 +147,10 @@ def load_files(kind: str, files: list[str], where: str, **settings: Any) -> Data
 
 
 def to_pairs(rows: Dataset, recipe: Recipe, split: str) -> Dataset:
-    """Convert a column per language, or a column `translation`, to the columns `source` and `target`."""
+    """Convert a column per language, or a column `translation`, to the columns `source` and `target`.
+
+    Drop pairs with an empty source or target, or stop with an error, as `data.empty` says.
+    """
     names = {"source": recipe.data.source, "target": recipe.data.target}
     feature = rows.features.get("translation")
     columns = list(rows.column_names if feature is None else getattr(feature, "languages", None) or feature)
@@ -164,18 +167,12 @@ def to_pairs(rows: Dataset, recipe: Recipe, split: str) -> Dataset:
         }
 
     texts = Features(dict.fromkeys(SIDES, Value("string")))
-    picked = rows.map(
-        pick, batched=True, remove_columns=rows.column_names, features=texts, num_proc=processes_for(rows)
-    )
-    return with_both_sides(picked, recipe, split)
-
-
-def with_both_sides(pairs: Dataset, recipe: Recipe, split: str) -> Dataset:
-    """Drop pairs with an empty source or target, or stop with an error, as `data.empty` says."""
+    processes = processes_for(rows)
+    pairs = rows.map(pick, batched=True, remove_columns=rows.column_names, features=texts, num_proc=processes)
     kept = pairs.filter(
         lambda batch: [bool(one and other) for one, other in zip(batch["source"], batch["target"], strict=True)],
         batched=True,
-        num_proc=processes_for(pairs),
+        num_proc=processes,
     )
     if empty := len(pairs) - len(kept):
         if recipe.data.empty == "error":

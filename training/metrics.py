@@ -3,7 +3,7 @@
 import math
 import re
 import tempfile
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
@@ -119,38 +119,12 @@ BEGIN, END, UNKNOWN = "<s>", "</s>", "<unk>"
 Gram = tuple[str, ...]
 
 
-class DiscountedCounts:
-    """Counts of n-grams of one order with absolute discounting.
-
-    Attributes:
-        discount: D = n1 / (n1 + 2 n2), where n1 and n2 n-grams have the counts 1 and 2 (Ney et al. 1994); 0.5 if
-            either is 0.
-    """
-
-    def __init__(self, counts: dict[Gram, int]) -> None:
-        self.counts = counts
-        self.totals: dict[Gram, int] = defaultdict(int)
-        self.followers: dict[Gram, int] = defaultdict(int)
-        for gram, count in counts.items():
-            self.totals[gram[:-1]] += count
-            self.followers[gram[:-1]] += 1
-        once, twice = (sum(count == n for count in counts.values()) for n in (1, 2))
-        self.discount = once / (once + 2 * twice) if once and twice else 0.5
-
-    def interpolate(self, gram: Gram, lower: float) -> float:
-        """Return P(last word | words before it), given the lower-order probability `lower`."""
-        context = gram[:-1]
-        if context not in self.totals:
-            return lower
-        kept = max(self.counts.get(gram, 0) - self.discount, 0.0)
-        return (kept + self.discount * self.followers[context] * lower) / self.totals[context]
-
-
 class TrigramModel:
     """Trigram language model with interpolated Kneser-Ney smoothing (Kneser and Ney 1995).
 
     Trigrams use occurrence counts; bigrams and unigrams use the number of distinct preceding words. Unigrams fall back
-    to 1 / |V|, where V contains the words of the texts, `</s>` and `<unk>`.
+    to 1 / |V|, where V contains the words of the texts, `</s>` and `<unk>`. The discount of an order is
+    n1 / (n1 + 2 n2), where n1 and n2 n-grams have the counts 1 and 2 (Ney et al. 1994); 0.5 if either is 0.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
@@ -160,15 +134,29 @@ class TrigramModel:
             trigrams.update(zip(words, words[1:], words[2:], strict=False))
         bigrams = Counter(gram[1:] for gram in trigrams)
         unigrams = Counter(gram[1:] for gram in bigrams)
-        self.orders = [DiscountedCounts(dict(counts)) for counts in (unigrams, bigrams, trigrams)]
+        self.orders = (unigrams, bigrams, trigrams)
+        self.totals: Counter[Gram] = Counter()  # of the n-grams after a context
+        self.followers: Counter[Gram] = Counter()  # distinct ones
+        self.discounts = []
+        for counts in self.orders:
+            for gram, count in counts.items():
+                self.totals[gram[:-1]] += count
+                self.followers[gram[:-1]] += 1
+            once, twice = (sum(count == n for count in counts.values()) for n in (1, 2))
+            self.discounts.append(once / (once + 2 * twice) if once and twice else 0.5)
         self.words = {word for (word,) in unigrams}
         self.fallback = 1 / len(self.words | {UNKNOWN})  # </s> is among the words
 
     def probability(self, first: str, second: str, word: str) -> float:
         """Return P(word | first second); unknown words must be passed as `<unk>`."""
-        gram, probability = (first, second, word), self.fallback
-        for order, counts in enumerate(self.orders, start=1):
-            probability = counts.interpolate(gram[-order:], probability)
+        trigram, probability = (first, second, word), self.fallback
+        for counts, discount, gram in zip(
+            self.orders, self.discounts, (trigram[2:], trigram[1:], trigram), strict=True
+        ):
+            context = gram[:-1]
+            if context in self.totals:
+                kept = max(counts[gram] - discount, 0.0)
+                probability = (kept + discount * self.followers[context] * probability) / self.totals[context]
         return probability
 
     def mean_nll(self, texts: Iterable[str]) -> float:

@@ -103,16 +103,11 @@ def cut_multi30k(files: Files, names: str) -> Lines:
     return lines
 
 
-def tatoeba_pairs(archive: bytes) -> list[tuple[str, str]]:
-    """Return the distinct English-German pairs of the archive `deu-eng.zip`, in order."""
-    text = zipfile.ZipFile(io.BytesIO(archive)).read("deu.txt").decode("utf-8-sig")
-    rows = [line.split("\t") for line in text.split("\n") if line.strip()]
-    return list(dict.fromkeys((" ".join(english.split()), " ".join(german.split())) for english, german, *_ in rows))
-
-
 def cut_tatoeba(files: Files) -> Lines:
-    """Draw test and validation from the pairs whose sentences occur once; all others are train."""
-    pairs = tatoeba_pairs(files["deu-eng.zip"])
+    """Draw test and validation from the distinct pairs whose sentences occur once; all others are train, in order."""
+    text = zipfile.ZipFile(io.BytesIO(files["deu-eng.zip"])).read("deu.txt").decode("utf-8-sig")
+    rows = [line.split("\t") for line in text.split("\n") if line.strip()]
+    pairs = list(dict.fromkeys((" ".join(english.split()), " ".join(german.split())) for english, german, *_ in rows))
     counts = [Counter(side) for side in zip(*pairs, strict=True)]
     single = [pair for pair in pairs if all(count[text] == 1 for count, text in zip(counts, pair, strict=True))]
     single.sort(key=lambda pair: hashlib.sha256(pair[0].encode()).digest())
@@ -149,11 +144,6 @@ def cut_gum(files: Files) -> Lines:
     return lines
 
 
-def clean_turn(text: str) -> str:
-    """Normalize spaces, and remove format characters such as zero-width ones."""
-    return " ".join("".join(sign for sign in text if unicodedata.category(sign) != "Cf").split())
-
-
 def dialogue_pairs(files: Files) -> dict[str, list[tuple[str, str]]]:
     """Return the pairs of a turn and its reply for each valid worker of Self-dialogue."""
     blocked = set(text_of(files["blocked_workers.txt"]).split())
@@ -164,7 +154,9 @@ def dialogue_pairs(files: Files) -> dict[str, list[tuple[str, str]]]:
             if worker in blocked or row["Reject"] or row["AssignmentStatus"] == "Rejected":
                 continue
             count = sum((key or "").startswith("Answer.sentence") for key in row)
-            turns = [clean_turn(row[f"Answer.sentence{number}"] or "") for number in range(1, count + 1)]
+            turns = [row[f"Answer.sentence{number}"] or "" for number in range(1, count + 1)]
+            turns = ["".join(sign for sign in turn if unicodedata.category(sign) != "Cf") for turn in turns]
+            turns = [" ".join(turn.split()) for turn in turns]  # also without zero-width characters
             replies = (pair for pair in pairwise(turns) if EMPTY_ANSWERS.isdisjoint(pair))
             pairs.setdefault(worker, []).extend(replies)
     return pairs

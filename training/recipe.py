@@ -111,8 +111,7 @@ class PaperOptimizer:
     """Adam with the paper's learning rate schedule (5.3).
 
     Args:
-        optimizer: paper, or radam (rectified Adam with decoupled weight decay and exponentially decaying learning
-            rate).
+        optimizer: paper, or radam (rectified Adam with weight decay and an exponentially decaying learning rate).
         warmup_steps: number of steps in which the learning rate rises.
         learning_rate_scale: factor of equation (3); 1 in the paper.
     """
@@ -127,8 +126,7 @@ class RectifiedOptimizer:
     """Rectified Adam (Liu et al. 2020).
 
     Args:
-        optimizer: paper, or radam (rectified Adam with decoupled weight decay and exponentially decaying learning
-            rate).
+        optimizer: paper, or radam.
         learning_rate: learning rate at the first step.
         learning_rate_decay: factor of the exponential decay over `learning_rate_decay_steps` steps.
         learning_rate_decay_steps: number of steps in which the learning rate falls by that factor.
@@ -337,8 +335,9 @@ class ScoreRecipe:
 
 @dataclass(frozen=True)
 class Family:
-    """Model class of a family, the classes of its recipe groups, and whether its vocabulary has `<mask>`."""
+    """Kind of a family, its model class, the classes of its recipe groups, and whether its vocabulary has `<mask>`."""
 
+    kind: str
     model_class: type[Any]
     training: type[TrainingRecipe]
     decoding: type[Any]
@@ -346,11 +345,14 @@ class Family:
 
 
 FAMILIES = {
-    "autoregressive": Family(VaswaniTransformerForConditionalGeneration, BeamTraining, BeamSearch),
-    "nat": Family(VaswaniNatForConditionalGeneration, GlancingTraining, LengthBeam),
-    "cmlm": Family(VaswaniCmlmForConditionalGeneration, CmlmTraining, MaskPredict, needs_mask=True),
-    "iterative_vae": Family(VaswaniIterativeVaeForConditionalGeneration, LatentTraining, LengthBeam),
-    "flowseq": Family(VaswaniFlowSeqForConditionalGeneration, FlowTraining, LatentSearch),
+    family.kind: family
+    for family in (
+        Family("autoregressive", VaswaniTransformerForConditionalGeneration, BeamTraining, BeamSearch),
+        Family("nat", VaswaniNatForConditionalGeneration, GlancingTraining, LengthBeam),
+        Family("cmlm", VaswaniCmlmForConditionalGeneration, CmlmTraining, MaskPredict, needs_mask=True),
+        Family("iterative_vae", VaswaniIterativeVaeForConditionalGeneration, LatentTraining, LengthBeam),
+        Family("flowseq", VaswaniFlowSeqForConditionalGeneration, FlowTraining, LatentSearch),
+    )
 }
 DATA = {"grammar": GrammarData, "hub": HubData} | dict.fromkeys(("json", "csv", "parquet", "text", "trees"), FileData)
 OPTIMIZERS = {"paper": PaperOptimizer, "radam": RectifiedOptimizer}
@@ -387,12 +389,8 @@ class Recipe:
     score: ScoreRecipe = field(default_factory=ScoreRecipe)
 
     @property
-    def kind(self) -> str:
-        return self.model.get("kind", "autoregressive")
-
-    @property
     def family(self) -> Family:
-        return FAMILIES[self.kind]
+        return FAMILIES[self.model.get("kind", "autoregressive")]
 
     def model_config(self, **ids: Any) -> VaswaniTransformerConfig:
         """Return the model's configuration; `ids` are the vocabulary size and token ids."""
@@ -425,6 +423,7 @@ class RecipeParser(ArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise a one-line UserError with the field, the problem and the value."""
         text = re.sub(r"Parser key \"([^\"]*)\":", r"\1:", " ".join(message.split()))
+        text = re.sub(r"\w+\(\) argument must be .*'NoneType'", "got null", text)
         union = re.match(r"(\S+) Does not validate .* Errors: - (.*) Given value type: .* Given value: (.*)", text)
         if union is not None:
             problems = [one for one in union[2].split(" - ") if "NoneType" not in one]

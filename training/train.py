@@ -195,7 +195,7 @@ def start_with(model: Any, trained: Any, field: str) -> None:
 def make_trainer(recipe: Recipe, folder: Path, data: Data, model: Any) -> PaperTrainer:
     training = recipe.training
     if getattr(training, "energy_from", None) is None:
-        return TRAINERS[recipe.kind](recipe, model, data, folder)
+        return TRAINERS[recipe.family.kind](recipe, model, data, folder)
     trainer = EnergyTrainer(recipe, model, data, folder)
     teacher = load_trained(recipe, "energy_from", data.tokenizer).to(trainer.args.device)
     teacher.set_attn_implementation(model.config._attn_implementation)

@@ -71,7 +71,7 @@ def training_arguments(recipe: Recipe, run: Path, selection: Metric, use_cache: 
         max_grad_norm=training.max_grad_norm,
         bf16=training.precision == "bf16",
         use_cpu=uses_cpu(),
-        ddp_find_unused_parameters=recipe.kind == "flowseq",  # its phases train parts of the model
+        ddp_find_unused_parameters=recipe.family.kind == "flowseq",  # its phases train parts of the model
         restore_callback_states_from_checkpoint=training.patience is not None,
         torch_compile=training.torch_compile,
         eval_strategy="steps",
@@ -390,14 +390,14 @@ class PaperTrainer(Seq2SeqTrainer):
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         self.check_finite()
-        training, start = self.recipe.training, time.perf_counter()
+        training, course, start = self.recipe.training, self.course, time.perf_counter()
         checkpoint = self.run / CHECKPOINTS / f"checkpoint-{self.state.global_step}"
         begin_checkpoint(checkpoint)
         with write_errors(checkpoint, "make room, and the same command resumes the run", SafetensorError):
             super()._save_checkpoint(model, trial)
             if self.args.should_save:
-                (checkpoint / SECONDS).write_text(str(self.course.trained()))
-            finish_checkpoint(checkpoint, training.keep_checkpoints, self.state.best_global_step, self.course.is_extra)
+                (checkpoint / SECONDS).write_text(str(course.seconds + time.monotonic() - course.begun))
+            finish_checkpoint(checkpoint, training.keep_checkpoints, self.state.best_global_step, course.is_extra)
         self.log_time += time.perf_counter() - start
 
     def save_final_model(self) -> list[int]:
@@ -434,14 +434,11 @@ class Course(TrainerCallback):
     """
 
     def __init__(self, recipe: Recipe) -> None:
-        self.training, self.seconds, self.first_step = recipe.training, 0.0, 0
+        self.training, self.first_step = recipe.training, 0
+        self.seconds = 0.0  # of training, evaluation and saving before this process began
         self.begun = self.saved = time.monotonic()
         self.signal: int | None = None
         self.is_extra = False  # the checkpoint is due to the signal only
-
-    def trained(self) -> float:
-        """Return the seconds of training, evaluation and saving so far."""
-        return self.seconds + time.monotonic() - self.begun
 
     def receive(self, number: int, frame: Any) -> None:
         if self.signal is not None:
@@ -461,9 +458,9 @@ class Course(TrainerCallback):
         training = self.training
         control.should_save |= bool(training.checkpoint_steps) and state.global_step % training.checkpoint_steps == 0
         if training.minutes is not None or training.checkpoint_minutes is not None:
-            trained, since = broadcast_object_list(
-                [self.trained(), time.monotonic() - self.saved]
-            )  # of the main process
+            now = time.monotonic()
+            times = [self.seconds + now - self.begun, now - self.saved]
+            trained, since = broadcast_object_list(times)  # of the main process
             control.should_save |= training.checkpoint_minutes is not None and since > 60 * training.checkpoint_minutes
             if training.minutes is not None and trained > 60 * training.minutes:
                 control.should_evaluate = control.should_save = control.should_training_stop = True

@@ -1,14 +1,12 @@
 """The mean of a run's last checkpoints becomes a separate model."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.helpers import error_line, no_space, run_main, tiny_model
-from training import average as average_module
+from tests.helpers import error_line, run_main, tiny_model
 from training.average import average, main
 from training.checkpoints import CHECKPOINTS, COMPLETE, INTERRUPTED
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
@@ -61,24 +59,3 @@ def test_command_that_cannot_average_ends_with_one_line(
     given = [argument.format(tmp=tmp_path, run=run_folder) for argument in arguments]
     assert message.format(tmp=tmp_path) in error_line(run_main(main, given, capsys))
     assert not (tmp_path / "mean").exists()
-
-
-def test_failed_write_leaves_no_folder_and_the_same_command_succeeds(
-    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    capsys.readouterr()
-    with monkeypatch.context() as patch:
-        patch.setattr(average_module, "save_file", no_space)
-        given = [run_folder, "--last=2", f"--output_dir={tmp_path / 'mean'}"]
-        assert "No space left on device" in error_line(run_main(main, given, capsys))
-    assert {path.name for path in tmp_path.iterdir()} == {"run"}
-    assert average(run_folder, 2, tmp_path / "mean") == [9, 10]
-
-
-def test_command_prints_the_averaged_steps(
-    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    capsys.readouterr()
-    main([str(run_folder), "--last=3", f"--output_dir={tmp_path / 'mean'}"])
-    assert json.loads(capsys.readouterr().out)["averaged_steps"] == [2, 9, 10]
-    assert all((weight == 7).all() for weight in load_file(tmp_path / "mean" / "model.safetensors").values())

@@ -215,20 +215,6 @@ def test_trees_are_read_as_sentences_and_linear_trees(tmp_path: Path) -> None:
     assert len(tokenizer.tokenize("(NP")) == 1
 
 
-def test_distilled_pairs_replace_the_training_pairs(folder: Path) -> None:
-    distilled = folder / "distilled"
-    distilled.mkdir()
-    row = {"translation": {"en": "one tree", "de": "der baum"}, "number": 0}
-    (distilled / "00000-of-00002.jsonl").write_text(json.dumps(row) + "\n")
-    recipe = recipe_for(folder, file="all.jsonl", distilled=str(distilled))
-    with user_error(r"data\.distilled: .* has 1 of 2 files; repeat training\.distill"):
-        load_pairs(recipe)
-    (distilled / "00001-of-00002.jsonl").write_text(json.dumps(row | {"number": 1}) + "\n")
-    pairs = load_pairs(recipe)
-    assert pairs["train"].to_dict() == {"source": ["one tree"] * 2, "target": ["der baum"] * 2}
-    assert pairs["validation"].to_dict() == TEXTS
-
-
 def test_fingerprint_is_the_digest_of_the_texts_in_order() -> None:
     rows = datasets.Dataset.from_dict({"source": ["a", "b"], "target": ["c", "d"]})
     expected = hashlib.sha256(b"a\0c\0b\0d\0").hexdigest()

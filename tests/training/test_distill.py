@@ -18,7 +18,7 @@ from tests.helpers import (
     tiny_model,
     user_error,
 )
-from tests.training.runs import TWO_PROCESSES, kill, make_arguments, recipe_in, run_to_end, start, train_in
+from tests.training.runs import TWO_PROCESSES, kill, make_arguments, run_to_end, start
 from training import distill as command
 from training.data import load_pairs
 from training.distill import main
@@ -71,12 +71,6 @@ def test_distillation_replaces_training_targets_only(distill: Run, recipe: Path,
     assert pairs["train"] == list(PAIRS.items()) * 2
     assert pairs["validation"] == [(source, source[::-1]) for source in SOURCES[:2]]
     assert pairs["test"] == [(source, source[::-1]) for source in SOURCES[2:4]]
-
-
-def test_file_of_pairs_is_data_by_itself(distill: Run, recipe: Path, folder: Path) -> None:
-    distill()
-    pairs = load_pairs(load_recipe(recipe, [f"--data.train=../{folder.name}/{WHOLE}"]))
-    assert pairs["train"]["target"][:] == list(PAIRS.values()) * 2
 
 
 @pytest.mark.parametrize("lines", [0, 1, 4, 12])
@@ -231,17 +225,3 @@ def test_killed_distillation_of_two_processes_writes_the_bytes_of_an_uninterrupt
     assert contents(killed).keys() < contents(folder).keys()
     run_to_end(arguments, killed, **more)
     assert contents(killed) == contents(folder)
-
-
-@pytest.mark.slow
-def test_run_on_distilled_pairs_resumes_only_with_them(
-    distill: Run, recipe: Path, folder: Path, tmp_path: Path
-) -> None:
-    distill()
-    given = [str(recipe), f"--data.distilled={folder}"]
-    results = train_in(given, tmp_path / "run", "--training.steps=3")
-    assert results["recipe"]["data"]["distilled"] == "distilled"
-    (folder / WHOLE).write_text((folder / WHOLE).read_text().replace("libro", "lobro"))
-    with user_error(r"data\.train: these are not the pairs that the run .* was begun with"):
-        train_in(given, tmp_path / "run", "--training.steps=6")
-    assert recipe_in(given, tmp_path / "run").data.distilled == str(folder)

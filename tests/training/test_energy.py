@@ -99,20 +99,6 @@ def test_gradients_pass_through_the_teacher_and_none_stay_in_it(operator: str) -
     assert float(logits.grad[..., 99].abs().sum()) == 0  # the teacher has no `<mask>`
 
 
-def test_gradient_of_the_energy_equals_finite_differences() -> None:
-    teacher, (logits, is_real, tokens, mask) = tiny_model().double(), student_batch()
-    energy = Energy(teacher)
-    energy(logits, is_real, tokens, mask).sum().backward()
-    direction = torch.randn_like(logits)
-    step = 1e-5 * direction
-    with torch.no_grad():
-        slope = (
-            energy(logits + step, is_real, tokens, mask) - energy(logits - step, is_real, tokens, mask)
-        ).sum() / 2e-5
-    assert logits.grad is not None
-    torch.testing.assert_close(slope, (logits.grad * direction).sum(), rtol=1e-6, atol=1e-8)
-
-
 def test_straight_through_operator_has_the_value_of_words_and_the_gradient_of_its_soft_form() -> None:
     log_probs = torch.randn(4, 9).double().log_softmax(-1).requires_grad_()
     noise, weights = torch.randn(4, 9).double(), torch.randn(4, 9).double()

@@ -1,7 +1,6 @@
 """The launch determines the processes and devices of training, the recipe what they compute."""
 
 import os
-import platform
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
 
-from tests.helpers import ROOT, run_python, tiny_model
+from tests.helpers import ROOT, tiny_model
 from tests.training import runs
 from training.machine import KERNELS, hardware, init_processes, load_weights, uses_cpu, versions
 
@@ -83,38 +82,6 @@ def test_limits_of_cached_kernels_in_the_environment_win(monkeypatch: pytest.Mon
     os.environ["LRU_CACHE_CAPACITY"] = "7"
     init_processes()
     assert {name: os.environ[name] for name in KERNELS} == KERNELS | {"LRU_CACHE_CAPACITY": "7"}
-
-
-KERNEL_MEMORY = """
-import ctypes, torch
-from training.machine import init_processes
-
-names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
-Mallinfo = type("Mallinfo", (ctypes.Structure,), {"_fields_": [(name, ctypes.c_size_t) for name in names]})
-mallinfo = ctypes.CDLL(None).mallinfo2
-mallinfo.restype = Mallinfo
-
-init_processes()
-weight, allocated = torch.ones(32, 32, dtype=torch.bfloat16), []
-for rows in range(33, 301):
-    torch.ones(rows, 32, dtype=torch.bfloat16) @ weight
-    if rows in (33, 132, 300):
-        allocated.append(mallinfo().uordblks)
-print(*allocated)
-"""
-
-
-@pytest.mark.slow
-def test_memory_of_training_does_not_grow_with_the_shapes_of_its_products() -> None:
-    """The measure is the heap in use, not the size of the process."""
-    if platform.libc_ver()[0] != "glibc":
-        pytest.skip("only glibc reports the use of its heap")
-    for name in KERNELS:
-        os.environ.pop(name, None)
-    first, filled, last = map(int, run_python(KERNEL_MEMORY).split())
-    if filled - first < 10 * 2**20:
-        pytest.skip("this CPU's products of bfloat16 cache no kernels")
-    assert last - filled < (filled - first) / 5
 
 
 @pytest.mark.slow

@@ -272,21 +272,6 @@ def test_archive_of_a_repository_is_a_copy(tmp_path: Path) -> None:
     assert run("gum", tmp_path / "set", f"--from={tmp_path / 'gum-master.zip'}") == 0
 
 
-def test_file_of_an_archive_that_is_damaged_is_one_line(
-    copy: Copy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    archive = copy("tatoeba-en-de") / "deu-eng.zip"
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as opened:
-        opened.writestr("deu.txt", "Hi.\tHallo!\tCC\n")
-    content = bytearray(archive.read_bytes())
-    content[len("deu.txt") + 30] = 0xFF  # the first byte after the header of the file: a block of no type
-    archive.write_bytes(content)
-    assert run("tatoeba-en-de", tmp_path / "set", f"--from={archive}") == 2
-    errors = capsys.readouterr().err
-    assert "Error -3 while decompressing" in errors
-    assert errors.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("case", "message"),
     [
@@ -326,11 +311,3 @@ def test_run_knows_the_public_set_that_its_folder_was_prepared_from(copy: Copy, 
     assert prepared_name(str(tmp_path / "set")) == "gum"
     assert prepared_name(str(tmp_path)) is None
     assert prepared_name(None) is None
-
-
-def test_sums_name_every_file_once() -> None:
-    """The shipped sums, which no file can be checked against here."""
-    for path in prepare.SUMS.glob("*.sha256"):
-        names = [line.split(maxsplit=1) for line in path.read_text().splitlines()]
-        assert len({name for _, name in names}) == len(names)
-        assert all(len(digest) == 64 for digest, _ in names)

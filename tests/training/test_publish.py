@@ -18,7 +18,6 @@ from tests.helpers import (
     ROOT,
     error_line,
     model_of_pairs,
-    no_space,
     run_main,
     run_python,
     save,
@@ -88,17 +87,6 @@ def test_run_without_its_search_or_its_model_is_not_published(
 ) -> None:
     spoil(run)
     assert re.search(message, refused(run))
-
-
-def test_failed_dry_run_leaves_no_file_and_the_same_command_succeeds(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(publish_module, "make_card", no_space)
-        assert "No space left on device" in refused(run)
-    main([str(run), REPOSITORY, f"--dry_run={tmp_path / 'dry'}"])
-    names = {path.name for path in (tmp_path / "dry").iterdir()}
-    assert {"README.md", "LICENSE-code", "model.safetensors", "tokenizer.json"} < names
 
 
 def test_space_has_its_header_and_pins_what_is_installed(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Recipes: read from YAML and arguments, with exactly the fields that their kinds have."""
 
 import dataclasses
-import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from tests.helpers import run_main, run_python, user_error
+from tests.helpers import run_main, user_error
 from training import machine, train
 from training import recipe as recipe_module
 from training.machine import trains_slowly_in_bf16
@@ -72,7 +71,7 @@ def test_arguments_override_the_file(recipe_file: WriteRecipe) -> None:
 
 def test_kind_may_stand_after_a_blank() -> None:
     recipe = load_recipe(QUICKSTART, ["--model.kind", "nat", "--training.glancing", "[0.5,0.3]"])
-    assert (recipe.kind, recipe.training.glancing) == ("nat", (0.5, 0.3))
+    assert (recipe.family.kind, recipe.training.glancing) == ("nat", (0.5, 0.3))
 
 
 def test_home_is_expanded_in_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,13 +115,6 @@ def test_gpu_that_only_emulates_bf16_trains_in_fp32(has_instructions: bool, monk
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
     assert trains_slowly_in_bf16() != has_instructions
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the variable is for instructions of x86")
-def test_cpu_without_instructions_for_bf16_is_known() -> None:
-    code = "from training.machine import trains_slowly_in_bf16; print(trains_slowly_in_bf16())"
-    assert run_python(code, ONEDNN_MAX_CPU_ISA="AVX2", ACCELERATE_USE_CPU="true").strip() == "True"
 
 
 @pytest.mark.parametrize(

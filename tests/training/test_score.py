@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from tests.builders import tiny_marian
@@ -34,8 +33,7 @@ from training.metrics import bleu, chrf, lm_scores, text_statistics, tokenized_b
 from training.recipe import FileData, Recipe, ScoreRecipe, load_recipe
 from training.score import main
 from training.tasks import make_task
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
-from vaswani_transformer.translation import loading
+from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.translation.loading import LoadOptions
 
 Score = Callable[..., tuple[dict[str, Any], str]]  # runs the command; returns what it wrote and what it printed
@@ -174,21 +172,6 @@ def test_perplexity_is_per_target_token_including_the_end(score: Score) -> None:
     assert scores["perplexity"] == pytest.approx(math.exp(loss), rel=1e-3)
 
 
-def test_search_is_that_of_the_recipe(score: Score, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, _ = model_of_pairs()
-    searches, generate = [], type(model).generate
-
-    def watched(self: VaswaniTransformerForConditionalGeneration, **arguments: Any) -> Tensor:
-        searches.append(arguments["generation_config"])
-        return generate(self, **arguments)
-
-    monkeypatch.setattr(type(model), "generate", watched)
-    score()
-    assert score("--decoding.num_beams=1")[0]["search"]["num_beams"] == 1
-    assert [search.num_beams for search in searches] == [4, 1]
-    assert searches[0].length_penalty_type == "gnmt"
-
-
 def test_recorded_search_has_the_saved_settings_that_the_recipe_leaves_open(score: Score, tmp_path: Path) -> None:
     model, tokenizer = paper_model_of_pairs()
     kept = {"bad_words_ids": [[1]], "renormalize_logits": True, "no_repeat_ngram_size": 2}
@@ -201,6 +184,7 @@ def test_recorded_search_has_the_saved_settings_that_the_recipe_leaves_open(scor
     assert "search: bad_words_ids [[1]], " in output
     assert "length_penalty 0.6, length_penalty_type gnmt, max_source_relative_length 50, " in output
     assert "no_repeat_ngram_size 2" in output
+    assert score("--decoding.num_beams=1", model=tmp_path / "model")[0]["search"]["num_beams"] == 1
 
 
 def test_another_split_and_other_fields_of_the_recipe_can_be_given(run: Run, tmp_path: Path) -> None:
@@ -267,17 +251,6 @@ def test_invalid_option_or_data_ends_the_command_with_one_line(
 def test_missing_model_or_recipe_ends_the_command_with_one_line(run: Run) -> None:
     for result in (run(model="./nothing"), run(recipe="nothing.yaml")):
         assert "there is no such" in error_line(result)
-
-
-def test_prepared_model_has_the_scores_of_the_plain_one(score: Score, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU float32 models are always prepared; the model of pairs knows its pairs in 8 bits too."""
-    by_copy = {dtype: score("--device=cpu", f"--dtype={dtype}")[0] for dtype in ("auto", "bfloat16", "int8", "float16")}
-    assert [scores["dtype"] for scores in by_copy.values()] == ["float32", "bfloat16", "int8", "float16"]
-    monkeypatch.setattr(loading, "prepare_for_inference", lambda model, _: model)
-    plain, _ = score("--device=cpu")
-    for scores in by_copy.values():
-        assert [scores[name] for name in ("sacrebleu", "chrf")] == [plain[name] for name in ("sacrebleu", "chrf")]
-    assert by_copy["auto"]["loss"] == pytest.approx(plain["loss"], rel=1e-5)
 
 
 def test_broken_weights_end_the_command_before_the_data_is_read(

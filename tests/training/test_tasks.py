@@ -4,21 +4,18 @@ import dataclasses
 import gzip
 import json
 import logging
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.helpers import ROOT, save, tiny_model, user_error
-from tests.hub_state import metadata_errors
 from tests.training.runs import TINY
 from tests.trees import GOLD, PREDICTED, read
-from training.card import make_card
 from training.data import load_data, load_pairs, make_tokenizer
 from training.distill import main as distill
 from training.metrics import bleu
-from training.recipe import Recipe, ScoreRecipe, load_recipe, recipe_of, to_dict
+from training.recipe import Recipe, ScoreRecipe, load_recipe, recipe_of
 from training.tasks import DialogueTask, make_task
 from training.train import report, run
 from vaswani_transformer import VaswaniTransformerTokenizer
@@ -49,11 +46,6 @@ def fields(tmp_path: Path) -> dict[str, Any]:
 @pytest.fixture
 def recipe(fields: dict[str, Any]) -> Recipe:
     return recipe_of(fields)
-
-
-def test_bracketed_files_become_sentences_and_linear_trees(recipe: Recipe) -> None:
-    for rows in load_pairs(recipe).values():
-        assert rows.to_dict() == {"source": WORDS, "target": TARGETS}
 
 
 def test_broken_tree_is_named(recipe: Recipe, tmp_path: Path) -> None:
@@ -160,20 +152,6 @@ def test_every_score_of_dialogue_is_a_metric_with_a_signature() -> None:
         assert f"order:{name[-1]}" in score["signature"]
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_dialogue_recipes_share_data_and_shape(path: Path) -> None:
-    first, recipe = (load_recipe(each, ["--data.path=somewhere"]) for each in (RECIPES[0], path))
-    assert isinstance(make_task(recipe), DialogueTask)
-    assert (recipe.data, recipe.tokenizer, recipe.score) == (first.data, first.tokenizer, first.score)
-    shape = ("d_model", "d_ff", "num_heads", "encoder_layers", "decoder_layers")
-    assert [recipe.model[name] for name in shape] == [first.model[name] for name in shape]
-
-
-def test_every_kind_of_model_has_a_dialogue_recipe() -> None:
-    names = {path.stem.removeprefix("dialogue-") for path in RECIPES}
-    assert names == {"autoregressive", "nat", "glat", "cmlm", "iterative-vae", "flowseq"}
-
-
 def test_command_calls_a_reply_no_translation(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -188,31 +166,3 @@ def test_command_calls_a_reply_no_translation(
     assert "Next, answer what you type" in caplog.text
     assert "vaswani-translate run --interactive\n" in caplog.text  # else it would wait for the end of the input
     assert "translat" not in output.lower()
-
-
-def test_card_of_a_dialogue_model_names_no_translation() -> None:
-    results = json.loads((ROOT / "training" / "recipes" / "results" / "multi30k.json").read_text(encoding="utf-8"))
-    recipe = to_dict(load_recipe(RECIPES[0], ["--data.path=self-dialogue"]))
-    scores = {
-        "bleu_1": 9.0,
-        "bleu_1_signature": "s",
-        "bleu_2": 3.0,
-        "bleu_2_signature": "s",
-        "search": {"num_beams": 4},
-    }
-    curve = [{"step": 3, "loss": 1.0, "eval_loss": 1.0, "eval_perplexity": 2.7, "eval_bleu_2": 3.0}]
-    best = {"loss": 1.0, "perplexity": 2.7, "bleu_2": 3.0, "bleu_2_signature": "s", "search": {"num_beams": 4}}
-    shown = {
-        "name": "dialogue",
-        "recipe": recipe,
-        "curve": curve,
-        "validation": best,
-        "averaged_steps": [3],
-        "tokens": {},
-    }
-    card = make_card(results | shown | {"test": results["test"] | scores}, "somebody/dialogue")
-    assert card.data.get("pipeline_tag") == "text-generation"
-    assert "trained with vaswani-transformer to answer `prompt` into `reply`." in card.text
-    assert "BLEU-2 3.00" in card.text
-    assert metadata_errors(str(card)) == []
-    assert not re.search("translation|translates", card.text)

@@ -79,20 +79,6 @@ def test_checkpoint_is_complete_only_when_every_process_has_written(arguments: l
 
 
 @pytest.mark.slow
-def test_damaged_checkpoint_is_passed_over_with_one_line(
-    finished_run: runs.FinishedRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = runs.rewound(finished_run.folder, 6, tmp_path / "run")
-    path = runs.checkpoint_at(folder, 6) / "optimizer.pt"
-    path.write_bytes(path.read_bytes()[:-1000])
-    with caplog.at_level("INFO"):
-        runs.train_in(finished_run.arguments, folder)
-    assert len([line for line in caplog.messages if "Passed over" in line and "checkpoint-6" in line]) == 1
-    assert "Resuming from step 3 of 9." in caplog.messages
-    runs.assert_same_checkpoints(finished_run.folder, folder)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "end",
     [["--training.steps=7"], runs.TIRED, ["--training.steps=7", "--training.average_last=2"]],
@@ -308,20 +294,3 @@ def test_teacher_of_another_vocabulary_is_an_error(arguments: list[str], tmp_pat
         runs.trainer_in(
             [*arguments, "--tokenizer.vocab_size=270", f"--training.start_from={teacher}"], tmp_path / "run"
         )
-
-
-@pytest.mark.slow
-def test_command_prints_examples_and_ends_with_the_score(arguments: list[str], tmp_path: Path) -> None:
-    output = runs.run_to_end([*arguments, "--training.steps=3", "--score.examples=2"], tmp_path / "run")
-    assert re.search(r"^source +\S.*\ntranslation .*\nreference +\S", output, re.MULTILINE)
-    assert re.fullmatch(r"BLEU \d+\.\d\d on 16 unseen sentences \(nrefs:1\|.*\)", output.strip().splitlines()[-1])
-
-
-def test_error_of_a_recipe_is_one_line(
-    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = [*arguments, "--training.steps=0", f"--output_dir={tmp_path / 'run'}"]
-    output, errors, status = run_main(train.main, given, capsys)
-    assert (output, status, len(errors.splitlines())) == ("", 2, 1)
-    assert errors.startswith("training.steps: ")
-    assert not (tmp_path / "run").exists()
