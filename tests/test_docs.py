@@ -10,14 +10,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from unittest import mock
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
-import torch
-from transformers import GenerationConfig
 
 from docs.tools import reference
 from docs.tools.paper import PAGES as PAGES_OF_THE_PAPER
@@ -133,51 +130,10 @@ def test_another_way_of_running_the_model_gives_its_translations(
 
 
 @pytest.mark.slow
-def test_device_map_leaves_all_layers_on_the_disk(page_outputs: PageOutputs) -> None:
-    places = ast.literal_eval(output_with(page_outputs, "offload_folder").splitlines()[0])
-    assert {place for name, place in places.items() if "layers" in name} == {"disk"}
-
-
-@pytest.mark.slow
 def test_exported_model_decodes_greedily(page_outputs: PageOutputs, quickstart: Path) -> None:
     texts = ["the cats eat.", "the young man sees the house.", "the dogs run."]
     expected = translations(quickstart, texts, num_beams=1, max_new_tokens=30)
     assert ast.literal_eval(output_with(page_outputs, "ExportedModel")) == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("text", "shape"),
-    [("nat = VaswaniNat", "torch.Size([4, 2, "), ("VaswaniIterativeVaeConfig(", "torch.Size([3, 2, ")],
-)
-def test_history_has_a_row_for_each_pass(text: str, shape: str, page_outputs: PageOutputs) -> None:
-    assert shape in output_with(page_outputs, text)
-
-
-@pytest.mark.slow
-def test_adapter_and_the_merged_model_are_saved(page_outputs: PageOutputs, quickstart: Path) -> None:
-    _, folder = page_outputs(page_with("LoraConfig")[0])
-    assert (folder / "runs" / "adapter" / "adapter_model.safetensors").exists()
-    merged = VaswaniTransformerForConditionalGeneration.from_pretrained(folder / "runs" / "adapted").state_dict()
-    plain = VaswaniTransformerForConditionalGeneration.from_pretrained(quickstart).state_dict()
-    assert merged.keys() == plain.keys()
-    changed = {name.split(".")[-2] for name in plain if not torch.equal(merged[name], plain[name])}
-    assert changed == {"q_proj", "v_proj"}
-
-
-@pytest.mark.slow
-def test_search_of_the_parsing_experiments_is_saved(page_outputs: PageOutputs) -> None:
-    _, folder = page_outputs(page_with("runs/wide-search")[0])
-    search: Any = GenerationConfig.from_pretrained(folder / "runs" / "wide-search")
-    assert (search.num_beams, search.length_penalty, search.length_penalty_type) == (21, 0.3, "gnmt")
-    assert search.max_source_relative_length == 300
-
-
-@pytest.mark.slow
-def test_figures_are_drawn(page_outputs: PageOutputs) -> None:
-    _, folder = page_outputs(page_with("draw_attention(maps")[0])
-    pictures = {path.name for path in folder.iterdir() if path.is_file() and path.stat().st_size > 1000}
-    assert pictures >= {"encoder.png", "first-word.pdf", "cross.png"}
 
 
 @pytest.mark.slow

@@ -8,13 +8,12 @@ import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from docs.tools import formulas, repository
+from docs.tools import formulas
 from docs.tools.listings import LISTING, lines_of, listing, names_in, on_page_markdown, source_of
 from docs.tools.paper import EXERCISES, NOTEBOOK, PAGES, PICTURE, PYTHON, SOLUTION, run_page, to_notebook
 from tests.helpers import ROOT
@@ -79,13 +78,6 @@ def test_listing_of_a_name_that_does_not_exist_is_an_error(link: str) -> None:
         on_page_markdown(f"In the library: {link}\n")
 
 
-def test_formula_becomes_mathml() -> None:
-    inline = formulas.on_page_content(r'a <span class="arithmatex">\(d_k &lt; 2\)</span>.')
-    assert "<msub><mi>d</mi><mi>k</mi></msub><mo>&#x0003C;</mo>" in inline
-    assert "arithmatex" not in inline
-    assert 'display="block"' in formulas.on_page_content(r'<div class="arithmatex">\[' + "\nx\n" + r"\]</div>")
-
-
 @pytest.mark.parametrize("name", ["figure-1.svg", "figure-2.svg"])
 def test_part_of_a_diagram_leads_to_a_heading_of_a_page(name: str) -> None:
     drawing = (ROOT / "docs" / "images" / name).read_text(encoding="utf-8")
@@ -97,19 +89,6 @@ def test_part_of_a_diagram_leads_to_a_heading_of_a_page(name: str) -> None:
     page = formulas.on_page_content(f'<p><img alt="it" src="../images/{name}" /></p>')
     assert "<img" not in page
     assert ".md" not in page
-
-
-def test_link_to_a_test_leads_to_its_line_in_the_repository() -> None:
-    text = "[norm](../tests/test_layers.py#test_norm_comes_last)"
-    config = SimpleNamespace(repo_url="https://github.com/somebody/project")
-    line = repository.line_of("tests/test_layers.py", "test_norm_comes_last")
-    lines = (ROOT / "tests" / "test_layers.py").read_text(encoding="utf-8").splitlines()
-    assert lines[line - 1].startswith("def test_norm_comes_last(")
-    expected = f"[norm](https://github.com/somebody/project/blob/main/tests/test_layers.py#L{line})"
-    assert repository.on_page_markdown(text, config) == expected
-    assert repository.on_page_markdown(text, SimpleNamespace(repo_url=None)) == "norm"
-    with pytest.raises(ValueError, match="no function of this name"):
-        repository.on_page_markdown("[x](../tests/test_layers.py#test_no_such)", config)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
