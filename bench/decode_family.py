@@ -84,7 +84,7 @@ def searches(model: Any, options: argparse.Namespace) -> Iterator[tuple[str, str
     """Yield the name, the passes and the settings of each search of a model."""
     if is_non_autoregressive(model):
         for length_beam in options.lengths:
-            for iterations in options.iterations if model.refines else [1]:
+            for iterations in options.iterations if "num_iterations" in model.family_settings else [1]:
                 settings = {"num_iterations": iterations, "length_beam_size": length_beam}
                 yield f"l = {length_beam}", str(iterations), settings
         return

@@ -10,10 +10,10 @@ operation with the line that calls it.
 import collections
 import contextlib
 import os
-import sys
 import sysconfig
+import traceback
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, Self
 from unittest import mock
 
 import torch
@@ -82,22 +82,16 @@ def record(kind: str) -> None:
     """Count a synchronization in every open counter, with the line that calls it."""
     for counter in COUNTERS:
         counter.counts[kind] += 1
-        counter.places[f"{kind} at {asking_line()}"] += 1
+        counter.places[f"{kind} at {calling_line()}"] += 1
 
 
-def asking_line() -> str:
-    """Return the innermost line of the stack outside torch, and the innermost line of the checkout."""
-    frame, outer = sys._getframe(), None
-    while frame is not None:
+def calling_line() -> str:
+    """Return the innermost line of the checkout on the stack, outside this file."""
+    for frame, number in traceback.walk_stack(None):
         path = frame.f_code.co_filename
-        if path != __file__ and not path.startswith("<") and "/torch/" not in path and "contextlib" not in path:
-            name = os.path.relpath(path, ROOT) if path.startswith(str(ROOT)) else "/".join(path.split("/")[-2:])
-            line = f"{name}:{frame.f_lineno} ({frame.f_code.co_name})"
-            if path.startswith(str(ROOT)) and not path.startswith(INSTALLED):
-                return line if outer is None else f"{outer} from {line}"
-            outer = outer or line
-        frame = frame.f_back
-    return outer or "an unknown line"
+        if path != __file__ and path.startswith(str(ROOT)) and not path.startswith(INSTALLED):
+            return f"{os.path.relpath(path, ROOT)}:{number} ({frame.f_code.co_name})"
+    return "an unknown line"
 
 
 def dispatch(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -122,7 +116,11 @@ def dispatch(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         host_kwargs.pop("pin_memory", None)
     if is_on_device and name in WAITING:
         record(WAITING[name])
-    elif is_on_device and name in INDEXING and any(is_mask(index) for index in host_args[1]):
+    elif (
+        is_on_device
+        and name in INDEXING
+        and any(index is not None and index.dtype == torch.bool for index in host_args[1])
+    ):
         record("indexing with a mask")
     elif name == "aten::repeat_interleave" and is_on_device and host_kwargs.get("output_size") is None:
         record("repeat_interleave")
@@ -143,17 +141,12 @@ def check_devices(name: str, args: Any, kwargs: dict[str, Any]) -> None:
 
     Numbers (tensors without dimensions) may lie on the host.
     """
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    for tensor in tensors:
-        if tensor.dim() and not isinstance(tensor, DeviceTensor):
+    for tensor in tree_leaves((args, kwargs)):
+        if isinstance(tensor, Tensor) and tensor.dim() and not isinstance(tensor, DeviceTensor):
             raise RuntimeError(
                 f"{name}: expected all tensors to be on the same device; got one of shape {tuple(tensor.shape)} on the "
-                f"{tensor.device.type} at {asking_line()}"
+                f"{tensor.device.type} at {calling_line()}"
             )
-
-
-def is_mask(index: Tensor | None) -> bool:
-    return index is not None and index.dtype in (torch.bool, torch.uint8)
 
 
 class DeviceMode(TorchDispatchMode):
@@ -180,7 +173,7 @@ class ReadingMode(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class SynchronizationCounter(contextlib.AbstractContextManager):
+class SynchronizationCounter:
     """Counts synchronizations within a `with` block.
 
     Attributes:
@@ -188,29 +181,21 @@ class SynchronizationCounter(contextlib.AbstractContextManager):
         places: the number of each kind at each line.
     """
 
-    def __init__(self) -> None:
+    def __enter__(self) -> Self:
         self.counts: collections.Counter[str] = collections.Counter()
         self.places: collections.Counter[str] = collections.Counter()
-
-    @property
-    def total(self) -> int:
-        return self.counts.total()
-
-    def __enter__(self) -> "SynchronizationCounter":
         COUNTERS.append(self)
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         COUNTERS.remove(self)
 
 
 def known_autocast(function: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function of autocast that lacks `DEVICE`."""
 
-    def known(device_type: str | None = None, *args: Any, **kwargs: Any) -> Any:
-        if device_type == DEVICE.type:
-            return otherwise()
-        return function(*(() if device_type is None else (device_type,)), *args, **kwargs)
+    def known(*args: Any, **kwargs: Any) -> Any:
+        return otherwise() if (*args, kwargs.get("device_type"))[0] == DEVICE.type else function(*args, **kwargs)
 
     return known
 

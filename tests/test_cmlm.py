@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.helpers import FLOAT32, Batch, padded_batch, random_tokens, tiny_model
-from tests.nar_models import FAMILY, MASK, targets, tiny_cmlm
+from tests.nar_models import MASK, targets, tiny_cmlm
 from vaswani_transformer import MaskingCollator
-from vaswani_transformer.cmlm import sample_masks
+from vaswani_transformer.cmlm import mask_targets, sample_masks
 from vaswani_transformer.nar import canvas
 
 
@@ -64,25 +64,21 @@ def masked_by_the_collator(labels: Tensor) -> Batch:
     return MaskingCollator(lambda _: {"labels": labels.clone()}, MASK, 1)([])
 
 
-def test_cmlm_in_evaluation_masks_every_token_whatever_the_batch_shows() -> None:
-    model, source, labels = tiny_cmlm(), random_tokens(3, 6), targets(5, 3, 1)
-    batch = masked_by_the_collator(labels)
-    plain = model(input_ids=source, labels=labels)
-    masked = model(input_ids=source, **batch)
-    assert torch.equal(plain.loss, masked.loss)
-    canvas_only = model(input_ids=source, decoder_attention_mask=labels.ne(-100).long())
-    assert torch.equal(plain.logits, canvas_only.logits)
-
-
-def test_cmlm_in_evaluation_divides_by_every_token_whatever_a_trainer_counted() -> None:
+def test_cmlm_in_evaluation_masks_every_token_and_divides_by_it_whatever_a_trainer_masked_and_counted() -> None:
     model, source, labels = tiny_cmlm(), random_tokens(3, 6), targets(5, 3, 1)
     batch = masked_by_the_collator(labels)
     counted = batch["labels"].ne(-100).sum()
     assert int(counted) < 9
+    plain = model(input_ids=source, labels=labels)
+    assert torch.equal(plain.loss, model(input_ids=source, **batch).loss)
+    canvas_only = model(input_ids=source, decoder_attention_mask=labels.ne(-100).long())
+    assert torch.equal(plain.logits, canvas_only.logits)
     for processes in (1, 2):  # the count of a Trainer is that of all its processes
         masked = model(input_ids=source, **batch, num_items_in_batch=counted * processes)
-        plain = model(input_ids=source, labels=labels, num_items_in_batch=9 * processes)
-        torch.testing.assert_close(masked.loss, plain.loss, **FLOAT32)
+        torch.testing.assert_close(masked.loss, plain.loss / processes, **FLOAT32)
+    embeds, mask = model.model.decoder.embed_tokens(labels.clamp(min=0)), labels.ne(-100).long()
+    embedded = model(source, labels=labels, decoder_inputs_embeds=embeds, decoder_attention_mask=mask)
+    assert torch.equal(embedded.loss, plain.loss)
 
 
 @pytest.mark.parametrize("is_training", [False, True])
@@ -96,28 +92,16 @@ def test_cmlm_without_mask_and_lengths_counts_no_padding(is_training: bool) -> N
     assert torch.equal(actual.logits, expected.logits)
 
 
-def shifted_batch() -> Batch:
-    """Return labels with decoder inputs that are shifted right, as for BART."""
-    labels = targets(5, 3)
-    shifted = torch.nn.functional.pad(labels[:, :-1], (1, 0)).clamp(min=1)
-    return {"input_ids": random_tokens(2, 6), "decoder_input_ids": shifted, "labels": labels}
-
-
 def test_word_that_a_cmlm_sees_and_learns_is_an_error() -> None:
-    """Evaluation masks every word."""
-    model, batch = tiny_cmlm().train(), shifted_batch()
+    """Decoder inputs are shifted right, as for BART; evaluation masks every word."""
+    model, labels = tiny_cmlm().train(), targets(5, 3)
+    shifted = torch.nn.functional.pad(labels[:, :-1], (1, 0)).clamp(min=1)
+    batch = {"input_ids": random_tokens(2, 6), "decoder_input_ids": shifted, "labels": labels}
     with pytest.raises(
         ValueError, match=r"^decoder_input_ids: a word with a label must be <mask>, .* MaskingCollator\.$"
     ):
         model(**batch)
     assert bool(model.eval()(**batch).loss.isfinite())
-
-
-def test_cmlm_in_evaluation_masks_embedded_targets_too() -> None:
-    model, batch = tiny_cmlm(), {"input_ids": random_tokens(2, 6), "labels": targets(5, 3)}
-    embeds, mask = model.model.decoder.embed_tokens(batch["labels"].clamp(min=0)), batch["labels"].ne(-100).long()
-    found = model(**batch, decoder_inputs_embeds=embeds, decoder_attention_mask=mask)
-    assert torch.equal(found.loss, model(**batch).loss)
 
 
 def test_embedded_targets_without_a_mask_have_no_padding() -> None:
@@ -135,11 +119,10 @@ def test_cmlm_in_training_masks_plain_labels_and_divides_by_the_masked_tokens() 
     torch.manual_seed(3)
     outputs = model(input_ids=source, labels=labels)
     torch.manual_seed(3)
-    inputs, masked = model.mask_some(labels, labels.ne(-100))
-    given = {"decoder_input_ids": inputs, "labels": masked, "target_lengths": torch.tensor([7, 5])}
-    expected = model(input_ids=source, **given, skip_logits=False)
+    masked = mask_targets({"labels": labels}, sample_masks(labels.ne(-100)), MASK, 1)
+    expected = model(input_ids=source, **masked, skip_logits=False)
     torch.testing.assert_close(outputs.loss, expected.loss, **FLOAT32)
-    nll = torch.nn.functional.cross_entropy(expected.logits.flatten(0, 1), masked.flatten())
+    nll = torch.nn.functional.cross_entropy(expected.logits.flatten(0, 1), masked["labels"].flatten())
     torch.testing.assert_close(outputs.token_loss, nll, **FLOAT32)
 
 
@@ -158,16 +141,15 @@ def test_length_token_leaves_the_words_their_positions() -> None:
     assert torch.equal(hidden["cmlm"][:, 1:], hidden["ar"])
 
 
-def test_encoder_of_cmlm_shares_its_weights_and_adds_the_length_token_without_a_mask() -> None:
-    tokens, model = random_tokens(3, 6), FAMILY["cmlm"]()
+def test_encoder_of_cmlm_shares_its_weights_and_adds_the_length_token() -> None:
+    tokens, model = random_tokens(3, 6), tiny_cmlm()
     encoder = model.get_encoder()
-    assert torch.equal(model.generate(encoder_outputs=encoder(tokens)), model.generate(tokens))
     assert all(
         mine is other for mine, other in zip(encoder.parameters(), model.model.encoder.parameters(), strict=True)
     )
     embeds = model.model.encoder.embed_tokens(tokens)
     assert torch.equal(encoder(inputs_embeds=embeds)[0], encoder(input_ids=tokens)[0])
-    assert model.model.encoder(tokens)[0].shape[1] == 6
+    assert model.model.encoder(tokens)[0].shape[1] == encoder(tokens)[0].shape[1] - 1 == 6
 
 
 def test_encoder_outputs_without_the_length_token_are_an_error() -> None:

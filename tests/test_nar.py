@@ -24,7 +24,6 @@ from tests.nar_models import END, FAMILY, MASK, family_of_pairs, targets, tiny_c
 from vaswani_transformer import (
     MaskingCollator,
     VaswaniCmlmConfig,
-    VaswaniCmlmForConditionalGeneration,
     VaswaniFlowSeqConfig,
     VaswaniIterativeVaeConfig,
     VaswaniNatConfig,
@@ -33,7 +32,7 @@ from vaswani_transformer import (
 )
 from vaswani_transformer.config import TOKEN_IDS
 from vaswani_transformer.generation import default_settings
-from vaswani_transformer.nar import NarSettings, argmax, canvas, choose_positions
+from vaswani_transformer.nar import NarSettings, argmax, canvas
 
 
 @pytest.mark.parametrize(
@@ -41,6 +40,7 @@ from vaswani_transformer.nar import NarSettings, argmax, canvas, choose_position
     [
         (VaswaniNatConfig, {"min_length_difference": 1}, "must enclose 0"),
         (VaswaniNatConfig, {"max_length_difference": -1}, "must enclose 0"),
+        (VaswaniCmlmConfig, {}, r"mask_token_id, pad_token_id: .*add_special_tokens"),
         (VaswaniCmlmConfig, {"mask_token_id": 99}, "outside the vocabulary"),
         (VaswaniCmlmConfig, {"mask_token_id": 1}, "add_special_tokens"),
         (VaswaniIterativeVaeConfig, {"kl_weights": [1.0, 2.0]}, r"kl_weights .* must be 1 finite"),
@@ -53,12 +53,7 @@ from vaswani_transformer.nar import NarSettings, argmax, canvas, choose_position
 )
 def test_bad_field_is_an_error_that_names_it(config: Any, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Exception, match=message):
-        config(**{**TINY, **fields})
-
-
-def test_cmlm_without_a_mask_token_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"mask_token_id, pad_token_id: .*add_special_tokens"):
-        VaswaniCmlmForConditionalGeneration(VaswaniCmlmConfig(**TINY))
+        AutoModelForSeq2SeqLM.from_config(config(**{**TINY, **fields}))
 
 
 @pytest.mark.parametrize("family", ["nat", "iterative_vae", "flowseq"])
@@ -96,14 +91,6 @@ def test_sentence_is_decoded_by_itself_as_in_a_batch(family: str, side: str) -> 
         single = model.generate(tokens[row, mask[row].bool()][None], **settings)[0].tolist()
         assert together[row].tolist()[: len(single)] == single
         assert set(together[row].tolist()[len(single) :]) <= {1}
-
-
-@pytest.mark.parametrize("family", FAMILY)
-def test_eager_and_sdpa_agree(family: str) -> None:
-    batch = source_batch([3, 7]) | {"labels": targets(5, 1)}
-    first, second = (FAMILY[family](attn_implementation=name)(**batch) for name in ("eager", "sdpa"))
-    torch.testing.assert_close(first.logits, second.logits, **FLOAT32)
-    torch.testing.assert_close(first.loss, second.loss, **FLOAT32)
 
 
 @pytest.mark.parametrize("family", FAMILY)
@@ -197,7 +184,6 @@ def test_labels_without_a_token_have_no_loss(family: str) -> None:
         ),
         ({"labels": torch.tensor([[5, 2], [6, 2], [7, 2]])}, "The target has 3 rows and the source 2; "),
         ({"decoder_attention_mask": torch.ones(1, 3)}, "The target has 1 rows and the source 2; "),
-        ({"attention_mask": torch.ones(1, 6)}, r"attention_mask: .* got shape \(1, 6\), expected \(2, 6\), "),
         ({"attention_mask": torch.ones(2, 1, 6, 6)}, r"attention_mask: .* got shape \(2, 1, 6, 6\), expected \(2, 6\)"),
     ],
     ids=str,
@@ -264,14 +250,6 @@ def test_source_without_any_token_gives_finite_numbers(side: str) -> None:
     assert bool(outputs.logits.isfinite().all())
 
 
-@pytest.mark.parametrize("family", FAMILY)
-def test_attentions_of_the_decoder_are_the_weights_of_every_layer(family: str) -> None:
-    model, source = FAMILY[family](attn_implementation="eager"), random_tokens(2, 6)
-    outputs = model(input_ids=source, labels=targets(5, 3), output_attentions=True)
-    for layers, keys in ((outputs.decoder_attentions, 5), (outputs.cross_attentions, 6)):
-        assert [weights.shape for weights in layers] == [(2, 4, 5, keys)] * 2
-
-
 BANNED = {0, 1, END, MASK}
 
 
@@ -302,7 +280,7 @@ def mask_predict(model: Any, source: Tensor, length: int, rounds: int) -> tuple[
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("seed", [*range(15), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(15, 300))])
+@pytest.mark.parametrize("seed", [*range(15), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(15, 99))])
 def test_mask_predict_equals_plain_python(seed: int) -> None:
     torch.manual_seed(seed)
     sizes: dict[str, Any] = {"vocab_size": 12, "d_model": 8, "num_heads": 2, "d_ff": 8, "max_target_length": 9}
@@ -370,12 +348,9 @@ def test_sequences_begin_with_the_start_and_end_with_the_end(family: str) -> Non
 def test_several_targets_of_a_source_come_best_first(family: str) -> None:
     model, source = FAMILY[family](), random_tokens(3, 5)
     settings: dict[str, Any] = {"length_beam_size": 5, "return_dict_in_generate": True}
-    all_five = model.generate(source, num_return_sequences=5, **settings)
-    scores = all_five.sequences_scores.view(3, 5)
+    scores = model.generate(source, num_return_sequences=5, **settings).sequences_scores.view(3, 5)
     assert torch.equal(scores, scores.sort(dim=1, descending=True).values)
-    best = model.generate(source, **settings)
-    assert torch.equal(best.sequences_scores, scores[:, 0])
-    assert torch.equal(best.lengths, all_five.lengths.view(3, 5)[:, 0])
+    assert torch.equal(model.generate(source, **settings).sequences_scores, scores[:, 0])
 
 
 def test_suppressed_tokens_are_never_predicted() -> None:
@@ -447,7 +422,6 @@ def test_defaults_that_a_trainer_saves_shorten_no_target(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILY)
 def test_source_relative_length_bounds_each_target_by_its_own_source(family: str) -> None:
-    """The limit comes from the call, its configuration or the saved one; the oracle is the lengths without a limit."""
     model, (source, mask) = FAMILY[family](), padded_batch([9, 3, 5], "right")
     if family != "cmlm":  # predicts more tokens than two of the sources have
         model.length_difference.proj.bias.data[-1] = 1e4
@@ -455,15 +429,10 @@ def test_source_relative_length_bounds_each_target_by_its_own_source(family: str
     free = model.generate(source, **call).lengths
     expected = torch.minimum(free, mask.sum(1) + 1)
     assert (expected < free).sum() >= 2
-    limit = {"max_source_relative_length": 1}
-    for given in (limit, {"generation_config": GenerationConfig(**limit)}):
-        assert torch.equal(model.generate(source, **given, **call).lengths, expected)
+    assert torch.equal(model.generate(source, max_source_relative_length=1, **call).lengths, expected)
     model.generation_config.max_source_relative_length = 1
     assert torch.equal(model.generate(source, **call).lengths, expected)
     assert torch.equal(model.generate(source, max_source_relative_length=None, **call).lengths, free)
-    assert torch.equal(model.generate(source, max_new_tokens=99, **call).lengths, free)
-    both = model.generate(source, max_new_tokens=5, max_source_relative_length=1, **call).lengths
-    assert torch.equal(both, expected.clamp(max=5))
 
 
 def test_settings_are_saved_and_overridden(tmp_path: Path) -> None:
@@ -472,14 +441,11 @@ def test_settings_are_saved_and_overridden(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
     assert (again.generation_config.num_iterations, again.generation_config.length_beam_size) == (4, 3)
-    explicit: Any = model.generate(source, GenerationConfig(num_iterations=4, length_beam_size=3))
-    assert torch.equal(again.generate(source), explicit)
     call: dict[str, Any] = {"return_dict_in_generate": True, "return_history": True}
-    assert len(again.generate(source, **call).history) == 4
-    assert len(again.generate(source, num_iterations=2, **call).history) == 2
     config = GenerationConfig(num_iterations=3)
-    assert len(again.generate(source, config, **call).history) == 3
-    assert len(again.generate(source, config, num_iterations=1, **call).history) == 1
+    histories = [again.generate(source, *given, **call).history for given in ((), (config,))]
+    histories += [again.generate(source, *given, num_iterations=2, **call).history for given in ((), (config,))]
+    assert [len(history) for history in histories] == [4, 3, 2, 2]
 
 
 @pytest.mark.parametrize("family", FAMILY)
@@ -529,29 +495,22 @@ def test_every_setting_of_a_search_from_left_to_right_must_have_its_default() ->
     [
         ("nat", {"max_source_relative_length": -1}, "got -1, expected a whole number of at least 0"),
         ("cmlm", {"num_iterations": 2.5}, "got 2.5, expected a whole number of at least 1"),
-        ("nat", {"length_beam_size": True}, "got True, expected a whole number"),
         ("nat", {"length_beam_size": 42}, "got 42, expected at most 41, the model's length classes"),
         ("cmlm", {"num_return_sequences": 2}, "got 2, expected at most 1, length_beam_size times num_latent_samples"),
         ("nat", {"length_penalty": float("inf")}, r"got inf, expected a finite number\. Leave"),
-        ("flowseq", {"length_weight": "1"}, r"got '1', expected a finite number\. Leave"),
         ("flowseq", {"latent_temperature": -1}, "got -1, expected a finite number of at least 0.0"),
         ("flowseq", {"num_latent_samples": 3}, "got 3, expected at most 1, for at latent_temperature 0"),
         ("nat", {"max_new_tokens": "3"}, "got '3', expected a whole number of at least 1"),
-        ("cmlm", {"max_length": 1}, "got 1, expected a whole number of at least 2"),
         ("nat", {"suppress_tokens": [99]}, r"got \[99\], expected ids from 0 to 98"),
-        ("nat", {"num_latent_samples": 3}, "no setting of .*; got 3, expected 1"),
         ("iterative_vae", {"latent_temperature": 0.5}, r"no setting of .*; got 0\.5, expected 0\.0"),
         ("flowseq", {"do_sample": True}, "no setting of .*; got True, expected False"),
-        ("flowseq", {"num_iterations": 2}, "no setting of .*; got 2, expected 1"),
         ("nat", {"num_iterations": 2}, "no setting of .*; got 2, expected 1"),
         ("nat", {"generation_config": GenerationConfig(num_iteration=4)}, "no setting of .*; got 4, expected None"),
-        ("cmlm", {"number_of_beams": 5}, "no setting of .*; got 5, expected None"),
         ("nat", {"logits_processor": [print]}, "no setting of .*, expected None"),
         ("nat", {"assistant_model": torch.nn.Linear(1, 1)}, "no setting of .*; got Linear.*, expected None"),
         ("nat", {"input_ids": torch.zeros(2, 5)}, "another name of inputs, .*, expected None"),
         ("cmlm", {"pad_token_id": 5}, r"no setting of .*; got \[5\], expected \[1\]"),
         ("nat", {"eos_token_id": torch.tensor([END, 5])}, r"no setting of .*; got \[2, 5\], expected \[2\]"),
-        ("cmlm", {"output_attentions": True}, "no setting of .*; got True, expected None"),
     ],
     ids=str,
 )
@@ -599,14 +558,6 @@ def test_saved_beams_are_an_error_that_names_the_generation_config() -> None:
     assert torch.equal(model.generate(source, num_beams=None), expected)
 
 
-def test_random_choice_has_its_size_and_stays_among_the_candidates() -> None:
-    is_candidate = torch.rand(200, 9) < 0.6
-    counts = torch.minimum(torch.randint(0, 9, (200,)), is_candidate.sum(1))
-    chosen = choose_positions(is_candidate, counts)
-    assert torch.equal(chosen.sum(1), counts)
-    assert not bool((chosen & ~is_candidate).any())
-
-
 @pytest.mark.parametrize(
     ("family", "settings", "passes"),
     [
@@ -641,72 +592,33 @@ def trainer_for(family: str, folder: Path, collates_masks: bool = False, **setti
     collator: Any = DataCollatorForSeq2Seq(tokenizer, model)
     if collates_masks:
         collator = MaskingCollator(collator, tokenizer.mask_token_id, tokenizer.pad_token_id)
-    arguments = Seq2SeqTrainingArguments(
-        str(folder),
-        report_to="none",
-        use_cpu=True,
-        predict_with_generate=True,
-        per_device_train_batch_size=6,
-        save_strategy="no",
-        learning_rate=3e-3,
-        lr_scheduler_type="constant",
-        **settings,
-    )
-
-    def exact(prediction: Any) -> dict[str, float]:
-        hypotheses = tokenizer.batch_decode(prediction.predictions.clip(0), skip_special_tokens=True)
-        pairs = zip(hypotheses, PAIRS.values(), strict=True)
-        return {"exact": sum(text == target for text, target in pairs) / len(PAIRS)}
-
-    return Seq2SeqTrainer(
-        model,
-        arguments,
-        collator,
-        train_dataset=data,
-        eval_dataset=data,
-        processing_class=tokenizer,
-        compute_metrics=exact,
-    )
+    settings |= {"report_to": "none", "use_cpu": True, "save_strategy": "no", "learning_rate": 3e-3}
+    arguments = Seq2SeqTrainingArguments(str(folder), per_device_train_batch_size=6, **settings)
+    return Seq2SeqTrainer(model, arguments, collator, train_dataset=data, eval_dataset=data, processing_class=tokenizer)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "collates_masks"), [("nat", False), ("cmlm", False), ("cmlm", True)])
 def test_stock_trainer_trains_and_generates(family: str, collates_masks: bool, tmp_path: Path) -> None:
     """The model memorizes six pairs; the loss is over real tokens, or over those that the collator masks."""
-    trainer = trainer_for(family, tmp_path, collates_masks, max_steps=300, generation_max_length=40)
-    settings: dict[str, Any] = {"num_iterations": 4} if family == "cmlm" else {}
-    before = trainer.evaluate(**settings)
+    schedule = {"max_steps": 300, "lr_scheduler_type": "constant"}
+    trainer: Any = trainer_for(family, tmp_path, collates_masks, predict_with_generate=True, **schedule)
+    settings: dict[str, Any] = {"max_length": 40} | ({"num_iterations": 4} if family == "cmlm" else {})
+    before = trainer.evaluate(**settings)["eval_loss"]
     trainer.train()
-    after = trainer.evaluate(**settings)
-    assert after["eval_loss"] < before["eval_loss"] / 4
-    assert after["eval_exact"] == 1
-    assert trainer.evaluate(**settings)["eval_loss"] == after["eval_loss"]
-
-
-def test_evaluation_loss_of_a_stock_trainer_does_not_depend_on_the_masks(tmp_path: Path) -> None:
-    plain, masking = (trainer_for("cmlm", tmp_path, collates_masks) for collates_masks in (False, True))
-    plain.compute_metrics = masking.compute_metrics = None
-    expected = plain.evaluate()["eval_loss"]
-    assert [masking.evaluate()["eval_loss"] for _ in range(2)] == pytest.approx([expected] * 2, rel=1e-6)
+    tokens, _, metrics = trainer.predict(trainer.eval_dataset, **settings)
+    assert metrics["test_loss"] < before / 4
+    assert metrics["test_loss"] == trainer.evaluate(**settings)["eval_loss"]
+    assert trainer.processing_class.batch_decode(tokens.clip(0), skip_special_tokens=True) == [*PAIRS.values()]
 
 
 @pytest.mark.parametrize("family", FAMILY)
-@pytest.mark.parametrize("settings", [{"label_smoothing_factor": 0.1}, {"compute_loss_func": lambda *_, **__: 0}])
-def test_trainer_that_computes_the_loss_itself_is_an_error(
-    family: str, settings: dict[str, Any], tmp_path: Path
-) -> None:
-    smoothing = settings.get("label_smoothing_factor", 0)
-    trainer = trainer_for(family, tmp_path, max_steps=1, label_smoothing_factor=smoothing)
-    trainer.compute_loss_func = settings.get("compute_loss_func")
-    with pytest.raises(ValueError, match=r"^labels: .* config\.label_smoothing"):
-        trainer.train()
-
-
-@pytest.mark.parametrize("family", FAMILY)
-def test_trainer_with_beams_is_an_error_before_training(family: str, tmp_path: Path) -> None:
-    trainer = trainer_for(family, tmp_path, generation_num_beams=4)
-    with pytest.raises(ValueError, match=r"^num_beams: "):
-        trainer.evaluate()
+def test_trainer_that_computes_the_loss_itself_is_an_error(family: str, tmp_path: Path) -> None:
+    for smoothing, compute_loss in ((0.1, None), (0.0, lambda *_, **__: 0)):
+        trainer = trainer_for(family, tmp_path, max_steps=1, label_smoothing_factor=smoothing)
+        trainer.compute_loss_func = compute_loss
+        with pytest.raises(ValueError, match=r"^labels: .* config\.label_smoothing"):
+            trainer.train()
 
 
 @pytest.mark.parametrize("family", FAMILY)

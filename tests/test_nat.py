@@ -14,34 +14,24 @@ from tests.nar_models import END, targets, tiny_nat
 from vaswani_transformer import VaswaniNatConfig
 from vaswani_transformer.attention import SelfAttention
 from vaswani_transformer.nar import EncodedSource, canvas
-from vaswani_transformer.nat import LengthDifference, PositionalAttention, RelativeSelfAttention, soft_copy
+from vaswani_transformer.nat import PositionalAttention, RelativeSelfAttention, soft_copy
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_soft_copy_equals_a_list_at_every_pair_of_lengths(side: str) -> None:
-    """Row i of a target is real row floor(i n / m), for all n, m up to 40."""
-    lengths = torch.arange(1, 41)
+    """Row i of a target is real row floor(i n / m), for all n, m up to 40, each target with its own source."""
+    rows, counts, lengths = torch.arange(40.0).view(1, 40, 1), torch.arange(1, 41), torch.arange(1, 41).repeat(40)
+    first = torch.zeros(40) if side == "right" else 40 - counts
+    is_real = (torch.arange(40) >= first[:, None]) & (torch.arange(40) < (first + counts)[:, None])
+    copied = soft_copy(rows.expand(40, -1, -1), is_real, canvas(lengths)).view(40, 40, 40)  # n, m, position
     for n in range(1, 41):
-        rows = torch.arange(40.0).view(1, 40, 1)
-        first = 0 if side == "right" else 40 - n
-        is_real = (torch.arange(40) >= first) & (torch.arange(40) < first + n)
-        copied = soft_copy(rows, is_real[None], lengths, 40)  # (40, 40, 1)
         for m in range(1, 41):
-            assert copied[m - 1, :m, 0].tolist() == [first + i * n // m for i in range(m)]
-
-
-def test_soft_copy_of_several_targets_reads_its_own_source() -> None:
-    memory = torch.randn(2, 5, 3)
-    is_real = torch.tensor([[1, 1, 1, 0, 0], [0, 1, 1, 1, 1]]).bool()
-    lengths = torch.tensor([2, 4, 3, 7])
-    actual = soft_copy(memory, is_real, lengths, 7)
-    assert torch.equal(actual[:2], soft_copy(memory[:1], is_real[:1], lengths[:2], 7))
-    assert torch.equal(actual[2:], soft_copy(memory[1:], is_real[1:], lengths[2:], 7))
+            assert copied[n - 1, m - 1, :m].tolist() == [first[n - 1] + i * n // m for i in range(m)]
 
 
 def test_soft_copy_passes_the_gradient_to_the_memory() -> None:
     memory = torch.randn(1, 4, 2, requires_grad=True)
-    soft_copy(memory, torch.ones(1, 4).bool(), torch.tensor([6]), 6).sum().backward()
+    soft_copy(memory, torch.ones(1, 4).bool(), canvas(torch.tensor([6]))).sum().backward()
     assert memory.grad is not None
     assert memory.grad[0, :, 0].tolist() == [2.0, 1.0, 2.0, 1.0]  # floor(i 4 / 6) = 0 0 1 2 2 3
 
@@ -54,14 +44,6 @@ def test_length_candidates_equal_lists() -> None:
         assert head.best_lengths(source, 41).tolist() == [[max(1, n + label - 20) for label in range(41)]]
         classes = head.length_classes(source, torch.arange(1, 81))
         assert classes.tolist() == [min(20, max(-20, m - n)) + 20 for m in range(1, 81)]
-
-
-def test_length_pools_real_rows_only() -> None:
-    head, memory = LengthDifference(8, 7), torch.randn(2, 5, 8)
-    is_real = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()
-    changed = memory.clone()
-    changed[0, 3:] = 1e6
-    assert torch.equal(head(memory, is_real), head(changed, is_real))
 
 
 def relative_attention(**settings: Any) -> RelativeSelfAttention:
@@ -117,43 +99,17 @@ def test_positional_weights_do_not_depend_on_the_words() -> None:
     assert torch.equal(weights[0], weights[2])
 
 
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_diagonal_mask_leaves_a_single_token_its_own_key(implementation: str) -> None:
-    decoder: Any = tiny_nat(attn_implementation=implementation).model.decoder
-    states = torch.randn(3, 4, 32)
-    keys = decoder.self_attention_mask(states, canvas(torch.tensor([1, 2, 4])), None)
-    mask = decoder.without_diagonal(keys, states)
-    allowed = mask if mask.dtype == torch.bool else mask == 0
-    real = canvas(torch.tensor([1, 2, 4])).bool()
-    expected = real[:, None, None] & ~torch.eye(4).bool()
-    expected[0, 0, 0, 0] = True
-    assert torch.equal(allowed.expand(3, 1, 4, 4), expected)
-    single = decoder.without_diagonal(None, torch.randn(1, 1, 32))
-    assert bool((single if single.dtype == torch.bool else single == 0).all())
-
-
-def test_nat_ignores_words_in_its_decoder() -> None:
-    model, source, labels = tiny_nat(), random_tokens(2, 6), targets(3, 2)
-    expected = model(input_ids=source, labels=labels).loss
-    assert torch.equal(model(input_ids=source, labels=labels, decoder_input_ids=random_tokens(2, 3)).loss, expected)
-
-
-@pytest.mark.parametrize("settings", [{"relative_attention_clip": None}, {"mask_diagonal": False}], ids=str)
-def test_each_component_of_nat_can_be_turned_off(settings: dict[str, Any]) -> None:
-    model = tiny_nat(**settings)
-    names = [name for name, _ in model.named_parameters() if "relative" in name]
-    assert bool(names) == ("mask_diagonal" in settings)
-    batch = {"input_ids": random_tokens(2, 6), "labels": targets(5, 3)}
-    assert not torch.allclose(model(**batch).logits, tiny_nat()(**batch).logits)
-
-
 def test_without_relative_attention_a_diagonal_mask_hides_a_position_from_itself() -> None:
-    """One layer, whose self-attention is then free of a position's own value."""
+    """With m = 1 it keeps its own key. Without the mask every position attends to itself."""
     model = tiny_nat(relative_attention_clip=None, attn_implementation="eager")
+    assert not [name for name, _ in model.named_parameters() if "relative" in name]
     outputs = model(input_ids=random_tokens(2, 6), labels=targets(5, 1), output_attentions=True)
     for weights in outputs.decoder_attentions:
         assert float(weights[0, :, range(5), range(5)].abs().max()) == 0
         assert torch.equal(weights[1, :, 0, 0], torch.ones(4))
+    model.config.mask_diagonal = False
+    outputs = model(input_ids=random_tokens(2, 6), labels=targets(5, 1), output_attentions=True)
+    assert float(outputs.decoder_attentions[0][0, :, range(5), range(5)].min()) > 0
 
 
 def test_glancing_shows_floor_of_rho_times_the_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,8 +145,6 @@ def test_glancing_learns_from_the_hidden_positions_only(monkeypatch: pytest.Monk
     expected = sum(-log_probs[row, i, labels[row, i]] for row, i in hidden) / 7
     torch.testing.assert_close(outputs.token_loss, expected, **FLOAT32)
     assert float(outputs.accuracy) == 0.5
-    source_states = model.read_source(model.encode(source).last_hidden_state, None)
-    assert source_states.lengths.tolist() == [6, 6]
 
 
 def test_first_pass_leaves_no_gradient_and_evaluation_does_not_glance() -> None:

@@ -29,6 +29,7 @@ from .nar import (
     NarSettings,
     NarTargets,
     Target,
+    TargetInputs,
     canvas,
     check_right_padded,
     choose_positions,
@@ -48,11 +49,11 @@ def sample_masks(
     """
     lengths = is_real.sum(1)  # (B,), m
     if draws is None:
-        count_draws, position_draws = torch.rand(lengths.shape, generator=generator, device=is_real.device), None
-    else:
-        count_draws, position_draws = draws
+        settings: dict[str, Any] = {"generator": generator, "device": is_real.device}
+        draws = torch.rand(lengths.shape, **settings), torch.rand(is_real.shape, **settings)
+    count_draws, position_draws = draws
     counts = torch.minimum((count_draws * lengths).long() + 1, lengths)  # (B,), k
-    return choose_positions(is_real, counts, generator, position_draws)
+    return choose_positions(is_real, counts, position_draws)
 
 
 def mask_targets(batch: dict[str, Any], is_masked: Tensor, mask_token_id: int, pad_token_id: int) -> dict[str, Any]:
@@ -63,10 +64,20 @@ def mask_targets(batch: dict[str, Any], is_masked: Tensor, mask_token_id: int, p
     """
     labels: Tensor = batch["labels"]
     is_real = labels.ne(-100)
-    check_right_padded(is_real, "labels")
+    check_right_padded(labels)
     tokens = labels.masked_fill(~is_real, pad_token_id).masked_fill(is_masked, mask_token_id)
     masked = {"decoder_input_ids": tokens, "labels": labels.masked_fill(~is_masked, -100)}
     return {**batch, **masked, "target_lengths": is_real.sum(1)}
+
+
+def check_masked(input_ids: Tensor, labels: Tensor, mask_token_id: int) -> None:
+    """Raise ValueError if a word with a label is not masked; skipped in a compiled graph."""
+    if not torch.compiler.is_compiling() and bool((labels.ne(-100) & input_ids.ne(mask_token_id)).any()):
+        raise ValueError(
+            "decoder_input_ids: a word with a label must be <mask>, or the model sees what it learns to predict; got "
+            "another token there, as in targets shifted right. Leave decoder_input_ids out, or mask with a "
+            "MaskingCollator."
+        )
 
 
 class MaskingCollator:
@@ -142,14 +153,11 @@ class VaswaniCmlmForConditionalGeneration(NarHead):
     are `target_lengths`, else those of `decoder_attention_mask`, else the number of tokens before `<pad>`. In
     evaluation mode the loss always covers every token, masked or not, and `num_items_in_batch` is scaled accordingly.
     `encoder_outputs` have S + 1 rows, the first of which is the length token.
-
-    Raises:
-        ValueError: the configuration has no `mask_token_id`.
     """
 
     config_class = VaswaniCmlmConfig
     body_class = VaswaniCmlmModel
-    refines = True
+    family_settings = ("num_iterations",)
 
     def __init__(self, config: VaswaniCmlmConfig) -> None:
         super().__init__(config)
@@ -160,6 +168,7 @@ class VaswaniCmlmForConditionalGeneration(NarHead):
                 f"and {end}. Add the missing ones to the tokenizer, the first by "
                 'add_special_tokens({"mask_token": "<mask>"}), and set them.'
             )
+        self.num_length_classes = config.max_target_length
         self.length_token = nn.Embedding(config.max_target_length + 1, config.d_model)
         self.post_init()
 
@@ -173,12 +182,8 @@ class VaswaniCmlmForConditionalGeneration(NarHead):
         """Return L (C + 1, d_model): row 0 embeds the length token (3.3), and row c scores length c."""
         return read_table(self.length_token, self.config.max_target_length + 1, device)
 
-    @property
-    def num_length_classes(self) -> int:
-        return self.config.max_target_length
-
     def get_encoder(self, modality: str | None = None) -> Any:
-        """Return the encoder, which prepends the length token to the source."""
+        """Return an encoder that prepends the length token to the source."""
         encoder = copy(super().get_encoder(modality))  # shares weights and layers
         encoder.forward = self.run_encoder
         return encoder
@@ -229,70 +234,43 @@ class VaswaniCmlmForConditionalGeneration(NarHead):
         logits = nn.functional.linear(states[:, 0], table).index_fill(1, zero[:1], float("-inf"))  # (B, C + 1)
         return EncodedSource(memory, attention_mask, real_tokens(attention_mask, memory), logits, zero)
 
-    def make_target(
-        self,
-        source: EncodedSource,
-        *,
-        labels: Tensor | None = None,
-        num_items: Tensor | int | None = None,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        target_lengths: Tensor | None = None,
-        **draws: Any,
-    ) -> Target:
-        """Return the target of `forward`, masked unless the caller has masked it."""
+    def target_mask(self, source: EncodedSource, given: TargetInputs) -> Tensor:
+        """Return the target mask (k B, T), from the lengths, else the decoder's words, else as in every model."""
+        words = given.inputs_embeds if given.input_ids is None else given.input_ids
+        if given.lengths is not None:
+            shaped = given.labels if words is None else words
+            return canvas(given.lengths.to(source.memory.device), None if shaped is None else shaped.shape[1])
+        if words is not None and given.attention_mask is not None:
+            return given.attention_mask.to(source.memory.device).ne(0).long()
+        if given.input_ids is not None:
+            return given.input_ids.ne(self.config.token_id("pad_token_id")).long()
+        return super().target_mask(source, given if words is None else TargetInputs(inputs_embeds=words))
+
+    def make_target(self, source: EncodedSource, given: TargetInputs) -> Target:
+        mask, labels, input_ids = self.target_mask(source, given), given.labels, given.input_ids
         mask_id, pad_id = self.config.token_id("mask_token_id"), self.config.token_id("pad_token_id")
-        words = inputs_embeds if input_ids is None else input_ids
-        if target_lengths is not None:
-            shaped, lengths = labels if words is None else words, target_lengths.to(source.memory.device)
-            mask = canvas(lengths, None if shaped is None else shaped.shape[1])  # (k B, T)
-        else:
-            if input_ids is not None and attention_mask is None:
-                attention_mask = input_ids.ne(pad_id)
-            lengths, width = self.target_shape(source, labels if words is None else None, attention_mask, words)
-            is_given = words is not None and attention_mask is not None
-            mask = attention_mask.to(lengths.device).ne(0).long() if is_given else canvas(lengths, width)
-        is_real = mask.bool()
+        words = {"input_ids": input_ids, "inputs_embeds": given.inputs_embeds}
+        has_words = input_ids is not None or given.inputs_embeds is not None
+        all_masked = {"input_ids": torch.where(mask.bool(), mask_id, pad_id)}
         if labels is None:
-            if words is None:
-                input_ids = torch.where(is_real, mask_id, pad_id)
-        elif not self.training:
+            return Target(mask, decoder_inputs=words if has_words else all_masked)
+        if not self.training:
             complete = labels
             if input_ids is not None:  # unmasked words are in the decoder input only
-                is_shown = is_real & labels.eq(-100) & input_ids.ne(mask_id)
+                is_shown = mask.bool() & labels.eq(-100) & input_ids.ne(mask_id)
                 complete = torch.where(is_shown, input_ids, labels)
-            num_items, labels = recount(num_items, labels, complete), complete
-            input_ids, inputs_embeds = torch.where(is_real, mask_id, pad_id), None
-        elif words is None:
-            input_ids, labels = self.mask_some(labels, is_real, num_items)
-        elif input_ids is not None and target_lengths is None:  # not from a MaskingCollator
-            self.check_masked(input_ids, labels)
-        return Target(lengths, mask, labels, num_items, {"input_ids": input_ids, "inputs_embeds": inputs_embeds})
-
-    def check_masked(self, input_ids: Tensor, labels: Tensor) -> None:
-        """Raise ValueError if a word with a label is not masked; skipped in a compiled graph."""
-        is_masked = input_ids.eq(self.config.token_id("mask_token_id"))
-        if not torch.compiler.is_compiling() and bool((labels.ne(-100) & ~is_masked).any()):
-            raise ValueError(
-                "decoder_input_ids: a word with a label must be <mask>, or the model sees what it learns to predict; "
-                "got another token there, as in targets shifted right. Leave decoder_input_ids out, or mask with a "
-                "MaskingCollator."
-            )
-
-    def mask_some(
-        self, labels: Tensor, is_real: Tensor, num_items: Tensor | int | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return decoder inputs (k B, T) with random masks, and the labels of the masked tokens."""
-        if num_items is not None:
-            logger.warning_once(
-                "The loss is divided by all target tokens, as num_items_in_batch counts them, and the model masks only "
-                "some: give the Trainer a MaskingCollator, which masks before it counts."
-            )
-        is_masked = sample_masks(is_real)
-        tokens = torch.where(is_real, labels, self.config.token_id("pad_token_id"))
-        tokens = tokens.masked_fill(is_masked, self.config.token_id("mask_token_id"))
-        return tokens, labels.masked_fill(~is_masked, -100)
+            return Target(mask, complete, recount(given.num_items, labels, complete), all_masked)
+        if not has_words:
+            if given.num_items is not None:
+                logger.warning_once(
+                    "The loss is divided by all target tokens, as num_items_in_batch counts them, and the model masks "
+                    "only some: give the Trainer a MaskingCollator, which masks before it counts."
+                )
+            masked = mask_targets({"labels": labels}, sample_masks(labels.ne(-100)), mask_id, pad_id)
+            words, labels = {"input_ids": masked["decoder_input_ids"]}, masked["labels"]
+        elif input_ids is not None and given.lengths is None:  # not from a MaskingCollator
+            check_masked(input_ids, labels, mask_id)
+        return Target(mask, labels, given.num_items, words)
 
     def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
         """Predict a target for each of `lengths` (l B,) in R iterations of Mask-Predict (3.2).

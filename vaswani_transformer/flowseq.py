@@ -1,12 +1,13 @@
 """FlowSeq: non-autoregressive decoding of latents with a normalizing flow as their prior (Ma et al. 2019).
 
 B batch, S source, T target, k target rows per source row, l lengths of a length beam, d = d_model the latent width,
-h = d / 2, L layers of the flow, V vocabulary.
+h = d / 2, V vocabulary.
 
 The posterior maps a target to latents z (T, d), and the decoder predicts all words from them. The flow F maps latents
 to standard normal noise eps given the source, and its inverse gives z = F^-1(temperature eps). A layer of the flow maps
-x to y and returns log|det dy/dx|, in at least float32. The length is predicted as in NAT. The flow has one level,
-instead of the paper's three, and supports any target length.
+x to y (k B, T, d), or y to x if it `inverts`, and returns log|det dy/dx| at each position, a scalar or (k B, T), in at
+least float32. The length is predicted as in NAT. The flow has one level, instead of the paper's three, and supports any
+target length.
 """
 
 import copy
@@ -28,7 +29,17 @@ from .embeddings import InputEmbedding, sinusoids, text_positions
 from .layers import AddAndNorm
 from .loss import accumulation_dtype, without_padding
 from .model import EncoderDecoder
-from .nar import EncodedSource, NarDecoder, NarDecoderLayer, NarLMOutput, NarSettings, NarTargets, Target, canvas
+from .nar import (
+    EncodedSource,
+    NarDecoder,
+    NarDecoderLayer,
+    NarLMOutput,
+    NarSettings,
+    NarTargets,
+    Target,
+    TargetInputs,
+    canvas,
+)
 from .nat import LengthDifferenceConfig, LengthDifferenceHead, PositionalAttention
 
 logger = logging.get_logger(__name__)
@@ -50,37 +61,21 @@ class FlowInputs(NamedTuple):
     memory_mask: Any  # cross-attention mask
 
 
-class LatentAttention(PositionalAttention):
-    """Attention with positions as queries, and latents as keys and values."""
-
-    def keys(self, hidden_states: Tensor, positions: Tensor) -> Tensor:
-        """Return the input (B, T, d_model) of the key projection."""
-        return hidden_states
-
-
 class LatentReader(nn.Module):
     """Attention from positions to latents: LayerNorm(PE + Dropout(Attention(PE, z, z)))."""
 
     def __init__(self, config: VaswaniTransformerConfig) -> None:
         super().__init__()
-        self.latent_attn = LatentAttention(config, layer_idx=0)
+        self.latent_attn = PositionalAttention(config, layer_idx=0)
         self.add_norm = AddAndNorm(config)
 
-    def forward(self, latents: Tensor, positions: Tensor, attention_mask: Any, **kwargs: object) -> Tensor:
+    def forward(self, latents: Tensor, positions: Tensor, attention_mask: Any) -> Tensor:
         """Return states (k B, T, d_model) for latents of that shape and `positions` (1, T, d_model)."""
-        attended, _ = self.latent_attn(latents, positions, attention_mask, **kwargs)
+        attended, _ = self.latent_attn(latents, positions, attention_mask, keys=latents)
         return self.add_norm(positions, attended)
 
 
-class FlowLayer(nn.Module):
-    """Invertible map of latents (k B, T, d); `forward` computes both directions, as Accelerate's offloading needs."""
-
-    def forward(self, latents: Tensor, inputs: FlowInputs, inverts: bool = False) -> tuple[Tensor, Tensor]:
-        """Return y, or x if `inverts`, and log|det dy/dx| at each position: a scalar or (k B, T)."""
-        raise NotImplementedError
-
-
-class ActNorm(FlowLayer):
+class ActNorm(nn.Module):
     """Per-feature affine map y = x exp(s) + t (Kingma and Dhariwal 2018, 3.1)."""
 
     def __init__(self, width: int) -> None:
@@ -103,7 +98,7 @@ class ActNorm(FlowLayer):
         self.shift.copy_(-mean / std)
 
 
-class HeadLinear(FlowLayer):
+class HeadLinear(nn.Module):
     """Map y = W x of each head of features, contiguous or interleaved, with one shared W (Ma et al. 2019, 3.2)."""
 
     def __init__(self, width: int, is_interleaved: bool) -> None:
@@ -129,7 +124,7 @@ class SmallLinear(nn.Linear):
         self.gain = gain
 
 
-class Coupling(FlowLayer):
+class Coupling(nn.Module):
     """Affine coupling v' = sigmoid(r + 2) v + mu, with mu and r computed from the unchanged half c.
 
     The network is a decoder layer of half the model's width, without dropout.
@@ -157,17 +152,6 @@ class Coupling(FlowLayer):
             if isinstance(module, MultiHeadAttention):
                 module.config = config  # so that `set_attn_implementation` reaches it
 
-    def split(self, latents: Tensor) -> tuple[Tensor, Tensor]:
-        """Return c and v, each (k B, T, h)."""
-        shape, dim = ((-1, 2), -1) if self.is_interleaved else ((2, -1), -2)
-        first, second = latents.unflatten(-1, shape).unbind(dim)
-        return (second, first) if self.is_reversed else (first, second)
-
-    def join(self, conditions: Tensor, values: Tensor) -> Tensor:
-        """Return latents (k B, T, d) from c and v."""
-        halves = (values, conditions) if self.is_reversed else (conditions, values)
-        return torch.stack(halves, dim=-1 if self.is_interleaved else -2).flatten(-2)
-
     def network(self, conditions: Tensor, inputs: FlowInputs) -> tuple[Tensor, Tensor]:
         """Return mu and log sigmoid(r + 2), each (k B, T, h)."""
         if self.reader is None:
@@ -180,10 +164,13 @@ class Coupling(FlowLayer):
         return shift, functional.logsigmoid(gate + 2)
 
     def forward(self, latents: Tensor, inputs: FlowInputs, inverts: bool = False) -> tuple[Tensor, Tensor]:
-        conditions, values = self.split(latents)
+        shape, dim = ((-1, 2), -1) if self.is_interleaved else ((2, -1), -2)
+        first, second = latents.unflatten(-1, shape).unbind(dim)  # (k B, T, h) each
+        conditions, values = (second, first) if self.is_reversed else (first, second)
         shift, log_scale = self.network(conditions, inputs)
         values = (values - shift) * (-log_scale).exp() if inverts else log_scale.exp() * values + shift
-        return self.join(conditions, values), log_scale.sum(-1)
+        halves = (values, conditions) if self.is_reversed else (conditions, values)
+        return torch.stack(halves, dim).flatten(-2), log_scale.sum(-1)
 
 
 class Flow(nn.Module):
@@ -201,7 +188,7 @@ class Flow(nn.Module):
     def __init__(self, config: VaswaniTransformerConfig, steps: int) -> None:
         super().__init__()
         attending = Coupling(config, False, False, attends=True)
-        layers: list[FlowLayer] = [ActNorm(config.d_model), attending, Coupling(config, False, True)]
+        layers: list[nn.Module] = [ActNorm(config.d_model), attending, Coupling(config, False, True)]
         for is_interleaved in (False, True) * steps:
             layers += [ActNorm(config.d_model), HeadLinear(config.d_model, is_interleaved)]
             layers += [Coupling(config, False, is_reversed) for is_reversed in (False, True)]
@@ -209,11 +196,6 @@ class Flow(nn.Module):
             layers += [Coupling(config, True, is_reversed) for is_reversed in (False, True)]
         self.layers = nn.ModuleList(layers)
         self.register_buffer("started", torch.zeros(()))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return the dtype of the latents and of all computations."""
-        return self.started.dtype
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Apply `fn` to all tensors, but keep at least float32."""
@@ -227,10 +209,7 @@ class Flow(nn.Module):
         return super()._apply(keep_wide, recurse)
 
     def forward(self, latents: Tensor, inputs: FlowInputs, inverts: bool = False) -> tuple[Tensor, Tensor]:
-        """Return eps (k B, T, d), or z if `inverts`, and log|det F| (k B,) over the tokens.
-
-        Inverting a flow that is not initialized from data gives a warning.
-        """
+        """Return eps (k B, T, d), or z if `inverts`, and log|det F| (k B,) over the tokens."""
         by_place = torch.zeros_like(latents[..., 0])  # (k B, T)
         for layer in reversed(self.layers) if inverts else self.layers:
             latents, log_det = layer(latents, inputs, inverts)
@@ -254,10 +233,7 @@ class Flow(nn.Module):
         self.started.fill_(1.0)
 
     def check(self, values: Tensor, inverts: bool) -> None:
-        """Raise FlowError for non-finite `values`, or a density of a flow that is not initialized from data.
-
-        The check synchronizes with an accelerator, and is skipped in a compiled graph.
-        """
+        """Raise FlowError for non-finite `values`, or a density without a start; skipped in a compiled graph."""
         if torch.compiler.is_compiling():
             return
         is_finite, has_start = torch.stack([values.isfinite().all(), self.started == 1]).tolist()
@@ -401,8 +377,8 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
     config_class = VaswaniFlowSeqConfig
     body_class = VaswaniFlowSeqModel
     output_class = FlowSeqLMOutput
-    draws = ("word_draws", "latent_noise")
-    has_latents = True
+    further_arguments = ("word_draws", "latent_noise")
+    family_settings = ("latent_temperature", "num_latent_samples")
     kl_scale: float = 1.0
     _no_split_modules = ["Posterior", "Flow"]
     _keep_in_fp32_modules_strict = ["flow"]
@@ -419,22 +395,15 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
         super()._init_weights(module)
         init_flow(module)
 
-    def embed_target(self, source: EncodedSource, target: Target, **draws: Any) -> Tensor:
-        """Return latents (k B, T, d): the posterior's in training mode, otherwise F^-1(0).
-
-        Raises:
-            FlowError: `kl_scale` is above 0 before `start_flow`, or the flow produces non-finite numbers.
-        """
-        mask, dtype = target.mask, source.memory.dtype
-        if target.labels is None or not self.training:
-            return self.prior_latents(source, mask)
-        posterior = self.encode_target(source, mask, target.labels.clamp(min=0), draws.get("word_draws"))
-        if self.kl_scale == 0:
-            return posterior[0].to(dtype)
-        latents, divergence, log_det = self.sample(source, mask, posterior, draws.get("latent_noise"))
-        target.outputs["kl_loss"] = target.mean(divergence.sum())
-        target.outputs["log_determinant"] = target.mean(log_det.sum())
-        return latents.to(dtype)
+    def training_input(self, source: EncodedSource, target: Target, labels: Tensor, draws: dict[str, Any]) -> Tensor:
+        """Return latents (k B, T, d) of the posterior; its means while `kl_scale` is 0."""
+        posterior = self.encode_target(source, target.mask, labels.clamp(min=0), draws["word_draws"])
+        latents = posterior[0]
+        if self.kl_scale > 0:
+            latents, divergence, log_det = self.sample(source, target.mask, posterior, draws["latent_noise"])
+            target.outputs["kl_loss"] = target.mean(divergence.sum())
+            target.outputs["log_determinant"] = target.mean(log_det.sum())
+        return latents.to(source.memory.dtype)
 
     def losses(self, source: EncodedSource, target: Target, token_loss: Tensor) -> dict[str, Any]:
         """Return the losses of every model, and the KL divergence if the posterior was sampled."""
@@ -445,7 +414,7 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
 
     def flow_inputs(self, source: EncodedSource, mask: Tensor, dtype: torch.dtype | None = None) -> FlowInputs:
         """Return the inputs of posterior and flow for targets of `mask` (k B, T); `dtype` defaults to the flow's."""
-        memory = source.memory.to(self.flow.dtype if dtype is None else dtype)
+        memory = source.memory.to(self.flow.started.dtype if dtype is None else dtype)
         states = memory.new_zeros(*mask.shape, memory.shape[-1])  # their shape and dtype determine the masks
         half, places = memory.shape[-1] // 2, torch.arange(mask.shape[1], device=memory.device)
         return FlowInputs(
@@ -469,11 +438,9 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
     def sample(
         self, source: EncodedSource, mask: Tensor, posterior: tuple[Tensor, Tensor], noise: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Sample from the posterior with the given mean and log-variance (k B, T, d).
+        """Return a sample z (k B, T, d) of a posterior, log q(z | x, y) - log p(z | x) (k B,), and log|det F| (k B,).
 
-        Returns:
-            z (k B, T, d); log q(z | x, y) - log p(z | x) (k B,), an estimate of the KL divergence; and the
-            log-determinant (k B,) in log p(z | x).
+        `posterior` has its mean and log-variance (k B, T, d).
         """
         with torch.autocast(mask.device.type, enabled=False):
             inputs = self.flow_inputs(source, mask)
@@ -484,11 +451,11 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
 
     def reparametrize(self, posterior: tuple[Tensor, Tensor], noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return mu + exp(log var / 2) eps, eps and log var, each (k B, T, d) in the flow's dtype."""
-        mean, log_variance = (part.to(self.flow.dtype) for part in posterior)
+        mean, log_variance = (part.to(self.flow.started.dtype) for part in posterior)
         noise = torch.randn_like(mean) if noise is None else noise.to(mean.dtype)
         return mean + (log_variance / 2).exp() * noise, noise, log_variance
 
-    def prior_latents(self, source: EncodedSource, mask: Tensor, temperature: float = 0.0) -> Tensor:
+    def decoder_input(self, source: EncodedSource, mask: Tensor, temperature: float = 0.0) -> Tensor:
         """Return F^-1(temperature eps) (k B, T, d) in the encoder output's dtype; torch's generator draws eps."""
         with torch.autocast(mask.device.type, enabled=False):
             inputs = self.flow_inputs(source, mask)
@@ -517,20 +484,18 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
         if not bool(labels.ne(-100).any()):
             raise ValueError("labels: the flow starts from latents of tokens; got none. Give a batch with targets.")
         source = self.read_source(self.encode(input_ids, attention_mask)[0], attention_mask)
-        mask = canvas(*self.target_shape(source, labels))
+        mask = self.target_mask(source, TargetInputs(labels))
         posterior = self.encode_target(source, mask, labels.clamp(min=0), word_draws)
         with torch.autocast(mask.device.type, enabled=False):
             self.flow.start(self.reparametrize(posterior, latent_noise)[0], self.flow_inputs(source, mask))
 
     def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
-        """Predict a target for each of `lengths` (l B,) in one pass from the prior's latents."""
-        mask, temperature = canvas(lengths), settings.latent_temperature  # (l B, T)
-        states = self.run_decoder(source, mask, inputs_embeds=self.prior_latents(source, mask, temperature))[0]
-        tokens, log_probs = self.read_words(states, lengths, mask.bool(), settings, settings.reads_scores)
-        samples = settings.num_latent_samples
-        is_ranked = temperature > 0 and settings.reads_scores
-        estimates = self.estimate_log_probs(source, tokens, lengths, samples) if is_ranked else None
-        return NarTargets(tokens, log_probs, [tokens], estimates)
+        """Predict a target for each of `lengths` (l B,) in one pass from the prior's latents, and rank samples."""
+        targets = super().decode_targets(source, lengths, settings)
+        if settings.latent_temperature == 0 or not settings.reads_scores:
+            return targets
+        estimates = self.estimate_log_probs(source, targets.tokens, lengths, settings.num_latent_samples)
+        return NarTargets(targets.tokens, targets.log_probs, targets.history, estimates)
 
     def estimate_log_probs(self, source: EncodedSource, tokens: Tensor, lengths: Tensor, samples: int) -> Tensor:
         """Estimate log p(y | x, m) (k B,) by importance sampling: log mean_i p(y | z_i, x) p(z_i | x) / q(z_i | x, y).

@@ -22,163 +22,11 @@ from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from .config import VaswaniTransformerConfig, checked_field, positive_float, unit_rate
+from .config import checked_field, positive_float, unit_rate
 from .embeddings import Dropout, read_table
 from .loss import accumulation_dtype, chunk_size
-from .nar import EncodedSource, NarLMOutput, NarSettings, NarTargets, Target, argmax, canvas
+from .nar import EncodedSource, NarLMOutput, NarSettings, NarTargets, Target, TargetInputs, argmax, canvas
 from .nat import PositionalDecoder, VaswaniNatConfig, VaswaniNatForConditionalGeneration, VaswaniNatModel
-
-
-def gumbel_noise(scores: Tensor) -> Tensor:
-    """Return standard Gumbel noise of the shape of `scores`."""
-    dtype = accumulation_dtype(scores.dtype)  # half precision is too coarse near 1
-    tiny = torch.finfo(dtype).tiny
-    uniform = torch.empty_like(scores, dtype=dtype).uniform_(tiny, 1)  # faster on a CPU than exponential_
-    return uniform.log_().neg_().log_().neg_()
-
-
-class LatentTokens(NamedTuple):
-    """Results of a latent step for n tokens; losses and divergence are 0 at positions without a word."""
-
-    losses: Tensor  # (n,), cross-entropy of the words under the step's input distribution
-    kl: Tensor  # (n,), KL(q || prior), 0 without a hint
-    prior_weights: Tensor  # (n,), a
-    hint_weights: Tensor  # (n,), b
-
-
-class LatentStep(nn.Module):
-    """Latent step: map states h to a latent over the vocabulary and back, with a highway connection.
-
-    With p = log softmax(logits), s = a p + b onehot(y) with a hint, and a p without. The latent z is the word
-    argmax(s + g) with the gradient of softmax((s + g) / tau), or if relaxed that softmax itself. The result is
-    LN(gate h + Dropout((1 - gate) sqrt(d_model) z E)). a and b are softplus and the gate is the sigmoid of linear
-    functions of h; tau is `temperature`.
-    """
-
-    def __init__(
-        self, config: VaswaniTransformerConfig, temperature: float, dropout: float, is_relaxed: bool = False
-    ) -> None:
-        super().__init__()
-        self.mixing = nn.Linear(config.d_model, 3)
-        self.dropout = Dropout(dropout)
-        self.norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
-        self.temperature, self.is_relaxed = temperature, is_relaxed
-        self.scale = config.embedding_scale
-
-    def forward(
-        self,
-        states: Tensor,
-        logits: Tensor,
-        table: Tensor,
-        words: Tensor | None = None,
-        has_hint: bool = False,
-        noise: Callable[[Tensor], Tensor] | None = None,
-        smoothing: float = 0.0,
-    ) -> tuple[Tensor, LatentTokens | None]:
-        """Return the new states (n, d_model), and the results for `words` if given.
-
-        Args:
-            states: h (n, d_model).
-            logits: (n, V), the output projection of `states`.
-            table: E (V, d_model), the embeddings.
-            words: y (n,), -100 at positions without hint and loss.
-            has_hint: whether `words` are the hint.
-            noise: computes g from s (n, V); None for g = 0.
-            smoothing: label smoothing of the cross-entropy.
-        """
-        logits = logits.to(accumulation_dtype(logits.dtype))  # p up to a constant, which does not change the latent
-        prior_weight, hint_weight, gate = self.mixing(states).to(logits.dtype).split(1, dim=-1)  # (n, 1) each
-        prior_weight, hint_weight = functional.softplus(prior_weight), functional.softplus(hint_weight)
-        is_argmax = noise is None and not has_hint and not self.is_relaxed
-        scores = logits if is_argmax else prior_weight * logits  # (n, V); argmax ignores the weight
-        kl = torch.zeros_like(prior_weight)
-        if has_hint and words is not None:
-            seen = words.clamp(min=0)[:, None]  # (n, 1)
-            hint = hint_weight * words.ne(-100)[:, None]
-            kl = self.relaxed_divergence(hint) if self.is_relaxed else self.divergence(scores, seen, hint)
-            scores = scores.scatter_add(1, seen, hint)  # (n, V), s
-        gate = gate.sigmoid().to(states.dtype)
-        embedded = self.scale * self.embed(scores, table, noise).to(states.dtype)  # (n, d_model)
-        mixed = self.norm(gate * states + self.dropout((1 - gate) * embedded)).to(states.dtype)
-        if words is None:
-            return mixed, None
-        losses = functional.cross_entropy(logits, words, reduction="none", label_smoothing=smoothing)  # (n,)
-        return mixed, LatentTokens(losses, kl.squeeze(1), prior_weight.squeeze(1), hint_weight.squeeze(1))
-
-    def embed(self, scores: Tensor, table: Tensor, noise: Callable[[Tensor], Tensor] | None) -> Tensor:
-        """Return z E (n, d_model) for s (n, V)."""
-        noisy = scores if noise is None else scores + noise(scores)
-        if not self.is_relaxed and (noise is None or not torch.is_grad_enabled()):
-            return table[argmax(noisy)]
-        soft = (noisy / self.temperature).softmax(-1).to(table.dtype)  # (n, V)
-        if self.is_relaxed:
-            return soft @ table
-        mean = soft @ table.detach()
-        return table[noisy.argmax(-1)] + (mean - mean.detach())  # a word's row, with the gradient of `mean` in s
-
-    def divergence(self, prior: Tensor, words: Tensor, hint_weight: Tensor) -> Tensor:
-        """Return KL(softmax(s) || softmax(prior)) (n, 1) without a sum over the vocabulary.
-
-        The hint does not change the ratios of the other words, so two outcomes suffice: y, and any other word.
-        """
-        word = prior.gather(1, words) - prior.logsumexp(1, keepdim=True)  # (n, 1), the log-probability of y
-        others = (-word.expm1()).clamp(min=torch.finfo(prior.dtype).tiny).log()  # (n, 1), of all other words
-        log_prior = torch.cat([word, others], dim=1).log_softmax(1)  # (n, 2)
-        log_q = torch.cat([word + hint_weight, others], dim=1).log_softmax(1)  # (n, 2)
-        return (log_q.exp() * (log_q - log_prior)).sum(1, keepdim=True)
-
-    def relaxed_divergence(self, hint_weight: Tensor) -> Tensor:
-        """Return b - 1 + exp(-b) (n, 1), the limit of the two Gumbel-softmaxes' KL divergence as V grows.
-
-        It depends on neither the prior nor tau.
-        """
-        return hint_weight + torch.expm1(-hint_weight)
-
-
-@dataclass
-class LatentPass:
-    """Inputs and results of the latent steps of one decoder pass."""
-
-    project: Callable[[Tensor], Tensor]  # output projection, states (n, d_model) to logits (n, V)
-    is_real: Tensor | None = None  # (k B, T), True at tokens; None: all
-    labels: Tensor | None = None  # (k B, T), -100 at positions without hint and loss; None: unknown
-    has_hint: bool = False  # the labels are hints
-    has_noise: bool = False  # the latents are samples
-    smoothing: float = 0.0  # label smoothing of the cross-entropy
-    tokens: list[LatentTokens] = field(default_factory=list)  # results of each step; empty without labels
-    real_rows: Tensor | None = field(default=None, init=False)
-
-    def apply(self, step: LatentStep, hidden_states: Tensor, table: Tensor) -> Tensor:
-        """Apply a latent step to the states (k B, T, d_model) of all tokens except padding."""
-        states = hidden_states.flatten(0, 1)  # (k B T, d_model)
-        words = None if self.labels is None else self.labels.flatten().to(states.device)
-        if self.is_real is None or torch.compiler.is_compiling():  # a graph needs fixed shapes
-            return self.in_chunks(step, states, words, table).view_as(hidden_states)
-        if self.real_rows is None:  # one synchronization per pass
-            self.real_rows = self.is_real.flatten().nonzero()[:, 0]
-        rows = self.real_rows.to(states.device)
-        mixed = self.in_chunks(step, states[rows], None if words is None else words[rows], table)
-        return states.index_copy(0, rows, mixed).view_as(hidden_states)
-
-    def in_chunks(self, step: LatentStep, states: Tensor, words: Tensor | None, table: Tensor) -> Tensor:
-        """Apply a step to states (N, d_model) in chunks, recomputed in the backward pass to save memory."""
-
-        def run(states: Tensor, words: Tensor | None, table: Tensor) -> tuple[Tensor, LatentTokens | None]:
-            logits = self.project(states).to(states.device)  # (n, V)
-            noise = gumbel_noise if self.has_noise else None
-            return step(states, logits, table, words, self.has_hint, noise, self.smoothing)
-
-        size, results = chunk_size(states.device), []
-        for start in range(0, max(1, len(states)), size):
-            rows = slice(start, start + size)
-            inputs = states[rows], None if words is None else words[rows], table
-            is_learning = step.training and torch.is_grad_enabled()
-            results.append(checkpoint(run, *inputs, use_reentrant=False) if is_learning else run(*inputs))
-        if words is not None:
-            values = zip(*(tokens for _, tokens in results), strict=True)
-            self.tokens.append(LatentTokens(*(torch.cat(chunks) * words.ne(-100) for chunks in values)))
-        return torch.cat([mixed for mixed, _ in results])
-
 
 latent_sample_type = checked_field(
     lambda value: value in ("discrete", "relaxed"), "is not a sample of a latent; choose 'discrete' or 'relaxed'."
@@ -231,6 +79,149 @@ class VaswaniIterativeVaeConfig(VaswaniNatConfig):
         return [(self.decoder_layers + 1 - layer) ** 2 for layer in range(2, self.decoder_layers + 1)]
 
 
+def gumbel_noise(scores: Tensor) -> Tensor:
+    """Return standard Gumbel noise of the shape of `scores`."""
+    dtype = accumulation_dtype(scores.dtype)  # half precision is too coarse near 1
+    tiny = torch.finfo(dtype).tiny
+    uniform = torch.empty_like(scores, dtype=dtype).uniform_(tiny, 1)  # faster on a CPU than exponential_
+    return uniform.log_().neg_().log_().neg_()
+
+
+def divergence(prior: Tensor, words: Tensor, hint_weight: Tensor) -> Tensor:
+    """Return KL(softmax(s) || softmax(prior)) (n, 1), where s adds `hint_weight` (n, 1) at `words` (n, 1).
+
+    The hint does not change the ratios of the other words, so two outcomes suffice: y, and any other word.
+    """
+    word = prior.gather(1, words) - prior.logsumexp(1, keepdim=True)  # (n, 1), the log-probability of y
+    others = (-word.expm1()).clamp(min=torch.finfo(prior.dtype).tiny).log()  # (n, 1), of all other words
+    log_prior = torch.cat([word, others], dim=1).log_softmax(1)  # (n, 2)
+    log_q = torch.cat([word + hint_weight, others], dim=1).log_softmax(1)  # (n, 2)
+    return (log_q.exp() * (log_q - log_prior)).sum(1, keepdim=True)
+
+
+def relaxed_divergence(hint_weight: Tensor) -> Tensor:
+    """Return b - 1 + exp(-b) (n, 1), the limit of the Gumbel-softmaxes' KL divergence as V grows, for any tau."""
+    return hint_weight + torch.expm1(-hint_weight)
+
+
+class LatentTokens(NamedTuple):
+    """Results of a latent step for n tokens; losses and divergence are 0 at positions without a word."""
+
+    losses: Tensor  # (n,), cross-entropy of the words under the step's input distribution
+    kl: Tensor  # (n,), KL(q || prior), 0 without a hint
+    prior_weights: Tensor  # (n,), a
+    hint_weights: Tensor  # (n,), b
+
+
+class LatentStep(nn.Module):
+    """Latent step: map states h to a latent over the vocabulary and back, with a highway connection.
+
+    With p = log softmax(logits), s = a p + b onehot(y) with a hint, and a p without. The latent z is the word
+    argmax(s + g) with the gradient of softmax((s + g) / tau), or if relaxed that softmax itself. The result is
+    LN(gate h + Dropout((1 - gate) sqrt(d_model) z E)). a and b are softplus and the gate is the sigmoid of linear
+    functions of h; tau is `temperature`.
+    """
+
+    def __init__(self, config: VaswaniIterativeVaeConfig) -> None:
+        super().__init__()
+        self.mixing = nn.Linear(config.d_model, 3)
+        self.dropout = Dropout(config.latent_dropout)
+        self.norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.temperature, self.is_relaxed = config.gumbel_temperature, config.latent_sample == "relaxed"
+        self.scale = config.embedding_scale
+
+    def forward(
+        self,
+        states: Tensor,
+        logits: Tensor,
+        table: Tensor,
+        words: Tensor | None = None,
+        noise: Callable[[Tensor], Tensor] | None = None,
+        smoothing: float = 0.0,
+    ) -> tuple[Tensor, LatentTokens | None]:
+        """Return the new states (n, d_model), and the results for `words` if given.
+
+        Args:
+            states, logits: h (n, d_model), and its output projection (n, V).
+            table: E (V, d_model), the embeddings.
+            words: y (n,), -100 at positions without hint and loss; they are the hint of a sample.
+            noise: computes g from s (n, V) for a sample; None for g = 0 and no hint.
+            smoothing: label smoothing of the cross-entropy.
+        """
+        logits = logits.to(accumulation_dtype(logits.dtype))  # p up to a constant, which does not change the latent
+        prior_weight, hint_weight, gate = self.mixing(states).to(logits.dtype).split(1, dim=-1)  # (n, 1) each
+        prior_weight, hint_weight = functional.softplus(prior_weight), functional.softplus(hint_weight)
+        is_argmax = noise is None and not self.is_relaxed
+        scores = logits if is_argmax else prior_weight * logits  # (n, V); argmax ignores the weight
+        kl = torch.zeros_like(prior_weight)
+        if noise is not None and words is not None:
+            seen = words.clamp(min=0)[:, None]  # (n, 1)
+            hint = hint_weight * words.ne(-100)[:, None]
+            kl = relaxed_divergence(hint) if self.is_relaxed else divergence(scores, seen, hint)
+            scores = scores.scatter_add(1, seen, hint)  # (n, V), s
+        gate = gate.sigmoid().to(states.dtype)
+        embedded = self.scale * self.embed(scores, table, noise).to(states.dtype)  # (n, d_model)
+        mixed = self.norm(gate * states + self.dropout((1 - gate) * embedded)).to(states.dtype)
+        if words is None:
+            return mixed, None
+        losses = functional.cross_entropy(logits, words, reduction="none", label_smoothing=smoothing)  # (n,)
+        return mixed, LatentTokens(losses, kl.squeeze(1), prior_weight.squeeze(1), hint_weight.squeeze(1))
+
+    def embed(self, scores: Tensor, table: Tensor, noise: Callable[[Tensor], Tensor] | None) -> Tensor:
+        """Return z E (n, d_model) for s (n, V)."""
+        noisy = scores if noise is None else scores + noise(scores)
+        if not self.is_relaxed and (noise is None or not torch.is_grad_enabled()):
+            return table[argmax(noisy)]
+        soft = (noisy / self.temperature).softmax(-1).to(table.dtype)  # (n, V)
+        if self.is_relaxed:
+            return soft @ table
+        mean = soft @ table.detach()
+        return table[noisy.argmax(-1)] + (mean - mean.detach())  # a word's row, with the gradient of `mean` in s
+
+
+@dataclass
+class LatentPass:
+    """Inputs and results of the latent steps of one decoder pass."""
+
+    project: Callable[[Tensor], Tensor]  # output projection, states (n, d_model) to logits (n, V)
+    mask: Tensor | None = None  # (k B, T), nonzero at tokens; None: all
+    labels: Tensor | None = None  # (k B, T), -100 at positions without hint and loss; None: unknown
+    is_sampled: bool = False  # the latents are samples, and the labels are hints
+    smoothing: float = 0.0  # label smoothing of the cross-entropy
+    tokens: list[LatentTokens] = field(default_factory=list)  # results of each step; empty without labels
+    rows: Tensor | None = field(default=None, init=False)  # of the tokens among k B T
+
+    def apply(self, step: LatentStep, hidden_states: Tensor, table: Tensor) -> Tensor:
+        """Apply a latent step to the states (k B, T, d_model) of all tokens except padding."""
+        states = hidden_states.flatten(0, 1)  # (k B T, d_model)
+        words = None if self.labels is None else self.labels.flatten().to(states.device)
+        if self.mask is None or torch.compiler.is_compiling():  # a graph needs fixed shapes
+            return self.in_chunks(step, states, words, table).view_as(hidden_states)
+        if self.rows is None:  # one synchronization per pass
+            self.rows = self.mask.flatten().nonzero()[:, 0]
+        rows = self.rows.to(states.device)
+        mixed = self.in_chunks(step, states[rows], None if words is None else words[rows], table)
+        return states.index_copy(0, rows, mixed).view_as(hidden_states)
+
+    def in_chunks(self, step: LatentStep, states: Tensor, words: Tensor | None, table: Tensor) -> Tensor:
+        """Apply a step to states (N, d_model) in chunks, recomputed in the backward pass to save memory."""
+
+        def run(states: Tensor, words: Tensor | None, table: Tensor) -> tuple[Tensor, LatentTokens | None]:
+            logits = self.project(states).to(states.device)  # (n, V)
+            return step(states, logits, table, words, gumbel_noise if self.is_sampled else None, self.smoothing)
+
+        size, results = chunk_size(states.device), []
+        is_learning = step.training and torch.is_grad_enabled()
+        for start in range(0, max(1, len(states)), size):
+            rows = slice(start, start + size)
+            inputs = states[rows], None if words is None else words[rows], table
+            results.append(checkpoint(run, *inputs, use_reentrant=False) if is_learning else run(*inputs))
+        if words is not None:
+            values = zip(*(tokens for _, tokens in results), strict=True)
+            self.tokens.append(LatentTokens(*(torch.cat(chunks) * words.ne(-100) for chunks in values)))
+        return torch.cat([mixed for mixed, _ in results])
+
+
 class LatentDecoder(PositionalDecoder):
     """NAT's decoder with a latent step before each layer but the first."""
 
@@ -238,8 +229,7 @@ class LatentDecoder(PositionalDecoder):
 
     def __init__(self, config: VaswaniIterativeVaeConfig) -> None:
         super().__init__(config)
-        settings = (config, config.gumbel_temperature, config.latent_dropout, config.latent_sample == "relaxed")
-        self.latent_steps = nn.ModuleList(LatentStep(*settings) for _ in range(config.decoder_layers - 1))
+        self.latent_steps = nn.ModuleList(LatentStep(config) for _ in range(config.decoder_layers - 1))
         self.post_init()
 
     def run_layers(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -300,24 +290,20 @@ class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGenera
     config_class = VaswaniIterativeVaeConfig
     body_class = VaswaniIterativeVaeModel
     output_class = IterativeVaeLMOutput
-    draws = (*VaswaniNatForConditionalGeneration.draws, "has_hint")
+    further_arguments = (*VaswaniNatForConditionalGeneration.further_arguments, "has_hint")
     kl_scale: float = 1.0
 
-    @property
-    def samples(self) -> bool:
-        return self.config.hint
+    def __init__(self, config: VaswaniIterativeVaeConfig) -> None:
+        super().__init__(config)
+        self.family_settings = ("do_sample",) if config.hint else ()
 
-    def make_target(self, source: EncodedSource, **given: Any) -> Target:
-        """Return the target of `forward`, with its `LatentPass`."""
-        has_hint = given["draws"].pop("has_hint")
-        has_hint = self.config.hint and bool(self.training if has_hint is None else has_hint)
-        target = super().make_target(source, **given)
+    def make_target(self, source: EncodedSource, given: TargetInputs) -> Target:
+        target, has_hint = super().make_target(source, given), given.further["has_hint"]
         target.decoder_inputs["latent"] = LatentPass(
             self.lm_head,
-            is_real=target.mask.bool(),
-            labels=target.labels,
-            has_hint=has_hint,
-            has_noise=has_hint,
+            target.mask,
+            target.labels,
+            is_sampled=self.config.hint and (self.training if has_hint is None else has_hint),
             smoothing=self.config.label_smoothing if self.training else 0.0,
         )
         return target
@@ -326,7 +312,7 @@ class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGenera
         self, source: EncodedSource, target_mask: Tensor, cache: Cache | None = None, **inputs: Any
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Run the decoder, by default without hint and noise."""
-        inputs.setdefault("latent", LatentPass(self.lm_head, target_mask.bool()))
+        inputs.setdefault("latent", LatentPass(self.lm_head, target_mask))
         return super().run_decoder(source, target_mask, cache, **inputs)
 
     def losses(self, source: EncodedSource, target: Target, token_loss: Tensor) -> dict[str, Any]:
@@ -351,16 +337,15 @@ class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGenera
 
     def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
         """Predict a target for each of `lengths` (l B,) in one pass, with the words after each layer as history."""
-        target = Target(lengths, canvas(lengths))
-        is_real = target.mask.bool()
+        mask = canvas(lengths)  # (l B, T)
         outputs = self.run_decoder(
             source,
-            target.mask,
-            inputs_embeds=self.embed_target(source, target),
-            latent=LatentPass(self.lm_head, is_real, has_noise=settings.do_sample),
+            mask,
+            inputs_embeds=self.decoder_input(source, mask),
+            latent=LatentPass(self.lm_head, mask, is_sampled=settings.do_sample),
             output_hidden_states=settings.return_history,
         )
-        earlier = (outputs.hidden_states or ())[1:-1] if settings.return_history else ()
-        history = [self.read_words(states, lengths, is_real, settings, False)[0] for states in earlier]
-        tokens, log_probs = self.read_words(outputs[0], lengths, is_real, settings, settings.reads_scores)
-        return NarTargets(tokens, log_probs, [*history, tokens])
+        layers = (outputs.hidden_states or ())[1:-1] if settings.return_history else ()
+        read = [(states, False) for states in layers] + [(outputs[0], settings.reads_scores)]
+        words = [self.read_words(states, lengths, mask.bool(), settings, has_scores) for states, has_scores in read]
+        return NarTargets(*words[-1], [tokens for tokens, _ in words])

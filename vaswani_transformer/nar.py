@@ -28,7 +28,7 @@ from .generation import CallSettings, default_settings
 from .layers import VaswaniTransformerDecoderLayer
 from .loss import accumulation_dtype, chunk_size, reduce_loss, without_padding
 from .model import ProjectedModel, as_encoder_output
-from .pretrained import given_cache
+from .pretrained import check_mask, given_cache
 from .stacks import VaswaniTransformerDecoder, check_rows
 
 
@@ -49,7 +49,7 @@ class NarConfig(VaswaniTransformerConfig):
     use_cache: bool = False
 
     def validate_attention_window(self) -> None:
-        """Reject an attention window."""
+        """Check that there is no attention window."""
         if self.attention_window is not None:
             raise ValueError(
                 f"attention_window: {self.model_type} has no restricted self-attention; got {self.attention_window}, "
@@ -57,14 +57,14 @@ class NarConfig(VaswaniTransformerConfig):
             )
 
 
-def check_right_padded(mask: Tensor, name: str) -> None:
-    """Raise ValueError if a row of `mask` (B, T) has a token after padding; skipped in a compiled graph."""
-    if torch.compiler.is_compiling() or mask.shape[1] < 2:
+def check_right_padded(labels: Tensor) -> None:
+    """Raise ValueError if a row of `labels` (B, T) has a token after padding; skipped in a compiled graph."""
+    if torch.compiler.is_compiling() or labels.shape[1] < 2:
         return
-    is_late = (mask[:, 1:] & ~mask[:, :-1]).any(1)  # (B,)
+    is_late = (labels[:, 1:].ne(-100) & labels[:, :-1].eq(-100)).any(1)  # (B,)
     if bool(is_late.any()):
         raise ValueError(
-            f"{name}: a target must begin at the first position; got row {int(is_late.nonzero()[0])} with a token "
+            f"labels: a target must begin at the first position; got row {int(is_late.nonzero()[0])} with a token "
             "after padding. Pad targets on the right."
         )
 
@@ -73,12 +73,7 @@ def real_tokens(attention_mask: Tensor | None, memory: Tensor) -> Tensor:
     """Return the mask (B, S), bool, of the tokens in `memory` (B, S, d_model); all True for a source without any."""
     if attention_mask is None:
         return torch.ones(memory.shape[:2], dtype=torch.bool, device=memory.device)
-    if attention_mask.shape != memory.shape[:2]:
-        got, expected = tuple(attention_mask.shape), tuple(memory.shape[:2])
-        raise ValueError(
-            f"attention_mask: lengths are counted from it; got shape {got}, expected {expected}, a number for each "
-            "source token. Give the mask of these sources."
-        )
+    check_mask(attention_mask, *memory.shape[:2], name="attention_mask")
     is_real = attention_mask.to(memory.device).ne(0)
     return is_real | ~is_real.any(1, keepdim=True)
 
@@ -89,35 +84,32 @@ def canvas(lengths: Tensor, width: int | None = None) -> Tensor:
     return (torch.arange(width, device=lengths.device) < lengths[:, None]).long()
 
 
-def choose_positions(
-    is_candidate: Tensor, counts: Tensor, generator: torch.Generator | None = None, draws: Tensor | None = None
-) -> Tensor:
-    """Choose `counts` (B,) random candidates per row, and return them as a mask (B, T).
+def choose_positions(is_candidate: Tensor, counts: Tensor, draws: Tensor | None = None) -> Tensor:
+    """Return `counts` (B,) random candidates per row as a mask (B, T).
 
-    `draws` (B, T), uniform on [0, 1), determine the choice; if None, they come from `generator`.
+    `draws` (B, T), uniform on [0, 1), determine them; if None, they come from torch's generator.
     """
     if draws is None:
-        draws = torch.rand(is_candidate.shape, generator=generator, device=is_candidate.device)
+        draws = torch.rand(is_candidate.shape, device=is_candidate.device)
     ranks = draws.masked_fill(~is_candidate, 2.0).argsort(1).argsort(1)  # candidates first
     return is_candidate & (ranks < counts[:, None])
 
 
-GROUP = 128  # neighboring logits whose maximum `argmax` computes first
+GROUP = 128  # logits whose maximum `argmax` computes at once
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """Return the index (N,) of the largest of `logits` (N, V), the first of equal ones.
+    """Return the index (N,) of the first of the largest `logits` (N, V).
 
-    On CPUs torch's `amax` is vectorized and `argmax` is not, so only the best group is searched with `argmax`.
+    torch's `amax` is faster on CPUs than its `argmax`, which searches only the best group here.
     """
     groups = logits.shape[1] // GROUP
     if not groups or logits.device.type != "cpu" or torch.compiler.is_compiling():
         return logits.argmax(1)
     grouped = logits[:, : groups * GROUP].unflatten(1, (groups, GROUP))  # (N, groups, 128)
     best = grouped.amax(2).argmax(1)  # (N,)
-    others = logits[:, groups * GROUP :]  # remainder after the last group
     rows = torch.arange(len(best), device=best.device)
-    members = torch.cat([grouped[rows, best], others], dim=1)  # (N, 128 + others)
+    members = torch.cat([grouped[rows, best], logits[:, groups * GROUP :]], dim=1)  # (N, 128 + the remainder)
     index = members.argmax(1)
     return index + GROUP * torch.where(index < GROUP, best, groups - 1)
 
@@ -175,11 +167,22 @@ class NarLMOutput(Seq2SeqLMOutput):
     accuracy: Tensor | None = None  # with glancing: share of target tokens that the first pass predicts
 
 
+class TargetInputs(NamedTuple):
+    """Target arguments of `forward`."""
+
+    labels: Tensor | None = None
+    num_items: Tensor | int | None = None
+    input_ids: Tensor | None = None
+    attention_mask: Tensor | None = None
+    inputs_embeds: Tensor | None = None
+    lengths: Tensor | None = None
+    further: dict[str, Any] = {}  # those of the model family; None if not given
+
+
 @dataclass
 class Target:
     """A target prepared for a model family's decoder and losses."""
 
-    lengths: Tensor  # (k B,), m
     mask: Tensor  # (k B, T), 1 at tokens
     labels: Tensor | None = None  # (k B, T), token ids, -100 at positions without a loss; None: no loss
     num_items: Tensor | int | None = None  # divisor of every summed loss; None: the number of labels
@@ -191,6 +194,15 @@ class Target:
         return summed if self.labels is None else reduce_loss(summed, self.labels, self.num_items)
 
 
+class NarTargets(NamedTuple):
+    """Predicted targets, one row for each length of each source."""
+
+    tokens: Tensor  # (l B, T)
+    log_probs: Tensor  # (l B, T), of the tokens; 0 at padding or if no scores are needed
+    history: list[Tensor]  # tokens after each iteration or layer
+    log_likelihoods: Tensor | None = None  # (l B,), log p(y | x, m); None: the sum of log_probs
+
+
 @dataclass
 class NarGenerateOutput(ModelOutput):
     """Result of `generate(return_dict_in_generate=True)`; the n targets of a source are consecutive, best first."""
@@ -200,15 +212,6 @@ class NarGenerateOutput(ModelOutput):
     token_scores: Tensor | None = None  # (n B, T), log-probability of each token after the start; 0 at padding
     lengths: Tensor | None = None  # (n B,), m of each target, including `</s>`
     history: Tensor | None = None  # (R, n B, T + 1), sequences after each iteration or layer, on request
-
-
-class NarTargets(NamedTuple):
-    """Predicted targets, one row for each length of each source."""
-
-    tokens: Tensor  # (l B, T)
-    log_probs: Tensor  # (l B, T), of the tokens; 0 at padding or if no scores are needed
-    history: list[Tensor]  # tokens after each iteration or layer
-    likelihoods: Tensor | None = None  # (l B,), log p(y | x, m); None: the sum of log_probs
 
 
 def refuse(name: str, problem: str, value: object, expected: str) -> Never:
@@ -239,7 +242,7 @@ class NarSettings:
     length_penalty: float = number(1.0, least=-math.inf)  # alpha
     length_weight: float = number(1.0, least=-math.inf)  # w
     latent_temperature: float = number(0.0, least=0.0)  # standard deviation of the prior's noise (FlowSeq)
-    num_latent_samples: int = number(1, least=1)  # noisy latents for each length
+    num_latent_samples: int = number(1, least=1)  # noisy latents for each length (FlowSeq)
     max_new_tokens: int | None = number(None, least=1)  # largest m
     max_length: int | None = number(None, least=2)  # largest m + 1; max_new_tokens takes precedence
     max_source_relative_length: int | None = number(None, least=0)  # largest m - n
@@ -261,50 +264,34 @@ class NarSettings:
             setattr(self, name, type(least)(value))  # may be a NumPy number
 
     @property
-    def num_targets(self) -> int:
-        """Number of candidate targets of each source."""
-        return self.length_beam_size * self.num_latent_samples
-
-    @property
     def reads_scores(self) -> bool:
         """Return whether the result depends on the scores of targets."""
-        return self.num_targets > 1 or self.return_dict_in_generate
+        return self.length_beam_size > 1 or self.num_latent_samples > 1 or self.return_dict_in_generate
+
+
+FAMILY_SETTINGS = {"num_iterations", "do_sample", "latent_temperature", "num_latent_samples"}
+"""Settings that only one model family has."""
+SOURCE = ("input_ids", "attention_mask", "encoder_outputs", "inputs_embeds", "position_ids")
+"""Source arguments of `generate()`."""
+IGNORED = {"labels", "decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds", "target_lengths"}
+IGNORED |= {"synced_gpus"}  # every process runs the same number of passes
 
 
 class NarHead(ProjectedModel, GenerationMixin):
-    """Base class of non-autoregressive heads: length prediction, output projection, and `generate()`.
-
-    Subclasses implement `read_source`, `make_target` and `decode_targets`, and extend `losses`.
-
-    Attributes:
-        output_class: output class of `forward`.
-        draws: names of the random tensors that `forward` passes to `make_target`; missing ones are drawn.
-        refines: whether `num_iterations` has an effect.
-        has_latents: whether the settings of latents have an effect.
-    """
+    """Base class of non-autoregressive heads: length prediction, output projection, and `generate()`."""
 
     is_autoregressive = False
-    refines: ClassVar[bool] = False
-    has_latents: ClassVar[bool] = False
-    output_class: ClassVar[type[NarLMOutput]] = NarLMOutput
-    draws: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def samples(self) -> bool:
-        """Return whether `do_sample` has an effect."""
-        return False
-
-    @property
-    def num_length_classes(self) -> int:
-        """Largest possible `length_beam_size`."""
-        raise NotImplementedError
+    output_class: ClassVar[type[NarLMOutput]] = NarLMOutput  # of `forward`
+    further_arguments: ClassVar[tuple[str, ...]] = ()  # names of further arguments of `forward`
+    family_settings: tuple[str, ...] = ()  # those of `FAMILY_SETTINGS` that this model has
+    num_length_classes: int  # the largest `length_beam_size`
 
     def read_source(self, states: Tensor, attention_mask: Tensor | None) -> EncodedSource:
         """Return the encoded source with its length prediction."""
         raise NotImplementedError
 
-    def make_target(self, source: EncodedSource, **given: Any) -> Target:
-        """Build the target from the target arguments of `forward`; random tensors are in the dict `draws`."""
+    def make_target(self, source: EncodedSource, given: TargetInputs) -> Target:
+        """Return the target of `forward`, prepared for the decoder and the losses."""
         raise NotImplementedError
 
     def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
@@ -332,7 +319,7 @@ class NarHead(ProjectedModel, GenerationMixin):
         The source arguments are those of an autoregressive model. Without labels or a target mask, T is predicted.
 
         Args:
-            decoder_input_ids: (k B, T) target token ids, for a decoder that reads words (CMLM); others ignore them.
+            decoder_input_ids: (k B, T) target token ids for a CMLM; others ignore them.
             decoder_attention_mask: (k B, T), 1 at target tokens.
             decoder_inputs_embeds: (k B, T, d_model), replaces the decoder's initial states.
             labels: (k B, T) target token ids including the end token, not shifted, padded on the right with -100 or
@@ -346,8 +333,8 @@ class NarHead(ProjectedModel, GenerationMixin):
             the model family, all in nats per target token.
 
         Raises:
-            ValueError: the source or target inputs are inconsistent, labels have a token after padding, the number of
-                items comes without labels, or a cache is passed.
+            ValueError: source or target inputs are inconsistent, labels have a token after padding, the number of items
+                comes without labels, or a cache is passed.
         """
         if labels is not None:
             labels, num_items_in_batch = without_padding(labels, num_items_in_batch, self.config)
@@ -356,26 +343,19 @@ class NarHead(ProjectedModel, GenerationMixin):
                 "labels: got none with num_items_in_batch, and a loss of only the logits trains no length. Set the "
                 "Trainer's label_smoothing_factor to 0 and no compute_loss_func; config.label_smoothing smooths."
             )
-        draws = {name: kwargs.pop(name, None) for name in self.draws}
+        words = decoder_input_ids, decoder_attention_mask, decoder_inputs_embeds, target_lengths
+        further = {name: kwargs.pop(name, None) for name in self.further_arguments}
+        given = TargetInputs(labels, num_items_in_batch, *words, further)
         kwargs.pop("use_cache", None)
         if given_cache(kwargs.pop("past_key_values", None), kwargs) is not None:
             raise ValueError(
                 f"past_key_values: {type(self).__name__} predicts all words at once and has no cache; got one, "
                 "expected None. Of PEFT's methods PREFIX_TUNING needs a cache; use LORA or PROMPT_TUNING."
             )
-        encoder_outputs = self.encode(input_ids, attention_mask, encoder_outputs, inputs_embeds, **kwargs)
+        encoder_outputs = self.encode(input_ids, attention_mask, encoder_outputs, inputs_embeds=inputs_embeds, **kwargs)
         kwargs.pop("position_ids", None)
         source = self.read_source(encoder_outputs[0], attention_mask)
-        target = self.make_target(
-            source,
-            labels=labels,
-            num_items=num_items_in_batch,
-            input_ids=decoder_input_ids,
-            attention_mask=decoder_attention_mask,
-            inputs_embeds=decoder_inputs_embeds,
-            target_lengths=target_lengths,
-            draws=draws,
-        )
+        target = self.make_target(source, given)
         outputs = self.run_decoder(source, target.mask, **target.decoder_inputs, **kwargs)
         token_loss, logits = self.loss_and_logits(outputs[0], target.labels, 0, skip_logits, target.num_items)
         return self.output_class(
@@ -390,19 +370,13 @@ class NarHead(ProjectedModel, GenerationMixin):
         )
 
     def encode(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        encoder_outputs: tuple[Tensor, ...] | BaseModelOutput | None = None,
-        inputs_embeds: Tensor | None = None,
-        **settings: Any,
+        self, input_ids: Any = None, attention_mask: Any = None, encoder_outputs: Any = None, **inputs: Any
     ) -> BaseModelOutput:
-        """Run the encoder, unless `encoder_outputs` are given."""
+        """Run the encoder, unless `encoder_outputs` are given; arguments as in `forward`."""
         self.model.check_adapters()
         if encoder_outputs is not None:
             return as_encoder_output(encoder_outputs)
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
-        return self.run_encoder(**inputs, return_dict=True, **settings)
+        return self.run_encoder(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **inputs)
 
     def run_encoder(self, **inputs: Any) -> BaseModelOutput:
         return self.model.encoder(**inputs)
@@ -417,27 +391,20 @@ class NarHead(ProjectedModel, GenerationMixin):
         classes = source.length_logits.sort(dim=1, descending=True, stable=True).indices[:, :count]
         return (source.first_length[:, None] + classes).clamp(min=1)
 
-    def target_shape(
-        self,
-        source: EncodedSource,
-        labels: Tensor | None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-    ) -> tuple[Tensor, int]:
-        """Return the target lengths (k B,) and T, from the labels, else the mask, else the prediction."""
+    def target_mask(self, source: EncodedSource, given: TargetInputs) -> Tensor:
+        """Return the target mask (k B, T), from the labels, else the given mask or embeddings, else the prediction."""
         device = source.memory.device
-        if labels is not None:
-            is_token = labels.to(device).ne(-100)  # (k B, T)
-            check_right_padded(is_token, "labels")
-        elif attention_mask is not None:
-            is_token = attention_mask.to(device).ne(0)  # (k B, T)
-        elif inputs_embeds is not None:
-            is_token = torch.ones(inputs_embeds.shape[:2], dtype=torch.bool, device=device)
+        if given.labels is not None:
+            check_right_padded(given.labels)
+            is_token = given.labels.to(device).ne(-100)  # (k B, T)
+        elif given.attention_mask is not None:
+            is_token = given.attention_mask.to(device).ne(0)  # (k B, T)
+        elif given.inputs_embeds is not None:
+            is_token = torch.ones(given.inputs_embeds.shape[:2], dtype=torch.bool, device=device)
         else:
-            lengths = self.best_lengths(source, 1).flatten()
-            return lengths, int(lengths.max())
+            return canvas(self.best_lengths(source, 1).flatten())
         check_rows(is_token.shape[0], source.memory.shape[0])
-        return is_token.sum(1), is_token.shape[1]
+        return canvas(is_token.sum(1), is_token.shape[1])
 
     def run_decoder(
         self, source: EncodedSource, target_mask: Tensor, cache: Cache | None = None, **inputs: Any
@@ -467,7 +434,7 @@ class NarHead(ProjectedModel, GenerationMixin):
 
     def losses(self, source: EncodedSource, target: Target, token_loss: Tensor) -> dict[str, Any]:
         """Return the `loss`, its terms, and further output fields of the model family."""
-        lengths, logits = target.lengths, source.length_logits  # (k B,), (B, C)
+        lengths, logits = target.mask.sum(1), source.length_logits  # (k B,), (B, C)
         logits = logits.to(accumulation_dtype(logits.dtype)).repeat_interleave(len(lengths) // len(logits), dim=0)
         losses = nn.functional.cross_entropy(logits, self.length_classes(source, lengths), reduction="none")  # (k B,)
         length_loss = target.mean((losses * (lengths > 0)).sum())
@@ -476,51 +443,34 @@ class NarHead(ProjectedModel, GenerationMixin):
 
     @torch.no_grad()
     def generate(
-        self,
-        inputs: Tensor | None = None,
-        generation_config: GenerationConfig | None = None,
-        *,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        encoder_outputs: tuple[Tensor, ...] | BaseModelOutput | None = None,
-        position_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        decoder_input_ids: Tensor | None = None,
-        decoder_attention_mask: Tensor | None = None,
-        decoder_inputs_embeds: Tensor | None = None,
-        target_lengths: Tensor | None = None,
-        synced_gpus: bool | None = None,
-        **call: Any,
+        self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, **call: Any
     ) -> Tensor | NarGenerateOutput:
         """Predict a target for each source.
 
         Args:
             inputs: (B, S) source token ids; `input_ids` is an alias.
             generation_config: settings that override those of the model; arguments of the call override both.
-            attention_mask, inputs_embeds, encoder_outputs, position_ids: of the source, as in `forward`.
-            labels, decoder_input_ids, decoder_attention_mask, decoder_inputs_embeds, target_lengths: ignored, so that a
-                trainer can pass a complete batch.
-            synced_gpus: ignored; every process runs the same number of passes.
-            call: settings of `NarSettings`.
+            call: `attention_mask`, `inputs_embeds`, `encoder_outputs` and `position_ids` of the source, as in
+                `forward`, and settings of `NarSettings`. Other settings must be off or at their defaults. Target
+                arguments of `forward` and `synced_gpus` are ignored, so that a trainer can pass a complete batch.
 
         Returns:
             Tokens (n B, T + 1) that begin with the start token, or a `NarGenerateOutput`.
 
         Raises:
-            ValueError: this model does not support an argument or a setting, or a value is out of range.
+            ValueError: this model does not support a setting, or a value is out of range.
         """
         self.config.check_generation_settings(generation_config)
-        if inputs is not None and input_ids is not None:
-            refuse("input_ids", "another name of inputs, and both are given", input_ids, "None")
-        settings = self.read_settings(generation_config, call)
-        input_ids = input_ids if inputs is None else inputs
-        states = self.encode(input_ids, attention_mask, encoder_outputs, inputs_embeds, position_ids=position_ids)[0]
-        source = self.read_source(states, attention_mask)
-        lengths = self.limit(source, self.best_lengths(source, settings.length_beam_size), settings)  # (B, l)
-        lengths = lengths.repeat_interleave(settings.num_latent_samples, dim=1)
+        given = {name: call.pop(name, None) for name in SOURCE}
+        if inputs is not None and given["input_ids"] is not None:
+            refuse("input_ids", "another name of inputs, and both are given", given["input_ids"], "None")
+        if inputs is not None:
+            given["input_ids"] = inputs
+        settings = self.read_settings(generation_config, {name: call[name] for name in call.keys() - IGNORED})
+        source = self.read_source(self.encode(**given)[0], given["attention_mask"])
+        lengths = self.choose_lengths(source, settings)  # (B, l)
         targets = self.decode_targets(source, lengths.flatten(), settings)
-        return self.best_targets(source, targets, lengths, settings)
+        return self.choose_targets(source, targets, lengths, settings)
 
     def read_settings(self, generation_config: GenerationConfig | None, call: dict[str, Any]) -> NarSettings:
         """Return the settings of the call, else of its generation config, else of the model.
@@ -528,28 +478,25 @@ class NarHead(ProjectedModel, GenerationMixin):
         Settings that this model does not support must be None, False, empty or at their defaults.
         """
         merged, config = CallSettings(generation_config, self, call), self.config
-        copied = {*TOKEN_IDS, "output_attentions", "output_hidden_states"}  # from the model's configuration
-        values = {name: value for name, value in merged.values.items() if name in merged.given or name not in copied}
-        values |= {name: value for name, value in call.items() if name not in merged.given and value is not None}
-        has_effect = {"num_iterations": self.refines, "do_sample": self.samples}
-        has_effect |= dict.fromkeys(("latent_temperature", "num_latent_samples"), self.has_latents)
-        known = {one.name for one in fields(NarSettings) if has_effect.get(one.name, True)}
+        copied = {*TOKEN_IDS, "output_attentions", "output_hidden_states"} - merged.given.keys()  # from the model
+        values = merged.values | {name: value for name, value in merged.inputs.items() if value is not None}
+        known = {one.name for one in fields(NarSettings)} - FAMILY_SETTINGS | {*self.family_settings}
         defaults = default_settings() | vars(NarSettings()) | {name: getattr(config, name) for name in TOKEN_IDS}
         defaults["decoder_start_token_id"] = config.target_start_token_id
-        for name in sorted(values.keys() - known):
+        for name in sorted(values.keys() - known - copied - {"transformers_version"}):
             value, default = values[name], defaults.get(name)
             if name in TOKEN_IDS:
                 value, default = as_token_ids(value), as_token_ids(default)
             is_off = value is False or (isinstance(value, Sequence) and not value)
-            is_setting = not name.startswith("_") and name != "transformers_version"
-            if value != default and not is_off and is_setting:
+            if value != default and not is_off and not name.startswith("_"):
                 refuse(name, f"no setting of {type(self).__name__}", value, repr(default))
         settings = NarSettings(**{name: values[name] for name in known & values.keys()})
         most_samples = math.inf if settings.latent_temperature else 1
+        candidates = settings.length_beam_size * settings.num_latent_samples
         for name, most, reason in (
             ("length_beam_size", self.num_length_classes, "the model's length classes"),
             ("num_latent_samples", most_samples, "for at latent_temperature 0 all are the same"),
-            ("num_return_sequences", settings.num_targets, "length_beam_size times num_latent_samples"),
+            ("num_return_sequences", candidates, "length_beam_size times num_latent_samples"),
         ):
             if (value := getattr(settings, name)) > most:
                 refuse(name, "out of range", value, f"at most {most}, {reason}")
@@ -560,18 +507,18 @@ class NarHead(ProjectedModel, GenerationMixin):
         settings.suppress_tokens = sum(special, suppressed)
         return settings
 
-    def limit(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> Tensor:
-        """Clamp target lengths (B, l) to the limits of the settings and the table of learned positions."""
-        longest = settings.max_new_tokens
-        if longest is None and settings.max_length is not None:
-            longest = settings.max_length - 1  # without the start token
-        if longest is not None:
-            lengths = lengths.clamp(max=longest)
+    def choose_lengths(self, source: EncodedSource, settings: NarSettings) -> Tensor:
+        """Return the target lengths (B, l) to decode: the most likely ones, within the limits, for each sample."""
+        lengths = self.best_lengths(source, settings.length_beam_size)
+        if settings.max_new_tokens is not None:
+            lengths = lengths.clamp(max=settings.max_new_tokens)
+        elif settings.max_length is not None:
+            lengths = lengths.clamp(max=settings.max_length - 1)  # without the start token
         if self.config.position_embedding == "learned":
             lengths = lengths.clamp(max=self.config.max_position_embeddings)
         if settings.max_source_relative_length is not None:
             lengths = torch.minimum(lengths, source.lengths[:, None] + settings.max_source_relative_length)
-        return lengths
+        return lengths.repeat_interleave(settings.num_latent_samples, dim=1)
 
     def read_words(
         self,
@@ -605,18 +552,18 @@ class NarHead(ProjectedModel, GenerationMixin):
             log_probs = log_probs.to(chosen_log_probs[0].dtype).masked_scatter(is_read, torch.cat(chosen_log_probs))
         return tokens.masked_scatter(is_read, torch.cat(chosen)), log_probs
 
-    def best_targets(
+    def choose_targets(
         self, source: EncodedSource, targets: NarTargets, lengths: Tensor, settings: NarSettings
     ) -> Tensor | NarGenerateOutput:
-        """Return the n best targets of each source, given `lengths` (B, l)."""
+        """Return the n best of the targets of `lengths` (B, l) for each source."""
         start, pad = self.config.token_id("target_start_token_id"), self.config.token_id("pad_token_id")
-        likelihoods = targets.log_probs.sum(1) if targets.likelihoods is None else targets.likelihoods
+        scores = targets.log_probs.sum(1) if targets.log_likelihoods is None else targets.log_likelihoods
         classes = self.length_classes(source, lengths.flatten()).view_as(lengths)
-        log_lengths = source.length_logits.to(likelihoods.dtype).log_softmax(-1).gather(1, classes)  # (B, l)
-        scores = likelihoods.view_as(lengths) + settings.length_weight * log_lengths
+        log_lengths = source.length_logits.to(scores.dtype).log_softmax(-1).gather(1, classes)  # (B, l)
+        scores = scores.view_as(lengths) + settings.length_weight * log_lengths
         scores = scores / lengths.to(scores.dtype) ** settings.length_penalty
         scores, order = scores.sort(dim=1, descending=True, stable=True)
-        order, scores = order[:, : settings.num_return_sequences], scores[:, : settings.num_return_sequences]
+        scores, order = (values[:, : settings.num_return_sequences] for values in (scores, order))  # (B, n)
         rows = (order + torch.arange(len(lengths), device=order.device)[:, None] * lengths.shape[1]).flatten()
         lengths = lengths.flatten()[rows]  # (n B,)
         is_real = canvas(lengths).bool()  # (n B, T)

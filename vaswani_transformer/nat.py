@@ -1,10 +1,9 @@
 """NAT (Gu et al. 2018), and GLAT, the same model trained by glancing (Qian et al. 2021).
 
-B batch, S source, T target, k target rows per source row, l lengths of a length beam, C length classes, V vocabulary, H
-heads, d_k and d_v the widths of a head, c the clipping distance of relative self-attention, n source tokens, m target
-tokens. The decoder's input is a soft copy of the encoder's output, and the length is predicted as the difference m - n.
-Fertilities, fine-tuning with reverse KL and noisy parallel decoding are not implemented. Relative self-attention (Shaw
-et al. 2018) is an addition.
+B batch, S source, T target, k target rows per source row, l lengths of a length beam, C length classes, H heads, d_k
+and d_v the widths of a head, n source tokens, m target tokens. The decoder's input is a soft copy of the encoder's
+output, and the length is predicted as the difference m - n. Fertilities, fine-tuning with reverse KL and noisy parallel
+decoding are not implemented. Relative self-attention (Shaw et al. 2018) is an addition.
 """
 
 from typing import Any
@@ -28,6 +27,7 @@ from .nar import (
     NarSettings,
     NarTargets,
     Target,
+    TargetInputs,
     argmax,
     canvas,
     choose_positions,
@@ -71,7 +71,7 @@ class VaswaniNatConfig(LengthDifferenceConfig):
     relative_attention_clip: int | None = positive_int(default=4)
 
 
-def soft_copy(memory: Tensor, is_real: Tensor, lengths: Tensor, width: int) -> Tensor:
+def soft_copy(memory: Tensor, is_real: Tensor, mask: Tensor) -> Tensor:
     """Return the decoder input (k B, T, d_model), whose position i is the state of source token floor(i n / m).
 
     Unlike in Gu et al. 2018, the encoder's output is copied instead of the embeddings.
@@ -79,18 +79,14 @@ def soft_copy(memory: Tensor, is_real: Tensor, lengths: Tensor, width: int) -> T
     Args:
         memory: (B, S, d_model), the encoder's output.
         is_real: (B, S), True at tokens; padding may be anywhere.
-        lengths: (k B,), m of each target row; row i belongs to source i // k.
-        width: T; positions beyond m repeat the last source token.
+        mask: (k B, T), 1 at the m tokens of each target; positions beyond them repeat the last source token.
     """
-    counts = is_real.sum(1)  # (B,), n
-    size = memory.shape[1]
-    keys = is_real.long() * size - torch.arange(size, device=memory.device)  # (B, S), distinct: ONNX has no stable sort
-    order = keys.argsort(dim=1, descending=True)  # (B, S), indices of tokens first, in order
-    by_source = lengths.clamp(min=1).view(memory.shape[0], -1, 1)  # (B, k, 1)
-    ranks = torch.arange(width, device=memory.device) * counts[:, None, None] // by_source  # (B, k, T)
-    ranks = torch.minimum(ranks, counts[:, None, None] - 1).flatten(1)  # (B, k T)
-    index = order.gather(1, ranks).unsqueeze(-1).expand(-1, -1, memory.shape[-1])  # (B, k T, d_model)
-    return memory.gather(1, index).view(-1, width, memory.shape[-1])  # (k B, T, d_model)
+    counts, width = is_real.sum(1)[:, None, None], mask.shape[1]  # (B, 1, 1), n
+    order = is_real.long().argsort(dim=1, descending=True, stable=True)  # (B, S), indices of tokens first, in order
+    lengths = mask.sum(1).clamp(min=1).view(memory.shape[0], -1, 1)  # (B, k, 1), m
+    ranks = torch.arange(width, device=memory.device) * counts // lengths  # (B, k, T)
+    index = order.gather(1, torch.minimum(ranks, counts - 1).flatten(1))  # (B, k T)
+    return memory.gather(1, index.unsqueeze(-1).expand(-1, -1, memory.shape[-1])).view(-1, width, memory.shape[-1])
 
 
 class LengthDifference(nn.Module):
@@ -111,8 +107,10 @@ class RelativeSelfAttention(SelfAttention):
 
     With r = clip(j - i, -c, c) + c, score_ij = q_i . (k_j + R^K_r) / sqrt(d_k) and out_i = sum_j a_ij (v_j + R^V_r).
     The heads of a layer share the tables R^K (2c + 1, d_k) and R^V (2c + 1, d_v). To avoid a (T, T, d_k) tensor,
-    q R^K^T is gathered at r, and the weights are summed by r. Every attention implementation uses this code. `clip` is
-    c.
+    q R^K^T is gathered at r, and the weights are summed by r. Every attention implementation uses this code.
+
+    Args:
+        clip: c, the clipping distance.
     """
 
     def __init__(self, config: VaswaniTransformerConfig, layer_idx: int, clip: int) -> None:
@@ -151,17 +149,22 @@ class PositionalAttention(MultiHeadAttention):
     It is not a subclass of `SelfAttention`, so that its weights are not among the recorded self-attentions.
     """
 
-    def keys(self, hidden_states: Tensor, positions: Tensor) -> Tensor:
-        """Return the input (1 or B, T, d_model) of the key projection."""
-        return positions
-
     def forward(
-        self, hidden_states: Tensor, positions: Tensor, attention_mask: Tensor | None = None, **kwargs: object
+        self,
+        hidden_states: Tensor,
+        positions: Tensor,
+        attention_mask: Tensor | None = None,
+        keys: Tensor | None = None,
+        **kwargs: object,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output (B, T, d_model) for `positions` (1, T, d_model), and the weights if any."""
+        """Return the output (B, T, d_model) for `positions` (1, T, d_model), and the weights if any.
+
+        `keys` (B, T, d_model) replace the positions as keys.
+        """
         rows = (hidden_states.shape[0], -1, -1, -1)
         query = self.split_heads(self.q_proj(positions), self.head_dim).expand(rows)  # (B, H, T, d_k)
-        key = self.split_heads(self.k_proj(self.keys(hidden_states, positions)), self.head_dim).expand(rows)
+        key = self.k_proj(positions if keys is None else keys)
+        key = self.split_heads(key, self.head_dim).expand(rows)  # (B, H, T, d_k)
         value = self.split_heads(self.v_proj(hidden_states), self.value_head_dim)  # (B, H, T, d_v)
         attended, weights = self.attend(query, key, value, attention_mask, **kwargs)  # (B, T, H, d_v)
         return self.o_proj(attended.flatten(-2)), weights
@@ -180,10 +183,7 @@ class PositionalDecoderLayer(NarDecoderLayer):
     def attend_to_target(
         self, hidden_states: Tensor, attention_mask: Tensor | None, past_key_values: Cache | None, **kwargs: Any
     ) -> Tensor:
-        """Apply self-attention and positional attention to states (k B, T, d_model).
-
-        `attention_mask` applies to positional attention; `kwargs` include the result of `positional_inputs`.
-        """
+        """Apply self-attention and positional attention, the latter with `attention_mask`."""
         positions, self_attention_mask = kwargs.pop("positions"), kwargs.pop("self_attention_mask")
         hidden_states = super().attend_to_target(hidden_states, self_attention_mask, past_key_values, **kwargs)
         attended, _ = self.positional_attn(hidden_states, positions, attention_mask, **kwargs)
@@ -211,19 +211,17 @@ class PositionalDecoder(NarDecoder):
     def without_diagonal(self, mask: Tensor | None, hidden_states: Tensor) -> Tensor:
         """Return `mask` with a masked diagonal (k B or 1, 1, T, T); targets of one token keep theirs."""
         length = hidden_states.shape[1]
-        other_positions = ~torch.eye(length, dtype=torch.bool, device=hidden_states.device)  # (T, T)
+        is_other = ~torch.eye(length, dtype=torch.bool, device=hidden_states.device)  # (T, T)
         if mask is None:
-            is_key = torch.ones(1, 1, length, length, dtype=torch.bool, device=hidden_states.device)
-        else:
-            is_key = mask if mask.dtype == torch.bool else mask == 0  # (k B, 1, T, T)
-        allowed = is_key & (other_positions | (is_key.sum(-1, keepdim=True) == 1))
-        if mask.dtype == torch.bool if mask is not None else self.config._attn_implementation != "eager":
-            return allowed
-        return additive_mask(allowed, hidden_states.dtype)
+            mask = torch.ones_like(is_other)[None, None]  # (1, 1, T, T)
+        is_key = mask if mask.dtype == torch.bool else mask == 0  # (k B or 1, 1, T, T)
+        allowed = is_key & (is_other | (is_key.sum(-1, keepdim=True) == 1))
+        is_additive = self.config._attn_implementation == "eager"
+        return additive_mask(allowed, hidden_states.dtype) if is_additive else allowed
 
 
 class VaswaniNatModel(EncoderDecoder):
-    """Encoder and positional decoder with a shared embedding matrix, without predictions of length and tokens."""
+    """Encoder and positional decoder with a shared embedding matrix, without predictions."""
 
     config_class = VaswaniNatConfig
     decoder_class = PositionalDecoder
@@ -240,19 +238,9 @@ class LengthDifferenceHead(NarHead):
 
     def __init__(self, config: LengthDifferenceConfig) -> None:
         super().__init__(config)
+        self.num_length_classes = config.max_length_difference - config.min_length_difference + 1
         self.length_difference = LengthDifference(config.d_model, self.num_length_classes)
         self.post_init()
-
-    @property
-    def dummy_inputs(self) -> dict[str, Tensor]:
-        """Return a small batch for tracing: two sources of five tokens and the masks of two targets of five."""
-        tokens = torch.arange(10, device=self.device).view(2, 5) % self.config.vocab_size
-        ones = torch.ones_like(tokens)
-        return {"input_ids": tokens, "attention_mask": ones, "decoder_attention_mask": ones}
-
-    @property
-    def num_length_classes(self) -> int:
-        return self.config.max_length_difference - self.config.min_length_difference + 1
 
     def read_source(self, states: Tensor, attention_mask: Tensor | None) -> EncodedSource:
         """Return the encoder's output (B, S, d_model) with the logits of the length difference."""
@@ -261,29 +249,33 @@ class LengthDifferenceHead(NarHead):
         first_length = is_real.sum(1) + self.config.min_length_difference
         return EncodedSource(states, attention_mask, is_real, logits, first_length)
 
-    def make_target(
-        self,
-        source: EncodedSource,
-        *,
-        labels: Tensor | None = None,
-        num_items: Tensor | int | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        draws: dict[str, Any] | None = None,
-        **words: Any,
-    ) -> Target:
-        lengths, width = self.target_shape(source, labels, attention_mask, inputs_embeds)
-        if labels is not None and num_items is None:
-            num_items = labels.ne(-100).sum()
-        target = Target(lengths, canvas(lengths, width), labels, num_items)
-        if inputs_embeds is None:
-            inputs_embeds = self.embed_target(source, target, **(draws or {}))
-        target.decoder_inputs["inputs_embeds"] = inputs_embeds
+    def make_target(self, source: EncodedSource, given: TargetInputs) -> Target:
+        num_items, states = given.num_items, given.inputs_embeds
+        if given.labels is not None and num_items is None:
+            num_items = given.labels.ne(-100).sum()
+        target = Target(self.target_mask(source, given), given.labels, num_items)
+        if states is None and self.training and given.labels is not None:
+            states = self.training_input(source, target, given.labels, given.further)
+        elif states is None:
+            states = self.decoder_input(source, target.mask)
+        target.decoder_inputs["inputs_embeds"] = states
         return target
 
-    def embed_target(self, source: EncodedSource, target: Target, **draws: Any) -> Tensor:
-        """Return the decoder input (k B, T, d_model), the soft copy of the source."""
-        return soft_copy(source.memory, source.is_real, target.lengths, target.mask.shape[1])
+    def decoder_input(self, source: EncodedSource, mask: Tensor, temperature: float = 0.0) -> Tensor:
+        """Return the decoder input (k B, T, d_model) of targets of `mask` (k B, T): the soft copy of the source."""
+        return soft_copy(source.memory, source.is_real, mask)
+
+    def training_input(self, source: EncodedSource, target: Target, labels: Tensor, draws: dict[str, Any]) -> Tensor:
+        """Return the decoder input (k B, T, d_model) in training; it may change the labels of `target`."""
+        raise NotImplementedError
+
+    def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
+        """Predict a target for each of `lengths` (l B,) in one pass."""
+        mask = canvas(lengths)  # (l B, T)
+        inputs_embeds = self.decoder_input(source, mask, settings.latent_temperature)
+        states = self.run_decoder(source, mask, inputs_embeds=inputs_embeds)[0]
+        tokens, log_probs = self.read_words(states, lengths, mask.bool(), settings, settings.reads_scores)
+        return NarTargets(tokens, log_probs, [tokens])
 
 
 class VaswaniNatForConditionalGeneration(LengthDifferenceHead):
@@ -299,22 +291,22 @@ class VaswaniNatForConditionalGeneration(LengthDifferenceHead):
 
     config_class = VaswaniNatConfig
     body_class = VaswaniNatModel
-    draws = ("glancing_draws",)
+    further_arguments = ("glancing_draws",)
     glancing_ratio: float = 0.0
 
-    def embed_target(self, source: EncodedSource, target: Target, **draws: Any) -> Tensor:
+    def training_input(self, source: EncodedSource, target: Target, labels: Tensor, draws: dict[str, Any]) -> Tensor:
         """Return the soft copy (k B, T, d_model), with the reference words that GLAT shows; these have no loss."""
-        inputs_embeds, labels = super().embed_target(source, target), target.labels
-        if labels is None or not self.training or self.glancing_ratio == 0:
+        inputs_embeds = self.decoder_input(source, target.mask)
+        if self.glancing_ratio == 0:
             return inputs_embeds
-        seen, target.outputs["accuracy"] = self.glance(source, inputs_embeds, labels, **draws)
+        seen, target.outputs["accuracy"] = self.glance(source, inputs_embeds, labels, draws["glancing_draws"])
         target.labels = labels.masked_fill(seen, -100)
         shown = self.model.decoder.embed_tokens(labels.clamp(min=0)).to(inputs_embeds.dtype)
         return torch.where(seen.unsqueeze(-1), shown, inputs_embeds)
 
     @torch.no_grad()
     def glance(
-        self, source: EncodedSource, inputs_embeds: Tensor, labels: Tensor, glancing_draws: Tensor | None = None
+        self, source: EncodedSource, inputs_embeds: Tensor, labels: Tensor, draws: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the positions (k B, T) of the reference words to show, and the accuracy of the first pass.
 
@@ -326,10 +318,4 @@ class VaswaniNatForConditionalGeneration(LengthDifferenceHead):
         mistakes = torch.zeros_like(is_real).masked_scatter(is_real, torch.cat(wrong)).sum(1)  # (k B,), c
         counts = (self.glancing_ratio * mistakes).floor().long()
         accuracy = 1 - mistakes.sum() / is_real.sum().clamp(min=1)
-        return choose_positions(is_real, counts, draws=glancing_draws), accuracy
-
-    def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
-        target = Target(lengths, canvas(lengths))
-        states = self.run_decoder(source, target.mask, inputs_embeds=self.embed_target(source, target))[0]
-        tokens, log_probs = self.read_words(states, lengths, target.mask.bool(), settings, settings.reads_scores)
-        return NarTargets(tokens, log_probs, [tokens])
+        return choose_positions(is_real, counts, draws), accuracy

@@ -126,7 +126,7 @@ def setting_inputs(model: PreTrainedModel) -> dict[str, Any]:
 
     sliders, inputs = {"num_beams": ("Beams", MAX_BEAMS)}, {}
     if is_non_autoregressive(model):
-        sliders = {"num_iterations": ("Iterations", MAX_BEAMS)} if model.refines else {}
+        sliders = {"num_iterations": ("Iterations", MAX_BEAMS)} if "num_iterations" in model.family_settings else {}
         sliders["length_beam_size"] = ("Lengths", min(MAX_BEAMS, model.num_length_classes))
     for name, (label, most) in sliders.items():
         value = getattr(model.generation_config, name, None) or 1

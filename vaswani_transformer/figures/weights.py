@@ -107,11 +107,12 @@ def record_calls(stack: nn.Module) -> Generator[list[tuple[dict[str, Any], Any]]
 def last_pass(model: NarHead, batch: dict[str, Tensor], generate_kwargs: dict[str, Any]) -> Pass:
     """Return the last pass of `generate()` for one source and the best length; FlowSeq draws a single sample."""
     settings = generate_kwargs | {"return_dict_in_generate": True, "return_history": True, "num_return_sequences": 1}
-    settings |= {"num_latent_samples": 1} if model.has_latents else {}
+    settings |= {"num_latent_samples": 1} if "num_latent_samples" in model.family_settings else {}
     body = cast(Any, model).model
     with eager_attention(model), record_calls(body.encoder) as encoded, record_calls(body.decoder) as passes:
         output = cast(Any, model).generate(**batch, **settings)
-    inputs, decoded = passes[len(output.history) - 1 if model.refines else 0]  # FlowSeq's later passes rank targets
+    is_refined = "num_iterations" in model.family_settings
+    inputs, decoded = passes[len(output.history) - 1 if is_refined else 0]  # FlowSeq's later passes rank targets
     length, tokens = int(output.lengths[0]), batch["input_ids"].shape[1]
     row = inputs["attention_mask"].sum(1).tolist().index(length)
     labels = output.sequences[0, 1 : 1 + length].tolist()
