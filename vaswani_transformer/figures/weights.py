@@ -94,13 +94,11 @@ def pass_of_target(model: Any, batch: dict[str, Tensor], labels: Tensor) -> Pass
 def record_calls(stack: nn.Module) -> Generator[list[tuple[dict[str, Any], Any]]]:
     """Yield a list of the arguments and outputs of each call of a stack, which returns its attention weights."""
     calls: list[tuple[dict[str, Any], Any]] = []
-    hook = stack.register_forward_pre_hook(
+    request = stack.register_forward_pre_hook(
         lambda _, args, kwargs: (args, kwargs | {"output_attentions": True}), with_kwargs=True
     )
-    with (
-        hook,
-        stack.register_forward_hook(lambda _, args, kwargs, output: calls.append((kwargs, output)), with_kwargs=True),
-    ):
+    keep = stack.register_forward_hook(lambda _, args, kwargs, output: calls.append((kwargs, output)), with_kwargs=True)
+    with request, keep:
         yield calls
 
 

@@ -74,6 +74,11 @@ def percent(share: int, total: int) -> float:
     return 100 * share / total if total else 0.0
 
 
+def deleted_words(tree: Tree) -> set[int]:
+    """Return the indices of words that do not count."""
+    return {index for index, leaf in enumerate(tree.leaves) if leaf.tag in DELETED}
+
+
 def brackets(tree: Tree, deleted: set[int]) -> Counter[tuple[str, int, int]]:
     """Return the brackets that count, as (label, start, end) over the words that are not deleted."""
     counts: Counter[tuple[str, int, int]] = Counter()
@@ -91,8 +96,8 @@ def brackets(tree: Tree, deleted: set[int]) -> Counter[tuple[str, int, int]]:
 
 def score_sentence(gold: Tree, predicted: Tree, own_punctuation: bool) -> BracketScores:
     """Return the counts of one sentence; see `score_trees`."""
-    deciding = (gold, predicted if own_punctuation else gold)  # the trees whose tags decide what is deleted
-    deleted, deleted_others = ({n for n, leaf in enumerate(tree.leaves) if leaf.tag in DELETED} for tree in deciding)
+    deleted = deleted_words(gold)
+    deleted_others = deleted_words(predicted) if own_punctuation else deleted
     words = [leaf for index, leaf in enumerate(gold.leaves) if index not in deleted]
     others = [leaf for index, leaf in enumerate(predicted.leaves) if index not in deleted_others]
     if not others:
