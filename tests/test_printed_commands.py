@@ -36,13 +36,13 @@ COMMANDS = {
     "pip": "tests/test_packaging.py::test_wheel_holds_the_package_and_works_where_it_is_installed",
     "tests.golden": "tests/golden/test_golden.py::test_command_writes_a_checkpoint_that_this_version_lacks",
     "tests/published_release.py": PUBLISH,
-    "training.average": "tests/training/test_average.py::test_command_prints_the_averaged_steps",
+    "training.average": "tests/training/test_average.py::test_averaged_model_has_its_tokenizer_and_no_file_of_training",
     "training.card": "tests/training/test_card.py::test_card_is_what_the_code_makes_of_the_results",
     "training.distill": "tests/training/test_distill.py::test_distillation_replaces_training_targets_only",
     "training.prepare": "tests/training/test_prepare.py::test_multi30k_has_the_published_split_in_three_languages",
     "training.publish": PUBLISH,
     "training.score": "tests/training/test_score.py::test_scores_are_printed_and_written_each_with_its_signature",
-    "training.train": "tests/training/test_train.py::test_command_prints_examples_and_ends_with_the_score",
+    "training.train": "tests/training/test_train.py::test_interrupted_run_saves_its_step_and_resumes_to_the_same_bits",
     "uvicorn": SERVICE,
     "vaswani-convert ctranslate2": (
         "tests/convert/test_ctranslate2_exporter.py::test_command_converts_a_folder_and_never_overwrites_one_without_force"

@@ -37,8 +37,10 @@ def test_average_takes_the_last_complete_checkpoints_by_step(run_folder: Path, t
     assert model.lm_head.weight is model.model.shared.weight
 
 
-def test_averaged_model_has_its_tokenizer_and_no_file_of_training(run_folder: Path, tmp_path: Path) -> None:
-    average(run_folder, 2, tmp_path / "mean")
+def test_averaged_model_has_its_tokenizer_and_no_file_of_training(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_main(main, [run_folder, "--last=2", f"--output_dir={tmp_path / 'mean'}"], capsys)[2] == 0
     model = {"config.json", "generation_config.json", "model.safetensors"}
     assert {path.name for path in (tmp_path / "mean").iterdir()} == model | {"tokenizer.json", "tokenizer_config.json"}
 
