@@ -21,7 +21,7 @@ def take_picture(model: str, text: str, path: str) -> None:
     _, address, _ = page.launch(**LAUNCH)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"))
-        tab = browser.new_page(viewport={"width": 800, "height": 1400})
+        tab = browser.new_page(viewport={"width": 900, "height": 2000})
         tab.goto(address)
         tab.get_by_label("Source").fill(text)
         tab.get_by_role("button", name="Translate").click()

@@ -30,7 +30,7 @@ MAX_SOURCE_TOKENS = 128  # keeps tables and attention weights small
 MAX_BEAMS = 16
 COLUMNS = {"step": 62, "": 70, "target so far": 250, "log P": 96, "lp(Y)": 86, "log P / lp(Y)": 130}  # pixels
 CHANGED = "changed"
-FRAME = '<iframe title="Attention" sandbox="allow-scripts" style="width: 100%; height: 46rem" srcdoc="{}"></iframe>'
+FRAME = '<iframe title="Attention" sandbox="allow-scripts" style="width: 100%; height: 50rem" srcdoc="{}"></iframe>'
 LANGUAGES = {
     "cs": "Czech", "de": "German", "en": "English", "es": "Spanish", "fi": "Finnish", "fr": "French", "it": "Italian",
     "ja": "Japanese", "nl": "Dutch", "pt": "Portuguese", "ro": "Romanian", "ru": "Russian", "zh": "Chinese",
@@ -127,7 +127,7 @@ def setting_inputs(model: PreTrainedModel) -> dict[str, Any]:
     sliders, inputs = {"num_beams": ("Beams", MAX_BEAMS)}, {}
     if is_non_autoregressive(model):
         sliders = {"num_iterations": ("Iterations", MAX_BEAMS)} if "num_iterations" in model.family_settings else {}
-        sliders["length_beam_size"] = ("Lengths", min(MAX_BEAMS, model.num_length_classes))
+        sliders["length_beam_size"] = ("Candidate lengths", min(MAX_BEAMS, model.num_length_classes))
     for name, (label, most) in sliders.items():
         value = getattr(model.generation_config, name, None) or 1
         inputs[name] = gr.Slider(1, max(most, value), value, step=1, precision=0, label=label)
@@ -135,7 +135,7 @@ def setting_inputs(model: PreTrainedModel) -> dict[str, Any]:
         alpha = model.generation_config.length_penalty
         alpha = 1.0 if alpha is None else alpha
         inputs["length_penalty"] = gr.Number(
-            alpha, label="Alpha of lp(Y)", minimum=-MAX_ALPHA, maximum=MAX_ALPHA, step=0.1
+            alpha, label="Length penalty (alpha)", minimum=-MAX_ALPHA, maximum=MAX_ALPHA, step=0.1
         )
     label = "Length limit (0: the model's)"
     return inputs | {"max_new_tokens": gr.Number(0, label=label, minimum=0, maximum=512, precision=0)}
@@ -167,14 +167,14 @@ def make_page(
             )
         with gr.Column(visible=not has_passes):
             steps = gr.Dataframe(
-                label="Beams and targets that ended, after each step",
+                label="Beam search, step by step",
                 headers=list(COLUMNS),
                 column_widths=[f"{width}px" for width in COLUMNS.values()],
                 interactive=False,
                 wrap=True,
                 max_height=400,
             )
-            ended = gr.Dropdown([], label="Targets that ended, the best first; choose one to see its attention")
+            ended = gr.Dropdown([], label="Finished outputs, best first; choose one to see its attention")
         attention, read = gr.HTML(), gr.State("")  # `read`: the source of the attention weights
 
         def show(text: str, *values: Any) -> dict[Any, Any]:
