@@ -98,10 +98,12 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
         Args:
             input_ids: (B, S) source token ids.
             attention_mask: (B, S), 0 at padding, which may be on either side; None for no padding.
-            decoder_input_ids: (k B, T) target token ids, shifted right; row i belongs to source i // k.
+            decoder_input_ids: (k B, T) target token ids, shifted right; with a cache only new ones. Row i belongs to
+                source i // k.
             decoder_attention_mask: (k B, cached + T), 0 at padding; None for no padding.
             encoder_outputs: output of the encoder; None to run it.
-            past_key_values: cached keys and values of earlier target tokens and of the source; `cache` is an alias.
+            past_key_values: cached keys and values of earlier target tokens and of the source, which the call extends;
+                `cache` is an alias, the name in Transformers since 5.24.
             inputs_embeds: (B, S, d_model), scaled embeddings instead of `input_ids`.
             decoder_inputs_embeds: (k B, T, d_model), scaled embeddings instead of `decoder_input_ids`.
             decoder_position_ids: (k B, T) target positions; None to count unmasked tokens.

@@ -56,13 +56,7 @@ class VaswaniTransformerEncoder(VaswaniTransformerPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         **kwargs: object,
     ) -> BaseModelOutput:
-        """Encode a source.
-
-        Args:
-            input_ids: (B, S) token ids.
-            attention_mask: (B, S), 0 at padding, which may be on either side; None for no padding.
-            position_ids: (B, S); None to count unmasked tokens.
-            inputs_embeds: (B, S, d_model), scaled embeddings instead of `input_ids`.
+        """Encode a source; the arguments are those of `VaswaniTransformerModel`.
 
         Returns:
             `last_hidden_state` (B, S, d_model), and on request `hidden_states` (N + 1 tensors) and `attentions`.
@@ -145,16 +139,10 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
         """Decode a target, or with a cache its next tokens.
 
         Args:
-            input_ids: (k B, T) token ids, shifted right; with a cache only the new ones.
-            attention_mask: (k B, cached + T), 0 at padding; None for no padding.
-            position_ids: (k B, T); None to count unmasked tokens.
-            encoder_hidden_states: (B, S, d_model), the encoder's output; None to skip cross-attention. Row i of the
-                target belongs to source i // k.
+            encoder_hidden_states: (B, S, d_model), the encoder's output; None to skip cross-attention.
             encoder_attention_mask: (B, S), 0 at padding of the source.
-            past_key_values: cached keys and values of earlier tokens and of the source, which the call extends; `cache`
-                is an alias, the name in Transformers since 5.24.
-            inputs_embeds: (k B, T, d_model), scaled embeddings instead of `input_ids`.
-            use_cache: whether to return a cache; None for the configuration's default.
+
+            The others are those of `VaswaniTransformerModel` without `decoder_`.
 
         Returns:
             `last_hidden_state` (k B, T, d_model), `past_key_values`, and on request `hidden_states`, `attentions`

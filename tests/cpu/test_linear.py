@@ -1,6 +1,5 @@
 """Layers of a prepared model: the error of each layout, and the choice of layouts by their times."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -172,11 +171,3 @@ def test_opposite_times_leave_float32_logits_within_rounding(choose_layout: Call
     for name in LAYOUTS["float32"]:
         choose_layout(name)
         torch.testing.assert_close(prepare_for_inference(model)(**inputs).logits, expected, **FLOAT32)
-
-
-def test_timer_takes_the_shortest_of_several_times_in_turns() -> None:
-    calls: list[str] = []
-    products: list[Any] = [lambda rows, name=name: calls.append(name) for name in "ab"]
-    times = cpu_linear.best_times(products, torch.ones(1))
-    assert calls == ["a", "b"] * cpu_linear.REPETITIONS
-    assert all(0 <= time < math.inf for time in times)
