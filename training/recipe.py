@@ -354,7 +354,8 @@ FAMILIES = {
         Family("flowseq", VaswaniFlowSeqForConditionalGeneration, FlowTraining, LatentSearch),
     )
 }
-DATA = {"grammar": GrammarData, "hub": HubData} | dict.fromkeys(("json", "csv", "parquet", "text", "trees"), FileData)
+FILE_KINDS = ("json", "csv", "parquet", "text", "trees")
+DATA_KINDS = {"grammar": GrammarData, "hub": HubData} | dict.fromkeys(FILE_KINDS, FileData)
 OPTIMIZERS = {"paper": PaperOptimizer, "radam": RectifiedOptimizer}
 TOKENIZER_SETS = {"vocab_size", "bos_token_id", "pad_token_id", "eos_token_id", "mask_token_id"}
 
@@ -432,7 +433,10 @@ class RecipeParser(ArgumentParser):
 
 
 def choice_of(name: str, tree: dict[str, Any], arguments: list[str], choices: Iterable[str], default: str) -> str:
-    """Return the value of a field that determines which other fields exist."""
+    """Return the value of a field that determines which other fields exist, such as `model.kind`.
+
+    It is read before the parser exists, from `--model.kind=cmlm` or `--model.kind cmlm`, else from the YAML file.
+    """
     pairs = [text.partition("=") for text in arguments] + [(option, "", value) for option, value in pairwise(arguments)]
     given = [value for option, _, value in pairs if option == f"--{name}" and value]
     group, _, member = name.partition(".")
@@ -445,12 +449,12 @@ def choice_of(name: str, tree: dict[str, Any], arguments: list[str], choices: It
 
 def recipe_parser(tree: dict[str, Any], arguments: list[str]) -> RecipeParser:
     """Return a parser for the fields of a recipe's kinds of data, model and optimizer."""
-    data = choice_of("data.kind", tree, arguments, DATA, "json")
+    data = choice_of("data.kind", tree, arguments, DATA_KINDS, "json")
     family = FAMILIES[choice_of("model.kind", tree, arguments, FAMILIES, "autoregressive")]
     optimizer = choice_of("training.optimizer", tree, arguments, OPTIMIZERS, "paper")
     training = make_dataclass("Training", (), bases=(family.training, OPTIMIZERS[optimizer]), frozen=True)
     training.__doc__ = family.training.__doc__
-    groups = {"data": DATA[data], "training": training, "decoding": family.decoding}
+    groups = {"data": DATA_KINDS[data], "training": training, "decoding": family.decoding}
     fields = [(name, group, field(default_factory=group)) for name, group in groups.items()]
     kinds = make_dataclass("Recipe", fields, bases=(Recipe,), frozen=True)
     kinds.__doc__ = Recipe.__doc__
@@ -513,7 +517,7 @@ def checked(parser: RecipeParser, values: Any) -> Recipe:
         raise UserError("training.start_from: the model has an encoder; leave training.encoder_from out.")
     if names := sorted(TOKENIZER_SETS & recipe.model.keys()):
         raise UserError(f"model.{names[0]}: the tokenizer sets it; see tokenizer.vocab_size and tokenizer.path.")
-    # a loaded vocabulary has its own size
+    # validate the model's fields; a loaded vocabulary has its own size
     entries = recipe.tokenizer.vocab_size if recipe.tokenizer.path is None else 2**31
     recipe.model_config(vocab_size=entries)
     if training.precision == "auto":  # resolved, so that a run keeps it on another machine

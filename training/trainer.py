@@ -144,7 +144,10 @@ class PaperTrainer(Seq2SeqTrainer):
     # Before the steps
 
     def train_or_resume(self, checkpoint: Path | None) -> None:
-        """Train, resuming from a checkpoint if given, unless training has already ended there."""
+        """Train, resuming from a checkpoint if given, unless training has already ended there.
+
+        The Trainer restores weights, optimizer and random states, and skips the batches of the epoch that are done.
+        """
         if checkpoint is None:
             self.train()
             return
@@ -199,12 +202,12 @@ class PaperTrainer(Seq2SeqTrainer):
             seed=self.recipe.seed,
         )
         steps = len(sampler) // self.args.gradient_accumulation_steps
-        sampler.epoch = lambda: self.state.global_step // steps
+        sampler.epoch = lambda: self.state.global_step // steps  # `set_epoch` does not reach it after a resume
         logger.info("%d pairs in %d steps an epoch, %.1f%% padding.", len(pairs), steps, 100 * sampler.padding_share)
         collator: Any = PairCollator(self.processing_class, self.model)
         # a loader draws a seed at its start, which must not change the generator of training
-        own: Any = {"generator": torch.Generator(), "pin_memory": torch.accelerator.is_available()}
-        return DataLoader(pairs, batch_sampler=sampler, collate_fn=collator, **own)
+        settings: Any = {"generator": torch.Generator(), "pin_memory": torch.accelerator.is_available()}
+        return DataLoader(pairs, batch_sampler=sampler, collate_fn=collator, **settings)
 
     # A step
 
@@ -213,7 +216,7 @@ class PaperTrainer(Seq2SeqTrainer):
         return {}
 
     def add_draws(self, batch: dict[str, Tensor], seeds: list[int]) -> dict[str, Tensor]:
-        """Add the model family's random choices, such as masks, to a batch, with a seed for each pair."""
+        """Add the model family's random choices to a batch, such as masks, by a seed for each pair; labels may change."""
         return batch
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
