@@ -216,7 +216,7 @@ class PaperTrainer(Seq2SeqTrainer):
         return {}
 
     def add_draws(self, batch: dict[str, Tensor], seeds: list[int]) -> dict[str, Tensor]:
-        """Add the model family's random choices to a batch, such as masks, by a seed for each pair; labels may change."""
+        """Add a family's random choices to a batch, such as masks, by a seed for each pair; labels may change."""
         return batch
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
