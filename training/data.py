@@ -176,8 +176,12 @@ def to_pairs(rows: Dataset, recipe: Recipe, split: str) -> Dataset:
     )
     if empty := len(pairs) - len(kept):
         if recipe.data.empty == "error":
-            raise UserError(f"data.{split}: {empty:,} pairs have an empty side; correct them or set data.empty=drop.")
-        logger.warning("data.%s: dropped %s pairs with an empty side.", split, f"{empty:,}")
+            first = next(number for number, pair in enumerate(pairs, start=1) if not all(pair.values()))
+            raise UserError(
+                f"data.{split}: pairs with an empty text: {empty:,}, the first is pair {first:,}; correct them or set "
+                "data.empty=drop."
+            )
+        logger.warning("data.%s: dropped pairs with an empty text: %s.", split, f"{empty:,}")
     if not len(kept):
         raise UserError(f"data.{split}: it has no pairs; name another file or split.")
     return kept if empty else pairs

@@ -132,8 +132,8 @@ def test_data_set_of_the_hub_may_have_translations_or_plain_columns(
     [
         ("{", r"^data\.train: .*bad\.jsonl cannot be read as json \(.*\); see data\.path and data\.kind"),
         ('{"text": "x"}', r"^data\.train: has no '(en|translation)'"),
-        (json_line("x", "  "), r"^data\.train: 1 pairs have an empty side; correct them or set data\.empty=drop"),
-        (json_line("x", None), r"^data\.train: 1 pairs have an empty side"),
+        (json_line("x", "  "), r"^data\.train: pairs with an empty text: 1, the first is pair 4; correct them"),
+        (json_line("x", None), r"^data\.train: pairs with an empty text: 1, the first is pair 4; "),
     ],
 )
 def test_bad_file_is_an_error_of_one_line(tmp_path: Path, line: str, message: str) -> None:
@@ -150,13 +150,13 @@ def test_missing_file_or_column_is_an_error_of_one_line(folder: Path) -> None:
         load_pairs(recipe_for(folder, file="all.jsonl", target="fr"), ["train"])
 
 
-def test_pairs_with_an_empty_side_are_dropped_on_request_and_counted(
+def test_pairs_with_an_empty_text_are_dropped_on_request_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "a.jsonl").write_text(LINES + json_line("", "x") + "\n" + json_line("y", " "), encoding="utf-8")
     pairs = load_pairs(recipe_for(tmp_path, file="a.jsonl", empty="drop"), ["train"])
     assert pairs["train"].to_dict() == TEXTS
-    assert caplog.messages == ["data.train: dropped 2 pairs with an empty side."]
+    assert caplog.messages == ["data.train: dropped pairs with an empty text: 2."]
 
 
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 99))
