@@ -131,7 +131,7 @@ def for_notebook(text: str, page: str) -> str:
     """Return a page's text for a notebook: links lead to the site and the repository, and nothing is folded."""
     site, source = URLS["Documentation"], f"{URLS['Source']}/blob/main"
     text = SUMMARY.sub(lambda match: f"**{match[1]}**", DETAILS.sub("", PICTURE.sub("\n", text)))
-    text = DIAGRAM.sub(lambda match: f"![{match[1]}]({site}{match[2]})" if HAS_ADDRESS else f"*{match[1]}.*", text)
+    text = DIAGRAM.sub(lambda match: f"![{match[1]}]({site if HAS_ADDRESS else ''}{match[2]})", text)
     text = PAGE_LINK.sub(lambda match: link(match[1], f"{site}{match[2] or page}/{match[3] or ''}"), text)
     return FILE_LINK.sub(lambda match: link(match[1], f"{source}/{match[2]}"), text).replace("/index/", "/").strip()
 
