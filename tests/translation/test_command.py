@@ -15,7 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM, GenerationConfig, MarianConfig
+from transformers import AutoModelForSeq2SeqLM, MarianConfig
 
 from tests.builders import tiny_marian
 from tests.forks import ForkedCommand
@@ -273,9 +273,6 @@ def test_line_beyond_the_learned_positions_is_truncated_or_an_error(run: Run, tm
     assert errors.endswith(" tokens, more than 30; shorten it, or give --too_long=truncate.\n")
     _, errors, status = run("--max_length=5", stdin=source, model=tmp_path)
     assert (status, "--too_long=keep" in errors) == (0, False)
-    assert error_line(run("--max_source_tokens=31", stdin=source, model=tmp_path)).startswith(
-        "max_source_tokens (31) is more than the model's table of positions"
-    )
 
 
 def test_progress_bar_is_shown_on_request_and_counts_the_lines_of_a_file(run: Run, tmp_path: Path) -> None:
@@ -362,25 +359,20 @@ def interrupted(stop_at: int) -> Callable[[LineFormat, Translation, int], list[s
     return stop
 
 
-@pytest.mark.parametrize("options", [[], ["--format=jsonl", "--nbest=2", "--scores"]])
-@pytest.mark.parametrize(("stop_at", "cut_off"), [(1, 0), (4, 3)])
+@pytest.mark.parametrize("form", ["text", "jsonl"])
 def test_interrupted_output_resumes_to_the_bytes_of_an_uninterrupted_one(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], stop_at: int, cut_off: int
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     source, uninterrupted, path = (tmp_path / name for name in ("source", "whole", "path"))
-    rows = SOURCES if "--format=jsonl" not in options else [json.dumps({"text": text}) for text in SOURCES]
-    source.write_text(lines(rows))
-    arguments = [*options, "--window=4", "--batch_tokens=20", "--input", source]
+    source.write_text(lines(json.dumps({"text": text}) if form == "jsonl" else text for text in SOURCES))
+    options = [f"--format={form}", "--nbest=2", "--scores", "--window=4", "--batch_tokens=20"]
+    arguments = [*options, "--input", source]
     assert run(*arguments, "--output", uninterrupted) == ("", "", 0)
     with monkeypatch.context() as patch:
-        patch.setattr(LineFormat, "write", interrupted(stop_at))
-        _, errors, status = run(*arguments, "--output", path)
-    assert (errors, status) == ("Interrupted; the same command resumes it.\n", 130)
-    path.write_bytes(path.read_bytes()[: path.stat().st_size - cut_off])
-    _, errors, status = run(*arguments, "--output", path)
-    assert status == 0
-    assert ("resumes after line" in errors) == (path.stat().st_size > 0 and stop_at > 1)
-    assert "other batches" not in errors
+        patch.setattr(LineFormat, "write", interrupted(4))
+        assert run(*arguments, "--output", path) == ("", "Interrupted; the same command resumes it.\n", 130)
+    path.write_bytes(path.read_bytes()[:-3])
+    assert run(*arguments, "--output", path) == ("", f"{path}: resumes after line 2 of {source}.\n", 0)
     assert path.read_bytes() == uninterrupted.read_bytes()
     monkeypatch.setattr(LineFormat, "load", lambda _: pytest.fail("the model is loaded"))
     assert run(*arguments, "--output", path) == ("", f"{path}: is finished already and stays unchanged.\n", 0)
@@ -407,36 +399,25 @@ def test_resumed_output_has_the_layouts_of_its_record_whatever_the_times(
     assert set(recorded.values()) <= {"torch"}
 
 
-@pytest.fixture
-def unfinished(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """Return an input, and the output of a command that was interrupted before line 5 of 6."""
+def test_unfinished_output_of_other_settings_or_another_model_is_an_error_and_other_batches_are_named(
+    run: Run, saved: Path, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other model is the same with another search."""
     source, path = tmp_path / "source", tmp_path / "path"
     source.write_text(lines(SOURCES))
+    arguments = ("--input", source, "--output", path)
     with monkeypatch.context() as patch:
         patch.setattr(LineFormat, "write", interrupted(5))
-        run("--input", source, "--output", path, "--window=4")
-    assert path.read_text() == lines(TARGETS[:4])
-    return source, path
-
-
-def test_unfinished_output_of_other_settings_or_another_model_is_an_error_and_other_batches_are_named(
-    run: Run, unfinished: tuple[Path, Path], folder: str, tmp_path: Path
-) -> None:
-    source, path = unfinished
-    for option, message in (
-        ("--scores", "without --scores, not with --scores"),
-        ("--dtype=bfloat16", "with --dtype=auto, not with --dtype=bfloat16"),
+        run(*arguments, "--window=4")
+    for options, model, problem in (
+        (["--scores"], folder, "made without --scores, not with --scores"),
+        (["--dtype=bfloat16"], folder, "made with --dtype=auto, not with --dtype=bfloat16"),
+        ([], saved, "made by another model"),
     ):
-        _, errors, status = run("--input", source, "--output", path, option)
-        assert (status, path.read_text()) == (2, lines(TARGETS[:4]))
-        assert errors.startswith(f"{path}: was made {message}; it stays unchanged: give the same command as then, an")
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    model.generation_config = GenerationConfig(num_beams=1, bos_token_id=0, pad_token_id=1, eos_token_id=2)
-    save(tmp_path / "model", model, load_tokenizer(folder))
-    _, errors, status = run("--input", source, "--output", path, model=tmp_path / "model")
-    assert status == 2
-    assert errors.startswith(f"{path}: was made by another model; it stays unchanged")
-    _, errors, status = run("--input", source, "--output", path, "--batch_tokens=10")
+        line = error_line(run(*arguments, *options, model=model))
+        assert line.startswith(f"{path}: was {problem}; it stays unchanged: give the same command as then, an")
+        assert path.read_text() == lines(TARGETS[:4])
+    _, errors, status = run(*arguments, "--batch_tokens=10")
     assert (status, path.read_text()) == (0, lines(TARGETS))
     assert "was started with other batches" in errors
 
@@ -469,21 +450,18 @@ def test_signal_leaves_an_output_that_can_resume(
     assert path.read_bytes() == uninterrupted.read_bytes()
 
 
+NOT_UTF8 = (
+    "standard input, line 1: not UTF-8 (byte 0xff at byte 2 of the line); correct the line, or convert the file, for "
+    "example with iconv.\n"
+)
+
+
 def test_interactive_session_prints_a_line_for_a_line(run: Run) -> None:
-    typed = lines([SOURCES[0], "", SOURCES[1]]).encode()
-    assert run("--interactive", stdin=typed) == (lines([TARGETS[0], "", TARGETS[1]]), "", 0)
+    typed = b"a\xff\n" + lines([SOURCES[0], "", SOURCES[1]]).encode()
+    assert run("--interactive", stdin=typed) == (lines([TARGETS[0], "", TARGETS[1]]), NOT_UTF8, 0)
     options = ("--interactive", "--too_long=error", "--max_source_tokens=8")
     output, errors, _ = run(*options, stdin=lines(SOURCES[:3]).encode())
     assert (output, errors) == (lines(TARGETS[:2]), "9 tokens, more than 8; shorten the line.\n")
-
-
-NOT_UTF8 = "standard input, line 1: not UTF-8 (byte 0xff at byte 2 of the line); correct the line, or convert the file"
-
-
-def test_interactive_session_goes_on_after_a_line_that_is_not_utf8(run: Run) -> None:
-    output, errors, status = run("--interactive", stdin=b"a\xff\n" + lines(SOURCES[:1]).encode())
-    assert (output, status) == (lines(TARGETS[:1]), 0)
-    assert errors.startswith(NOT_UTF8)
 
 
 @pytest.mark.parametrize(("is_terminal", "prompt"), [(False, ""), (True, "> ")])
@@ -505,8 +483,7 @@ def test_interactive_session_in_a_terminal_prompts_unless_its_output_goes_elsewh
     monkeypatch.setattr("builtins.input", answer)
     command.main([folder, "--interactive"])
     output, errors = (text.decode() for text in capsysbinary.readouterr())
-    assert (output, prompts) == (lines(TARGETS[:2]), [prompt] * 4)
-    assert errors.startswith(NOT_UTF8)
+    assert (output, errors, prompts) == (lines(TARGETS[:2]), NOT_UTF8, [prompt] * 4)
 
 
 def start(folder: str, *arguments: str | Path, **pipes: Any) -> subprocess.Popen[bytes]:

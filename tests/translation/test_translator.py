@@ -1,6 +1,5 @@
 """Many texts at once: in order, each translated as by itself, in batches within their budget."""
 
-import copy
 import itertools
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,6 @@ from transformers import FSMTConfig, FSMTForConditionalGeneration, GenerationCon
 from tests.builders import small_model, tiny_marian
 from tests.helpers import (
     FLOAT32,
-    PAIRS,
     WITH_SCORES,
     ModelAndTokenizer,
     model_of_pairs,
@@ -22,6 +20,7 @@ from tests.helpers import (
     tiny_model,
 )
 from tests.nar_models import FAMILY, family_of_pairs
+from tests.translation.commands import SOURCES, TARGETS
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.pipeline import VaswaniTransformerTranslationPipeline
 from vaswani_transformer.translation.translator import (
@@ -33,7 +32,7 @@ from vaswani_transformer.translation.translator import (
     translate,
 )
 
-SOURCES, TARGETS = list(PAIRS), list(PAIRS.values())
+START, PAD, END = 0, 1, 2
 TEXTS = [*SOURCES, "", "cat", "the cat is what", " "]
 
 
@@ -141,17 +140,6 @@ def test_scores_are_those_that_beam_search_ranks_by(
         torch.testing.assert_close(scores, expected, **FLOAT32)
 
 
-def test_greedy_score_is_the_sum_of_its_tokens_log_probabilities(model_and_tokenizer: ModelAndTokenizer) -> None:
-    model, tokenizer = model_and_tokenizer
-    (actual,) = translate(*model_and_tokenizer, ["the cat is"], scores=True, num_beams=1, length_penalty=0.0)
-    batch = tokenizer(["the cat is"], return_tensors="pt")
-    tokens = model.generate(**batch, num_beams=1)
-    steps = model(**batch, decoder_input_ids=tokens[:, :-1]).logits.log_softmax(-1)
-    expected = steps.gather(-1, tokens[:, 1:, None]).sum().item()
-    assert actual.hypotheses[0].score == pytest.approx(expected, rel=1e-4)
-    assert actual.hypotheses[0].tokens == tokens.shape[1] - 1
-
-
 def test_empty_text_has_n_empty_translations(model_and_tokenizer: ModelAndTokenizer) -> None:
     (translation,) = translate(*model_and_tokenizer, ["\t "], scores=True, num_return_sequences=2)
     assert translation.hypotheses == [Hypothesis("", 0, 0.0)] * 2
@@ -225,12 +213,19 @@ def test_text_that_is_too_long_is_truncated_or_kept(model_and_tokenizer: ModelAn
     assert (kept.text, kept.is_truncated) == (generate_single(model_and_tokenizer, LONG)[0], False)
 
 
-def test_text_that_is_too_long_raises_on_request_before_its_window_is_translated(
-    model_of_bytes: ModelAndTokenizer,
+@pytest.mark.parametrize(
+    ("table", "settings"),
+    [
+        ({}, {"max_source_tokens": 5, "too_long": "error"}),
+        ({"position_embedding": "learned", "max_position_embeddings": 5}, {"too_long": "keep"}),
+    ],
+)
+def test_text_that_is_too_long_is_an_error_before_its_window_is_translated(
+    model_of_bytes: ModelAndTokenizer, table: dict[str, Any], settings: dict[str, Any]
 ) -> None:
-    translator = Echo(*model_of_bytes, max_source_tokens=5, sort_lines=2, too_long="error")
-    translations = translator(["a", "b", "a", "abcde", "a"])
-    assert [translation.text for translation in itertools.islice(translations, 2)] == ["a", "b"]
+    translator = Echo(tiny_model(vocab_size=262, **table), model_of_bytes[1], sort_lines=2, **settings)
+    translations = translator(["a", "abcd", "a", "abcde", "a"])
+    assert [translation.text for translation in itertools.islice(translations, 2)] == ["a", "abcd"]
     with pytest.raises(TooLongError, match=r"Text 3 has 6 tokens, more than 5; shorten it") as refusal:
         next(translations)
     assert (refusal.value.index, len(translator.batches)) == (3, 1)
@@ -243,6 +238,8 @@ def test_learned_positions_bound_the_source_and_its_translation(settings: dict[s
     assert Translator(model, tokenizer, **settings).max_source_tokens == 30
     (translation,) = translate(model, tokenizer, [LONG * 3], suppress_tokens=[tokenizer.eos_token_id], **settings)
     assert (translation.is_truncated, translation.hypotheses[0].tokens) == (True, settings.get("max_new_tokens", 30))
+    with pytest.raises(ValueError, match=r"max_source_tokens \(31\) is more than .* give at most 30\."):
+        Translator(model, tokenizer, max_source_tokens=31)
     assert Translator(tiny_model(vocab_size=len(tokenizer)), tokenizer).max_source_tokens == 1024
 
 
@@ -325,20 +322,6 @@ def test_model_in_training_translates_without_dropout_and_stays_in_training(
         model.eval()
 
 
-def test_text_beyond_the_learned_positions_is_an_error_before_its_window_is_translated() -> None:
-    _, tokenizer = model_of_pairs()
-    model = tiny_model(vocab_size=len(tokenizer), position_embedding="learned", max_position_embeddings=30)
-    settings: dict[str, Any] = {"max_source_relative_length": 10, "too_long": "keep"}
-    longest = next(text for count in range(99) if len(tokenizer(text := "a" * count)["input_ids"]) == 30)
-    assert len(list(translate(model, tokenizer, [longest], **settings))) == 1
-    translations = translate(model, tokenizer, ["a", longest, longest + "a"], sort_lines=2, **settings)
-    assert len(list(itertools.islice(translations, 2))) == 2
-    with pytest.raises(TooLongError, match=r"Text 2 has 31 tokens, more than 30; shorten it, .*positions"):
-        next(translations)
-    with pytest.raises(ValueError, match=r"max_source_tokens \(31\) is more than .* give at most 30\."):
-        translate(model, tokenizer, [], max_source_tokens=31, **settings)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -367,15 +350,9 @@ def test_single_text_is_not_taken_for_a_list_of_its_characters(model_and_tokeniz
 
 
 @pytest.mark.parametrize("max_source_tokens", [4, 99])
-def test_text_that_spells_its_end_does_not_end_and_a_tag_in_it_is_its_token(
-    model_of_bytes: tuple[Any, VaswaniTransformerTokenizer], max_source_tokens: int
-) -> None:
-    tokenizer = copy.deepcopy(model_of_bytes[1])
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<2es>"]})
-    translator = Echo(model_of_bytes[0], tokenizer, max_source_tokens=max_source_tokens)
-    list(translator(["<2es> a</s>", "a <pad> b <s>"]))
+def test_text_that_spells_its_end_does_not_end(model_of_bytes: ModelAndTokenizer, max_source_tokens: int) -> None:
+    translator = Echo(*model_of_bytes, max_source_tokens=max_source_tokens)
+    list(translator(["</s> a</s>", "<pad> b <s>"]))
     for tokens in translator.batches[0]:
-        assert tokens[-1] == tokenizer.eos_token_id
-        assert not {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id} & set(tokens[:-1])
-    tag = tokenizer.get_vocab()["<2es>"]
-    assert sorted(tokens.count(tag) for tokens in translator.batches[0]) == [0, 1]
+        assert tokens[-1] == END
+        assert not {START, PAD, END} & set(tokens[:-1])
