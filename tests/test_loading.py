@@ -1,11 +1,9 @@
-"""Every way of saving and loading gives the same logits, reads no pickle and needs no network."""
+"""Every way of saving and loading gives the same logits and needs no network."""
 
 import importlib
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
 import vaswani_transformer
-from tests.helpers import TINY, assert_matrix_shared, load_tokenizer, random_batch, save, tiny_config, tiny_model
+from tests.helpers import TINY, assert_matrix_shared, random_batch, tiny_config, tiny_model
 from vaswani_transformer import (
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,
@@ -27,10 +25,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "untied": {"tie_word_embeddings": False},
     "learned": {"position_embedding": "learned", "attention_bias": True, "d_v": 5},
 }
-
-
-def small_tokenizer() -> VaswaniTransformerTokenizer:
-    return VaswaniTransformerTokenizer.train_from_iterator(["hello world", "hola mundo"] * 9, vocab_size=280)
 
 
 def load_from_the_meta_device(folder: Path) -> VaswaniTransformerForConditionalGeneration:
@@ -58,7 +52,6 @@ def test_logits_and_ties_are_the_same_for_every_way_of_saving_and_loading(
     model, batch = tiny_model(**VARIANTS[variant]), random_batch()
     model.save_pretrained(tmp_path, max_shard_size="20KB" if shards else "1GB")
     assert (len(list(tmp_path.glob("*.safetensors"))) > 2) == shards
-    assert (tmp_path / "model.safetensors.index.json").exists() == shards
     again = LOADERS[load](tmp_path)
     assert type(again) is VaswaniTransformerForConditionalGeneration
     assert not again.training
@@ -79,16 +72,14 @@ def test_body_and_complete_model_load_from_each_other(tmp_path: Path) -> None:
     assert torch.equal(complete(**batch).logits, model(**batch).logits)
 
 
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("size", ["20KB", "1GB"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_weight_is_stored_and_a_tied_matrix_once(variant: str, sharded: bool, tmp_path: Path) -> None:
+def test_every_weight_is_stored_and_a_tied_matrix_once(variant: str, size: str, tmp_path: Path) -> None:
     model = tiny_model(**VARIANTS[variant])
-    model.save_pretrained(tmp_path, max_shard_size="20KB" if sharded else "1GB")
-    files = [load_file(path) for path in tmp_path.glob("*.safetensors")]
-    stored = {name: tuple(weight.shape) for file in files for name, weight in file.items()}
-    matrices = {name for name, shape in stored.items() if shape == (99, 32)}
-    assert matrices == {"model.shared.weight"} | ({"lm_head.weight"} if variant == "untied" else set())
-    assert stored == {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    model.save_pretrained(tmp_path, max_shard_size=size)
+    stored = {name for path in tmp_path.glob("*.safetensors") for name in load_file(path)}
+    assert stored == {name for name, _ in model.named_parameters()}
+    assert ("lm_head.weight" in stored) == (variant == "untied")
 
 
 @pytest.mark.parametrize("variant", [None, "fp16"])
@@ -100,35 +91,11 @@ def test_last_saved_weights_are_loaded_whatever_their_files(variant: str | None,
         assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)
 
 
-def test_no_pickle_is_read_or_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    functions = {pickle: ("load", "loads", "dump", "dumps", "Pickler", "Unpickler"), torch: ("load", "save")}
-    for module, names in functions.items():
-        for name in names:
-            monkeypatch.setattr(module, name, Mock(side_effect=AssertionError("a pickle was read or written")))
-    with pytest.raises(AssertionError, match="a pickle"):
-        torch.load(tmp_path / "anything")
-    model, tokenizer, batch = tiny_model(), small_tokenizer(), random_batch()
-    model.save_pretrained(tmp_path, max_shard_size="20KB")
-    save(tmp_path, model, tokenizer)
-    assert {path.suffix for path in tmp_path.rglob("*")} == {".json", ".safetensors"}
-    assert torch.equal(AutoModelForSeq2SeqLM.from_pretrained(tmp_path)(**batch).logits, model(**batch).logits)
-    assert load_tokenizer(tmp_path)("hello").input_ids == tokenizer("hello").input_ids
-
-
-def assert_auto_classes_know_the_package() -> None:
+def test_auto_classes_know_the_package_after_repeated_registration(saved: Path) -> None:
+    register()
+    importlib.reload(vaswani_transformer)
     config = AutoConfig.for_model("vaswani_transformer", **TINY)
-    assert type(config) is VaswaniTransformerConfig
+    assert type(config) is type(AutoConfig.from_pretrained(saved)) is VaswaniTransformerConfig
     assert type(AutoModel.from_config(config)) is VaswaniTransformerModel
     assert type(AutoModelForSeq2SeqLM.from_config(config)) is VaswaniTransformerForConditionalGeneration
-
-
-def test_auto_classes_know_the_package_after_repeated_registration(tmp_path: Path) -> None:
-    assert_auto_classes_know_the_package()
-    for _ in range(3):
-        register()
-    importlib.reload(vaswani_transformer)
-    assert_auto_classes_know_the_package()
-    tiny_config().save_pretrained(tmp_path)
-    small_tokenizer().save_pretrained(tmp_path)
-    assert type(AutoConfig.from_pretrained(tmp_path)) is VaswaniTransformerConfig
-    assert type(AutoTokenizer.from_pretrained(tmp_path)) is VaswaniTransformerTokenizer
+    assert type(AutoTokenizer.from_pretrained(saved)) is VaswaniTransformerTokenizer
