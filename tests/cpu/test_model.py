@@ -17,7 +17,7 @@ from tests.builders import KINDS, needs, random_model
 from tests.helpers import FLOAT32, PAIRS, model_of_pairs, random_batch, source_batch, tiny_model
 from vaswani_transformer import VaswaniTransformerModel, prepare_for_inference
 from vaswani_transformer.cpu import model as cpu_model
-from vaswani_transformer.cpu.linear import LAYOUTS, PackedLinear, PreparedLinear, TransposedLinear
+from vaswani_transformer.cpu.linear import LAYOUTS, PackedLinear, PreparedLinear, TwoLayoutLinear, TransposedLinear
 from vaswani_transformer.embeddings import Dropout
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -202,7 +202,8 @@ def test_prepared_model_is_of_its_class_and_has_a_dtype_and_a_device(dtype: str)
     kinds = [type(module) for module in prepared.modules()]
     assert nn.Linear not in kinds
     assert Dropout not in kinds
-    assert sum(isinstance(module, PreparedLinear) for module in prepared.modules()) == 25
+    layers = [module for module in prepared.modules() if isinstance(module, PreparedLinear)]
+    assert len(layers) - 2 * sum(isinstance(layer, TwoLayoutLinear) for layer in layers) == 25  # which hold two others
     assert prepared.get_input_embeddings() is prepared.model.shared
     assert prepared.model.encoder.embed_tokens.weight is prepared.model.shared.weight
     assert prepared.generation_config.to_dict() == model.generation_config.to_dict()
