@@ -17,7 +17,7 @@ from tests.builders import KINDS, needs, random_model
 from tests.helpers import FLOAT32, PAIRS, model_of_pairs, random_batch, source_batch, tiny_model
 from vaswani_transformer import VaswaniTransformerModel, prepare_for_inference
 from vaswani_transformer.cpu import model as cpu_model
-from vaswani_transformer.cpu.linear import LAYOUTS, PackedLinear, PreparedLinear, TwoLayoutLinear, TransposedLinear
+from vaswani_transformer.cpu.linear import LAYOUTS, PackedLinear, PreparedLinear, TransposedLinear, TwoLayoutLinear
 from vaswani_transformer.embeddings import Dropout
 
 WAYS: dict[str, dict[str, Any]] = {
