@@ -140,7 +140,7 @@ def test_notebook_has_the_examples_of_the_pages_in_their_order_with_their_output
 
 
 def test_notebook_has_no_link_that_leads_nowhere_and_nothing_folded() -> None:
-    """A notebook has no other pages or anchors, only pictures beside it; a fold would end with its cell."""
+    """A notebook has no other pages or anchors, only pictures in its folder; a fold would end with its cell."""
     cells = json.loads(to_notebook())["cells"]
     texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
     links = [link for text in texts for link in re.findall(r"\]\(([^)]*)\)", text)]

@@ -84,20 +84,15 @@ def load_weights(model: PreTrainedModel, weights: dict[str, Tensor]) -> None:
 def commit() -> dict[str, str | bool] | None:
     """Return the checkout's commit and whether tracked files differ from it; None if git does not track this code."""
 
-    commands = (
-        ["ls-files", "--error-unmatch", Path(__file__).name],
-        ["rev-parse", "HEAD"],
-        ["status", "--porcelain", "--untracked-files=no"],
-    )
-    settings: dict[str, Any] = {"capture_output": True, "text": True, "check": True, "timeout": 30}
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+
     try:
-        outputs = [
-            subprocess.run(["git", "-C", str(Path(__file__).parent), *command], **settings).stdout.strip()
-            for command in commands
-        ]
+        git("ls-files", "--error-unmatch", Path(__file__).name)
+        return {"hash": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
     except (OSError, subprocess.SubprocessError):
         return None
-    return {"hash": outputs[1], "dirty": bool(outputs[2])}
 
 
 def versions() -> dict[str, str]:

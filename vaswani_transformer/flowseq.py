@@ -490,7 +490,7 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
             self.flow.start(self.reparametrize(posterior, latent_noise)[0], self.flow_inputs(source, mask))
 
     def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
-        """Predict a target for each of `lengths` (l B,) in one pass from the prior's latents, and rank samples."""
+        """Predict a target for each of `lengths` (l B,) from the prior's latents, and rank samples."""
         targets = super().decode_targets(source, lengths, settings)
         if settings.latent_temperature == 0 or not settings.reads_scores:
             return targets

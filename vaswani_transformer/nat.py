@@ -270,7 +270,7 @@ class LengthDifferenceHead(NarHead):
         raise NotImplementedError
 
     def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
-        """Predict a target for each of `lengths` (l B,) in one pass."""
+        """Predict a target for each of `lengths` (l B,), all words in parallel."""
         mask = canvas(lengths)  # (l B, T)
         inputs_embeds = self.decoder_input(source, mask, settings.latent_temperature)
         states = self.run_decoder(source, mask, inputs_embeds=inputs_embeds)[0]
