@@ -19,6 +19,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -31,7 +32,6 @@ from bench.measuring import SHAPES
 from bench.train_against_marian import make_model
 from vaswani_transformer import prepare_for_inference
 from vaswani_transformer.convert import to_ctranslate2
-from vaswani_transformer.convert.ctranslate2_exporter import import_ctranslate2
 
 ENGINE = "ct2_"  # CTranslate2, before how it computes
 ARMS = ("ours", "float32", "bfloat16", "int8", "ct2_float32", "ct2_int8", "marian")
@@ -72,7 +72,7 @@ def arm_of(name: str, shape: str, beams: int, lengths: Tensor) -> Callable[[], i
     if name.startswith(ENGINE):
         with tempfile.TemporaryDirectory() as folder:
             to_ctranslate2(model, None, folder, force=True)
-            translator = import_ctranslate2().Translator(
+            translator = import_module("ctranslate2").Translator(
                 folder, compute_type=name.removeprefix(ENGINE), intra_threads=torch.get_num_threads(), inter_threads=1
             )
         sources = measuring.random_sources(len(lengths), model.config.vocab_size)
@@ -99,7 +99,7 @@ def arms_to_run(arms: list[str], lengths: str) -> list[str]:
         reason = f"CTranslate2 has no lengths of each target's own, as --lengths={lengths} wants them"
     else:
         try:
-            import_ctranslate2()
+            import_module("ctranslate2")
         except ImportError as error:
             reason = str(error)
     left_out = [arm for arm in arms if arm.startswith(ENGINE) and reason]

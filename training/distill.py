@@ -61,9 +61,8 @@ def load_teacher(options: argparse.Namespace, recipe: Recipe) -> Translator:
     given = {"num_beams": options.beams, "length_penalty": options.length_penalty}
     settings |= {name: value for name, value in given.items() if value is not None}
     constraint = tree_constraint(model, tokenizer) if recipe.data.kind == "trees" else None
-    translator = Translator(model, tokenizer, constraint=constraint, **settings)
-    translator.max_source_tokens = min(recipe.data.max_length, translator.max_positions or recipe.data.max_length)
-    return translator
+    longest = recipe.data.max_length
+    return Translator(model, tokenizer, constraint=constraint, max_source_tokens=longest, **settings)
 
 
 def drop_reason(translation: Translation, tokens: int, options: argparse.Namespace, longest: int) -> str:

@@ -62,7 +62,6 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "parsing.score_trees": (),
         "parsing.BracketScores": ("precision", "recall", "f1", "exact_match", "tagging_accuracy"),
         "parsing.draw_tree_text": (),
-        "parsing.figure.draw_tree": (),
     },
     "Non-autoregressive models": {
         "VaswaniNatConfig": (),

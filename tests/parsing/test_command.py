@@ -1,6 +1,5 @@
 """The command and `parse`: a tree a line with the line's words, resuming, drawing, and errors of one line."""
 
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -9,8 +8,7 @@ from tests.helpers import ModelAndTokenizer, Run, error_line, memorizing_model, 
 from tests.translation.commands import lines, run_on
 from tests.trees import GOLD, read
 from vaswani_transformer import VaswaniTransformerTokenizer, parse
-from vaswani_transformer.parsing import Tree, command, draw_tree_text, linearize
-from vaswani_transformer.parsing.figure import draw_tree
+from vaswani_transformer.parsing import command, draw_tree_text, linearize
 from vaswani_transformer.parsing.linear import linear_tokens
 
 TREES = read(GOLD)[:4]
@@ -70,35 +68,24 @@ def test_tree_of_any_output_has_the_words_of_its_line(run: Run) -> None:
 
 
 def test_output_file_is_resumed_and_a_finished_one_stays(run: Run, tmp_path: Path) -> None:
-    """Drawings of a finished file are an error, for they would be missing silently."""
     source, target, record = tmp_path / "sentences.txt", tmp_path / "trees.ptb", tmp_path / "trees.ptb.record"
     source.write_text(lines(SENTENCES), encoding="utf-8")
     arguments = ("--tokenized", "--window=2", "--input", source, "--output", target)
     assert run(*arguments) == ("", "", 0)
     assert target.read_text(encoding="utf-8") == lines(TREES)
     assert "is finished already" in run(*arguments)[1]
-    assert f"without --svg, not with --svg={tmp_path / 'svg'}" in error_line(run(*arguments, "--svg", tmp_path / "svg"))
     record.write_text(record.read_text(encoding="utf-8").replace('"output"', '"before"'), encoding="utf-8")
     target.write_text(f"{lines(TREES[:3])}(TOP (S", encoding="utf-8")
     assert "resumes after line 3" in run(*arguments)[1]
     assert target.read_text(encoding="utf-8") == lines(TREES)
-    assert "with --tokenized, not without --tokenized" in error_line(run(*arguments[1:]))
-
-
-def test_trees_are_drawn_as_text_and_as_svg(run: Run, tmp_path: Path) -> None:
-    output, errors, status = run("--tokenized", "--draw", "--svg", tmp_path / "svg", stdin=lines(SENTENCES[:2]))
-    assert (output, errors, status) == (lines(map(draw_tree_text, TREES[:2])), "", 0)
-    assert {path.name for path in (tmp_path / "svg").iterdir()} == {"1.svg", "2.svg"}
-    assert ElementTree.parse(tmp_path / "svg" / "1.svg").getroot().tag.endswith("svg")
+    assert "was made with another tokenized" in error_line(run(*arguments[1:]))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--draw", "--output=trees.ptb"], "--draw writes many lines a tree"),
-        (["--svg=pyproject.toml"], "--svg=pyproject.toml: is a file"),
         (["--too_long=error", "--max_source_tokens=2"], "standard input, line 1: "),
-        (["--iterations=2"], "num_iterations"),
     ],
 )
 def test_invalid_option_or_input_ends_the_command_with_one_line(arguments: list[str], message: str, run: Run) -> None:
@@ -116,21 +103,8 @@ def test_parse_takes_text_or_words_and_returns_the_commands_trees(parser: ModelA
             next(parse(*parser, [["The", word]]))
 
 
-def test_drawing_has_a_line_a_node() -> None:
-    assert draw_tree_text(TREES[0]).splitlines() == [
-        "TOP",
-        "└── S",
-        "    ├── NP",
-        "    │   ├── DT The",
-        "    │   └── NN dog",
-        "    ├── VP",
-        "    │   └── VBD slept",
-        "    └── . .",
-    ]
-
-
-def test_figure_shows_every_label_tag_and_word_once() -> None:
-    texts = sorted(text.get_text() for text in draw_tree(TREES[1]).axes[0].texts)
-    labels = [node.label for event, node in TREES[1].events() if event == "open" and isinstance(node, Tree)]
-    leaves = TREES[1].leaves
-    assert texts == sorted([*labels, *(leaf.tag for leaf in leaves), *(leaf.word for leaf in leaves)])
+def test_drawing_has_a_line_a_node(run: Run) -> None:
+    drawing = "TOP\n└── S\n    ├── NP\n    │   ├── DT The\n    │   └── NN dog\n    ├── VP\n"
+    drawing += "    │   └── VBD slept\n    └── . ."
+    assert draw_tree_text(TREES[0]) == drawing
+    assert run("--draw", stdin="The dog slept.\n") == (f"{drawing}\n", "", 0)

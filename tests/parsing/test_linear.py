@@ -51,7 +51,3 @@ def test_any_text_gives_a_tree_of_exactly_the_words(text: str, words: list[str])
 def test_malformed_text_is_repaired_by_the_rules(text: str, expected: str) -> None:
     tree, is_repaired = delinearize(text, ["the", "dog"])
     assert (str(tree), is_repaired) == (expected, True)
-
-
-def test_spaces_between_tokens_are_no_repair() -> None:
-    assert not delinearize("(S ()DT ()NN )S", ["the", "dog"]).is_repaired

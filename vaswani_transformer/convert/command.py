@@ -61,8 +61,7 @@ def check_other_folder(options: argparse.Namespace) -> None:
     """Check that OUT does not contain the model, which --force would delete."""
     model = Path(options.model).resolve()
     if options.output.exists() and model.exists() and any(map(options.output.samefile, (model, *model.parents))):
-        problem = "is" if options.output.samefile(model) else "holds"
-        raise UserError(f"{options.output}: {problem} the model itself; name another folder.")
+        raise UserError(f"{options.output}: holds the model itself; name another folder.")
 
 
 def convert_to_ctranslate2(options: argparse.Namespace) -> None:

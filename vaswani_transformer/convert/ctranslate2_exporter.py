@@ -31,14 +31,6 @@ ACTIVATIONS |= dict.fromkeys(
 )
 
 
-def import_ctranslate2() -> Any:
-    try:
-        import ctranslate2
-    except ImportError as error:
-        raise ImportError('CTranslate2 is not installed; install it with "pip install ctranslate2".') from error
-    return ctranslate2
-
-
 def start_token_id(model: VaswaniTransformerForConditionalGeneration) -> int | None:
     """Return the id of the first token of every target."""
     saved = model.generation_config
@@ -135,10 +127,11 @@ def set_stack(spec: Any, stack: VaswaniTransformerEncoder | VaswaniTransformerDe
 
 def specification(model: VaswaniTransformerForConditionalGeneration, positions: int) -> Any:
     """Return the model as CTranslate2's `TransformerSpec`."""
-    specs = import_ctranslate2().specs
+    from ctranslate2 import specs
+
     config = model.config
     width = max(config.head_dim, config.value_head_dim)
-    shape = {
+    shape: dict[str, Any] = {
         "num_heads": config.num_heads,
         "pre_norm": False,
         "activation": getattr(specs.common_spec.Activation, ACTIVATIONS[config.activation_function]),
@@ -213,7 +206,6 @@ def to_ctranslate2(
         UserError: CTranslate2 cannot represent the model, the tokenizer does not fit, or the folder cannot be written.
     """
     check_convertible(model)
-    import_ctranslate2()
     with atomic_folder(output_dir, force) as folder, torch.no_grad():
         spec = specification(model, positions)
         set_vocabulary(spec, model, tokenizer)

@@ -22,12 +22,14 @@ from .foreign import (
     ImportResult,
     build_model,
     check_equivalence,
-    check_supported,
     concatenated_sinusoids,
-    require_equal,
 )
 
 LONGEST = 1_000_000  # largest plausible number of positions
+UNSUPPORTED_SETTINGS = (
+    *("encoder_normalize_before", "decoder_normalize_before", "no_token_positional_embeddings", "cross_self_attention"),
+    *("encoder_layers_to_keep", "decoder_layers_to_keep"),
+)
 IGNORED_KEYS = re.compile(r"(en|de)coder\.(version|embed_positions\._float_tensor)")
 
 
@@ -73,11 +75,13 @@ def read_fairseq(path: Path, config: Path | None) -> ForeignModel:
     if config is not None:
         with load_errors(str(config)):
             settings |= json.loads(config.read_text(encoding="utf-8"))
-    check_supported(settings, name)
-    if "encoder_attention_heads" not in settings or "decoder_attention_heads" not in settings:
+    if unsupported := [key for key in UNSUPPORTED_SETTINGS if settings.get(key)]:
+        raise UserError(f"{name}: has {', '.join(unsupported)}, which the paper's model does not have.")
+    heads = {settings.get(f"{side}coder_attention_heads") for side in ("en", "de")}
+    if len(heads) > 1 or None in heads:
         raise UserError(
-            f"{name}: has no number of heads; give a JSON file with encoder_attention_heads, decoder_attention_heads "
-            "and every other setting that was not fairseq's default, as --config."
+            f"{name}: encoder_attention_heads and decoder_attention_heads must be given and equal; give a JSON file "
+            "with them, and with every other setting that was not fairseq's default, as --config."
         )
     longest = max(settings.get(f"max_{side}_positions", 1024) for side in ("source", "target"))
     if longest > LONGEST:
@@ -91,7 +95,7 @@ def read_fairseq(path: Path, config: Path | None) -> ForeignModel:
         {
             "encoder_layers": counts["encoder"],
             "decoder_layers": counts["decoder"],
-            "num_heads": require_equal(settings, name, "encoder_attention_heads", "decoder_attention_heads"),
+            "num_heads": settings["encoder_attention_heads"],
             "d_ff": state["encoder.layers.0.fc1.weight"].shape[0],
             "dropout": settings.get("dropout", 0.1),
             "attention_dropout": settings.get("attention_dropout", 0.0),

@@ -15,10 +15,8 @@ SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")  # 0 to 3 in every vocabulary
 
 
 def read_lines(path: Path) -> list[str]:
-    try:
+    with load_errors(str(path)):
         return path.read_text(encoding="utf-8").rstrip("\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 ({error}); give the file that fairseq uses.") from error
 
 
 def read_dictionary(path: Path) -> list[str]:

@@ -78,8 +78,8 @@ def page_content(
     words = split_plain(text) if is_parser(tokenizer) else []
     source, constraint = " ".join(words) or text, tree_constraint(model, tokenizer)
     try:
-        translator = RecordingTranslator(model, tokenizer, too_long="error", constraint=constraint, **generate_kwargs)
-        translator.max_source_tokens = min(translator.max_source_tokens, MAX_SOURCE_TOKENS)
+        settings: dict[str, Any] = {"max_source_tokens": MAX_SOURCE_TOKENS, "too_long": "error"} | generate_kwargs
+        translator = RecordingTranslator(model, tokenizer, constraint=constraint, **settings)
         (translation,) = translator([source])
     except TooLongError as error:
         return PageContent(f"The source has {error.tokens} tokens, more than {error.limit}; shorten it.")
@@ -94,9 +94,8 @@ def page_content(
         if candidate.is_finished:
             finished.append((candidate.score, f"{score}  {target}", target))
     finished.sort(key=lambda each: -each[0])
-    unknown = ", ".join(map(repr, translation.unknown_words))
     return PageContent(
-        note=f"Unknown words, whose results are guesses: {unknown}." if unknown else "",
+        note=translation.warning,
         source=source,
         target=translation.text,
         tree=draw_tree_text(delinearize(translation.text, words).tree) if words else "",

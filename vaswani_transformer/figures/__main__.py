@@ -8,7 +8,7 @@ from transformers.utils import logging
 
 from ..support.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
 from ..support.command_line import add_model_argument
-from ..support.errors import UserError, exit_on_user_error, one_line
+from ..support.errors import exit_on_user_error
 from ..support.files import write_errors
 from .page import attention_page
 
@@ -25,20 +25,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=Path("attention.html"), help="the page (attention.html)")
     parser.add_argument("--force", action="store_true", help="replace the file that --output names")
     options = parser.parse_args(arguments)
-    if options.output.is_dir():
-        parser.error(f"--output={options.output}: is a folder; name a file.")
-    if not (folder := options.output.absolute().parent).is_dir():
-        parser.error(f"--output={options.output}: {folder} is not a folder; make it first.")
     if options.output.exists() and not options.force:
         parser.error(f"{options.output}: the file exists; give another --output, or replace it with --force.")
     logging.disable_progress_bar()
-    with exit_on_user_error():
+    with exit_on_user_error(ValueError):
         tokenizer, model = load_tokenizer(options.model), load_model(options.model)
         check_tokenizer_fits(model, tokenizer, options.model)
-        try:
-            page = attention_page(model, tokenizer, options.source, options.target)
-        except ValueError as error:
-            raise UserError(f"{options.model}: {one_line(error)}") from error
+        page = attention_page(model, tokenizer, options.source, options.target)
         with write_errors(options.output, "make room, or give another --output"):
             options.output.write_text(page, encoding="utf-8")
     sys.stdout.write(f"{options.output}\n")

@@ -8,46 +8,24 @@ from typing import cast
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 UNDECODED = "\ufffd"
-FRACTION_SLASH = "\u2044"
-SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
-SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
-FRACTION = re.compile(f"[⁰¹²³⁴⁵⁶⁷⁸⁹]+{FRACTION_SLASH}[₀₁₂₃₄₅₆₇₈₉]+")
 
 
 def common_prefix_length(one: str, other: str) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
-def fraction(numerator: int, denominator: int) -> str:
-    """Return a fraction such as "¹⁄₂"."""
-    return str(numerator).translate(SUPERSCRIPTS) + FRACTION_SLASH + str(denominator).translate(SUBSCRIPTS)
-
-
 def token_texts(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> list[str]:
     """Return the text of each token.
 
-    A character of several tokens, such as an emoji in bytes, appears at each of them: "🙂¹⁄₂", "🙂²⁄₂".
+    A character of several tokens, such as an emoji in bytes, is the text of the last; the others have "\ufffd".
     """
     texts: list[str] = []
-    unfinished: list[int] = []  # tokens of an incomplete character
     before = ""
     for end in range(1, len(token_ids) + 1):
         decoded = cast(str, tokenizer.decode(list(token_ids[:end]), clean_up_tokenization_spaces=False))
         complete = decoded.rstrip(UNDECODED)
-        kept = common_prefix_length(before, complete)
-        text = complete[kept:]
-        if unfinished and text:
-            count = len(unfinished) + 1
-            for number, index in enumerate(unfinished, start=1):
-                texts[index] += text[0] + fraction(number, count)
-            text = text[0] + fraction(count, count) + text[1:]
-            unfinished = []
-        texts.append(text)
-        if len(complete) < len(decoded):
-            unfinished.append(end - 1)
+        texts.append(complete[common_prefix_length(before, complete) :] + UNDECODED * (len(complete) < len(decoded)))
         before = complete
-    for index in unfinished:
-        texts[index] += UNDECODED
     return texts
 
 
@@ -60,7 +38,7 @@ def display_form(text: str, before: str = "") -> str:
     shown = text[1:] if text.startswith(" ") and len(text) > 1 else text
     shown = shown.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")
     shown = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", lambda match: ascii(match[0])[1:-1], shown)
-    if not any(character.isprintable() for character in FRACTION.sub("", shown)):
+    if not any(character.isprintable() for character in shown):
         shown = "".join(character if character.isprintable() else ascii(character)[1:-1] for character in shown)
     return f"·{shown}" if continues else shown
 

@@ -1,12 +1,8 @@
 """The command `vaswani-parse MODEL < sentences.txt > trees.ptb`, also `python -m vaswani_transformer.parsing`."""
 
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
 
-from ..support.errors import UserError
-from ..support.files import write_errors
-from ..translation.command import LineFormat, TranslationOptions, make_parser, run
+from ..translation.command import LineFormat, make_parser, run
 from ..translation.translator import Translation, Translator
 from .constraint import tree_constraint
 from .linear import delinearize
@@ -15,30 +11,10 @@ from .trees import draw_tree_text
 from .words import split_plain, split_tokenized
 
 
-@dataclass(frozen=True)
-class ParsingOptions(TranslationOptions):
-    """Options of `vaswani-parse`, described by its `--help`; a record includes `svg`."""
-
-    tokenized: bool = False
-    draw: bool = False
-    svg: Path | None = None
-
-    def check(self) -> None:
-        super().check()
-        if self.draw and self.output:
-            raise UserError("--draw writes many lines a tree, for readers; leave out --output.")
-        if self.svg and self.svg.exists() and not self.svg.is_dir():
-            raise UserError(f"--svg={self.svg}: is a file; name a folder.")
-        if self.svg and find_spec("matplotlib") is None:
-            fix = 'Run pip install "vaswani-transformer[figures]".'
-            raise UserError(f"--svg: figures need Matplotlib, which is not installed. {fix}")
-
-
 @dataclass
 class TreeFormat(LineFormat):
     """Input lines of sentences, and output lines of trees."""
 
-    options: ParsingOptions  # ty: ignore[incompatible-mutable-override]
     repaired: int = 0
 
     def read(self, line: bytes, where: str) -> str:
@@ -53,17 +29,11 @@ class TreeFormat(LineFormat):
         return translator
 
     def write(self, translation: Translation, number: int) -> list[str]:
-        """Return the output line of a tree, and draw it as SVG on request; without words there is no tree."""
+        """Return the output line of a tree; without words there is no tree."""
         tree, is_repaired = delinearize(translation.text, split_tokenized(translation.source))
         if not tree.children:
             return [""]
         self.repaired += is_repaired
-        if (folder := self.options.svg) is not None:
-            from .figure import draw_tree
-
-            with write_errors(folder, "make room, or give another --svg"):
-                folder.mkdir(parents=True, exist_ok=True)
-                draw_tree(tree).savefig(folder / f"{number}.svg")
         return [draw_tree_text(tree) if self.options.draw else str(tree)]
 
     def summary(self, count: int) -> str:
@@ -82,5 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
         "and contractions become words",
     )
     lines.add_argument("--draw", action="store_true", help="draw each tree as text instead of writing its brackets")
-    lines.add_argument("--svg", type=Path, metavar="FOLDER", help="also draw the tree of line N as FOLDER/N.svg")
-    run(TreeFormat(ParsingOptions(**vars(parser.parse_args(arguments)))))
+    options = parser.parse_args(arguments)
+    if options.draw and options.output:
+        parser.error("--draw writes many lines a tree, for readers; leave out --output.")
+    run(TreeFormat(options))

@@ -118,18 +118,11 @@ def read_trees(lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[in
             bracket = stack.pop()
             label, words, children = bracket.label, bracket.words, tuple(bracket.children)
             if bool(children) + len(words) != 1:
-                got = f"the words {', '.join(words[:3])}" if words else "nothing"
-                got += " and brackets" if children else ""
-                expected = "expected one word or brackets. Correct the tree."
-                raise UserError(f"{where}: the bracket {label!r} holds {got}, {expected}")
+                problem = f"the bracket {label!r} holds {len(words)} words and {len(children)} brackets"
+                raise UserError(f"{where}: {problem}, expected one word or brackets. Correct the tree.")
             node = Tree(label, children) if children else Leaf(label, words[0])
             if not stack:
                 yield bracket.line, Tree(ROOT, children if children and label in ROOTS else (node,))
-            elif label in ROOTS:
-                raise UserError(
-                    f"{name}, line {bracket.line}: a tree with the root {label!r} starts before the one of line "
-                    f"{stack[0].line} is closed. Correct the brackets of that tree."
-                )
             else:
                 stack[-1].children.append(node)
     if stack:

@@ -47,11 +47,6 @@ def check_model_name(model: str) -> None:
     if path.is_file():
         raise UserError(f"{model}: is a file; name the folder of a model, or a model on the Hub.")
     if path.is_dir() and not (path / MODEL_MARKER).is_file():
-        if (path / "adapter_config.json").is_file():
-            raise UserError(
-                f"{model}: holds a PEFT adapter, expected a complete model. Load it in Python by "
-                "PeftModel.from_pretrained(model, folder), and save the result of its merge_and_unload()."
-            )
         raise UserError(f"{model}: has no {MODEL_MARKER}, so it holds no model; name a folder with a model.")
     if model.startswith((".", "/", "~")) and not path.is_dir():
         raise UserError(f"{model}: there is no such folder; name one with a model, or a model on the Hub.")
@@ -66,11 +61,6 @@ def load_errors(name: str) -> Generator[None]:
         raise
     except Exception as error:
         raise UserError(f"{name}: cannot be loaded: {one_line(error)}") from error
-
-
-def load_pretrained(owner: Any, name: str, **settings: Any) -> Any:
-    """Return `owner.from_pretrained(name, **settings)`, without a prompt to run the model's code."""
-    return owner.from_pretrained(name, **settings | {"trust_remote_code": settings.get("trust_remote_code") is True})
 
 
 def find_file(name: str, file: str, revision: str = "main", local_files_only: bool = False, **_: Any) -> Path | None:
@@ -89,11 +79,11 @@ def own_model_types(config_class: type[VaswaniTransformerConfig] = VaswaniTransf
     return {config_class.model_type}.union(*derived)
 
 
-def load_config(name: str, **settings: Any) -> PreTrainedConfig:
+def load_config(name: str, trust_remote_code: bool = False, **settings: Any) -> PreTrainedConfig:
     """Return the configuration of a model, without loading its weights."""
     check_model_name(name)
     with load_errors(name if Path(name).is_dir() else f"{name}: no folder here, so a name on the Hub"):
-        return cast(PreTrainedConfig, load_pretrained(AutoConfig, name, **settings))
+        return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **settings)
 
 
 def weight_sizes(name: str, **settings: Any) -> list[int]:
@@ -127,7 +117,7 @@ def check_size(name: str, model_class: Any, config: PreTrainedConfig, **settings
             )
     with torch.device("meta"):
         if hasattr(model_class, "from_config"):  # an Auto class
-            model = model_class.from_config(config, trust_remote_code=settings.get("trust_remote_code") is True)
+            model = model_class.from_config(config, trust_remote_code=settings.get("trust_remote_code", False))
         else:
             model = model_class(config)
     numbers = sum(weight.numel() for weight in (*model.parameters(), *model.buffers()))
@@ -166,14 +156,11 @@ def check_finite(name: str, weights: Mapping[str, Tensor]) -> None:
 
 def check_search(name: str, model: PreTrainedModel, **settings: Any) -> None:
     """Check that the saved generation config was loaded, since Transformers ignores a malformed file."""
-    path = find_file(name, GENERATION_CONFIG, **settings)
+    path, fix = find_file(name, GENERATION_CONFIG, **settings), "restore it, or save the model again."
     if path is not None:
-        read_json(path, "restore it, or save the model again.")
+        read_json(path, fix)
     elif model.config.model_type in own_model_types():
-        raise UserError(
-            f"{name}: has no {GENERATION_CONFIG}, the search that this package saves with every model; restore it, or "
-            "save the model again."
-        )
+        raise UserError(f"{name}: has no {GENERATION_CONFIG}, which this package saves with every model; {fix}")
     elif model.can_generate() and (model.generation_config.num_beams or 1) == 1:
         logger.warning("%s: has no %s, so it decodes greedily.", name, GENERATION_CONFIG)
 
@@ -188,8 +175,8 @@ def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: 
         settings["config"] = load_config(name, **source)
     with load_errors(name):
         check_size(name, model_class, settings["config"], **source)
-        model, info = load_pretrained(
-            model_class, name, output_loading_info=True, ignore_mismatched_sizes=True, **settings
+        model, info = model_class.from_pretrained(
+            name, output_loading_info=True, ignore_mismatched_sizes=True, **{"trust_remote_code": False} | settings
         )
         check_weights_fit(name, info)
         check_finite(name, model.state_dict())
@@ -206,7 +193,7 @@ def load_tokenizer(name: str, tokenizer_class: Any = AutoTokenizer, **settings: 
         if folder.is_dir():
             raise UserError(f"{name}: has no tokenizer; save the model's tokenizer there with save_pretrained.")
     with load_errors(f"{name}: its tokenizer"):
-        return cast(PreTrainedTokenizerBase, load_pretrained(tokenizer_class, name, **settings))
+        return tokenizer_class.from_pretrained(name, **{"trust_remote_code": False} | settings)
 
 
 def check_tokenizer_fits(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:

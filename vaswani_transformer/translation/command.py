@@ -6,7 +6,6 @@ The file follows a line's way: options, input, model, search, output.
 import argparse
 import codecs
 import contextlib
-import io
 import json
 import os
 import re
@@ -14,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from tqdm import tqdm
@@ -25,60 +24,12 @@ from ..support.command_line import add_model_argument, positive_argument
 from ..support.errors import OutputError, UserError, exit_on_user_error, one_line
 from .loading import LoadOptions, add_load_options, load_model_and_tokenizer
 from .output import ResumableFile, StreamOutput
-from .translator import MAX_ALPHA, TooLong, TooLongError, Translation, Translator
+from .translator import TooLong, TooLongError, Translation, Translator
 
-NAMED_WORDS = 10  # largest number of unknown words that a message lists
 RESULTS_DO_NOT_DEPEND_ON = {
-    "model", "device", "revision", "trust_remote_code", "input", "output", "interactive", "progress", "batch_tokens",
-    "sort_lines",
+    "model", "device", "revision", "trust_remote_code", "input", "output", "interactive", "batch_tokens", "sort_lines",
 }  # fmt: skip
 """Options outside the compared settings of a record: the model has a digest, and batches change only rounding."""
-
-
-@dataclass(frozen=True)
-class TranslationOptions(LoadOptions):
-    """Options of `vaswani-translate`, described by its `--help`; None for a default. `sort_lines` is `--window`."""
-
-    input: Path | None = None
-    output: Path | None = None
-    interactive: bool = False
-    progress: bool | None = None
-    format: Literal["text", "jsonl"] = "text"
-    field: str | None = None
-    source: str | None = None
-    scores: bool = False
-    nbest: int | None = None
-    beams: int | None = None
-    length_penalty: float | None = None
-    iterations: int | None = None
-    length_beam: int | None = None
-    max_length: int | None = None
-    max_source_tokens: int | None = None
-    too_long: TooLong = "truncate"
-    batch_tokens: int = 2048
-    sort_lines: int = 2048
-
-    def check(self) -> None:
-        """Raise a UserError for options that exclude each other, or for an invalid output."""
-        if self.interactive and (self.input or self.output or self.format != "text"):
-            raise UserError("--interactive reads and writes lines of text; leave out --input, --output and --format.")
-        if self.format == "text" and (self.field or self.source):
-            raise UserError("--field and --source are of JSON Lines; give --format=jsonl as well.")
-        if self.field and self.source:
-            raise UserError("--field and --source both say where the text is; give one of them.")
-        if not -MAX_ALPHA <= (self.length_penalty or 0) <= MAX_ALPHA:  # also NaN
-            raise UserError(
-                f"--length_penalty={self.length_penalty}: lengths to this power overflow; give a number from "
-                f"-{MAX_ALPHA} to {MAX_ALPHA}."
-            )
-        if self.output and (self.output.is_dir() or not self.output.absolute().parent.is_dir()):
-            raise UserError(f"--output={self.output}: is no file in an existing folder; name one.")
-
-    def record(self) -> dict[str, Any]:
-        """Return the settings that results depend on: the model and options, without the texts."""
-        given = {name: value for name, value in vars(self).items() if name not in RESULTS_DO_NOT_DEPEND_ON}
-        settings = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
-        return {"model": self.digest()} | settings
 
 
 def make_parser(prog: str, description: str, texts: str, results: str) -> tuple[argparse.ArgumentParser, Any]:
@@ -95,7 +46,6 @@ def make_parser(prog: str, description: str, texts: str, results: str) -> tuple[
     lines.add_argument("--input", type=Path, metavar="FILE", help=f"the {texts} (standard input)")
     lines.add_argument("--output", type=Path, metavar="FILE", help=f"where {results} go (standard output)")
     lines.add_argument("--interactive", action="store_true", help="answer each line as soon as it is typed")
-    lines.add_argument("--progress", action=argparse.BooleanOptionalAction, help="show a progress bar (in a terminal)")
     search = parser.add_argument_group("search", "the model's generation config is the default")
     counts = {
         "--beams": ("N", "beams; 1 for greedy search"),
@@ -115,57 +65,48 @@ def make_parser(prog: str, description: str, texts: str, results: str) -> tuple[
     machine.add_argument("--batch_tokens", help="source tokens at once (2048)", **size)
     machine.add_argument("--window", dest="sort_lines", help="lines sorted by length at once (2048)", **size)
     add_load_options(machine)
+    parser.set_defaults(format="text", field=None, source=None, scores=False, nbest=None)
     return parser, lines
 
 
-def json_text(line: str, options: TranslationOptions, where: str) -> str:
-    """Return the text in the options' field or language of a line of JSON Lines."""
+def json_text(line: str, field: str | None, language: str | None, where: str) -> str:
+    """Return the text in a field, or in a language of the translation, of a line of JSON Lines."""
+    key = language or field or "text"
     try:
         row = json.loads(line)
-    except (ValueError, RecursionError) as error:  # ValueError also for huge integers
-        is_syntax = isinstance(error, json.JSONDecodeError)
-        problem = f"{error.msg} at column {error.colno}" if is_syntax else one_line(error)
-        raise UserError(f"{where}: not JSON ({problem}); correct the line.") from error
-    if options.source is None:
-        key = options.field or "text"
+        text = (row if language is None else row["translation"])[key].strip()
+        text.encode()  # fails for half of a surrogate pair
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         expected = f'{{"{key}": "..."}}'
-    else:
-        key, row = options.source, row.get("translation") if isinstance(row, dict) else None
-        expected = f'{{"translation": {{"{key}": "..."}}}}'
-    text = row.get(key) if isinstance(row, dict) else None
-    if not isinstance(text, str):
+        expected = expected if language is None else f'{{"translation": {expected}}}'
         raise UserError(
-            f"{where}: got {line[:80]}, expected {expected}; correct the line, or give another --field or --source."
-        )
-    if half := re.search("[\ud800-\udfff]", text):
-        raise UserError(
-            f"{where}: the text holds \\u{ord(half[0]):04x} at character {half.start() + 1}, half of a surrogate pair; "
-            "correct the line."
-        )
-    return text.strip()
+            f"{where}: got {line[:80]}, expected {expected} ({one_line(error)}); correct the line, or give another "
+            "--field or --source."
+        ) from error
+    return text
 
 
 @dataclass
 class LineFormat:
     """Input and output lines of `vaswani-translate`; `vaswani-parse` has a subclass."""
 
-    options: TranslationOptions
+    options: argparse.Namespace
 
     def read(self, line: bytes, where: str) -> str:
         """Return the text to translate of an input line, which `where` names in an error."""
         try:
             text = line.decode().strip()
         except UnicodeDecodeError as error:
-            raise UserError(
-                f"{where}: not UTF-8 (byte 0x{line[error.start]:02x} at byte {error.start + 1} of the line); correct "
-                "the line, or convert the file, for example with iconv."
-            ) from error
-        return json_text(text, self.options, where) if text and self.options.format == "jsonl" else text
+            fix = "correct the line, or convert the file, for example with iconv."
+            raise UserError(f"{where}: not UTF-8 ({error}); {fix}") from error
+        if text and self.options.format == "jsonl":
+            return json_text(text, self.options.field, self.options.source, where)
+        return text
 
     def load(self) -> Translator:
         """Return the translator with the command's model."""
         options = self.options
-        model, tokenizer = load_model_and_tokenizer(options)
+        model, tokenizer = load_model_and_tokenizer(LoadOptions.of(options))
         search: dict[str, Any] = {
             "num_beams": options.beams,
             "length_penalty": options.length_penalty,
@@ -205,17 +146,9 @@ class LineFormat:
 
 
 def lines_of(stream: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a stream, without a byte order mark.
-
-    They end with a line feed, or in a text without any with a carriage return.
-    """
+    """Yield the lines of a stream, without a byte order mark."""
     for number, line in enumerate(stream):
-        if number > 0:
-            yield line
-        elif line.endswith(b"\n"):
-            yield line.removeprefix(codecs.BOM_UTF8)
-        else:
-            yield from line.removeprefix(codecs.BOM_UTF8).splitlines()
+        yield line if number else line.removeprefix(codecs.BOM_UTF8)
 
 
 def typed_lines() -> Iterator[bytes]:
@@ -225,12 +158,10 @@ def typed_lines() -> Iterator[bytes]:
         return
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives `input` editing and a history
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")  # else a byte that is not UTF-8 ends `input`
     prompt = "> " if sys.stdout.isatty() else ""
     with contextlib.suppress(EOFError):
         while True:
-            yield input(prompt).encode(errors="surrogateescape")
+            yield input(prompt).encode()
 
 
 def log(message: str) -> None:
@@ -238,57 +169,49 @@ def log(message: str) -> None:
     tqdm.write(message, file=sys.stderr)
 
 
-def list_words(words: list[str]) -> str:
-    return ", ".join(map(repr, words[:NAMED_WORDS])) + (" ..." if len(words) > NAMED_WORDS else "")
-
-
-def warn_of_truncation(translator: Translator, translation: Translation, where: str) -> None:
+def warn_of_truncation(translation: Translation, where: str) -> None:
     if translation.is_truncated:
-        keep = "--too_long=keep translates it in full, " if translator.can_keep(translation.source_tokens) else ""
-        log(
-            f"{where}: {translation.source_tokens} tokens, more than {translation.max_source_tokens}, so it was "
-            f"truncated; {keep}--too_long=error ends at such a line."
-        )
+        limit = translation.max_source_tokens
+        log(f"{where}: {translation.source_tokens} tokens, more than {limit}, so it was truncated; see --too_long.")
 
 
-def open_output(options: TranslationOptions) -> StreamOutput:
+def open_output(options: argparse.Namespace) -> StreamOutput:
     """Return the output: standard output, a pipe or device, or a resumable file."""
     if options.output is None:
         return StreamOutput(sys.stdout.buffer, "standard output")
     if options.output.exists() and not options.output.is_file():
         return StreamOutput(options.output.open("wb"), str(options.output))
     lines_per_text = options.nbest or 1 if options.format == "text" else 1
-    return ResumableFile(options.output, lines_per_text, options.record(), [options.batch_tokens, options.sort_lines])
+    settings = {name: value for name, value in vars(options).items() if name not in RESULTS_DO_NOT_DEPEND_ON}
+    settings["model"] = LoadOptions.of(options).digest()
+    return ResumableFile(options.output, lines_per_text, settings, [options.batch_tokens, options.sort_lines])
 
 
 def write_results(
     form: LineFormat, translator: Translator, texts: Iterable[str], output: StreamOutput, name: str
 ) -> None:
     """Write the results of all remaining texts of the input `name`."""
-    options, number = form.options, output.done
-    unknown_lines, first_unknown, total = 0, "", None
-    is_shown = sys.stderr.isatty() if options.progress is None else options.progress
-    if is_shown and options.input is not None and options.input.is_file():
-        with options.input.open("rb") as file:
-            total = sum(1 for _ in lines_of(file))
-    with tqdm(total=total, initial=number, unit="line", disable=not is_shown, file=sys.stderr) as bar:
+    number, source, total = output.done, form.options.input, None
+    unknown_lines, first_unknown = 0, ""
+    if sys.stderr.isatty() and source is not None and source.is_file():
+        with source.open("rb") as file:
+            total = sum(1 for _ in file)
+    with tqdm(total=total, initial=number, unit="line", disable=None, file=sys.stderr) as bar:  # None: in a terminal
         try:
             for translation in translator(texts, skip=output.done, progress=bar.update):
                 number += 1
-                warn_of_truncation(translator, translation, f"{name}, line {number}")
+                warn_of_truncation(translation, f"{name}, line {number}")
                 if translation.unknown_words:
                     unknown_lines += 1
-                    first_unknown = first_unknown or f"line {number}: {list_words(translation.unknown_words)}"
+                    first_unknown = first_unknown or f"line {number}: {translation.unknown_words[0]!r}"
                 output.write(form.write(translation, number))
         except TooLongError as error:
             problem = f"{error.tokens} tokens, more than {error.limit}"
-            others = "truncate or keep" if translator.can_keep(error.tokens) else "truncate"
-            fix = f"shorten it, or give --too_long={others}."
+            fix = "shorten it, or give another --too_long."
             raise UserError(f"{name}, line {error.index + 1}: {problem}; {fix}") from error
     output.finish()
     if unknown_lines:
-        lines = f"{unknown_lines} line{' has' if unknown_lines == 1 else 's have'}"
-        log(f"{name}: {lines} words that the vocabulary lacks, whose results are guesses ({first_unknown}).")
+        log(f"{name}: lines with words that the vocabulary lacks, so guesses: {unknown_lines} ({first_unknown}).")
     if summary := form.summary(number - output.done):
         log(summary)
 
@@ -331,16 +254,10 @@ def translate_typed(form: LineFormat) -> None:
         except UserError as error:
             log(str(error))
             continue
-        warn_of_truncation(translator, translation, where)
-        if translation.unknown_words:
-            log(f"Unknown words, whose results are guesses: {list_words(translation.unknown_words)}.")
+        warn_of_truncation(translation, where)
+        if translation.warning:
+            log(translation.warning)
         output.write(form.write(translation, number))
-
-
-def silence_stdout() -> None:
-    """Discard unwritten output, which Python would write again at exit."""
-    if sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run(form: LineFormat) -> None:
@@ -348,35 +265,34 @@ def run(form: LineFormat) -> None:
     logging.disable_progress_bar()
     options = form.options
     with exit_on_user_error(ValueError, OSError, what_now="; the same command resumes it" if options.output else ""):
+        if options.interactive and (options.input or options.output or options.format != "text"):
+            raise UserError("--interactive reads and writes lines of text; leave out --input, --output and --format.")
         try:
-            options.check()
             translate = translate_typed if options.interactive else translate_lines
             translate(form)
-        except BrokenPipeError:  # the reader closed the pipe
-            silence_stdout()
-            sys.exit(141)
-        except OutputError:
-            if options.output is None:
-                silence_stdout()
-            raise
-        except (MemoryError, RuntimeError) as error:
-            is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
-            if not is_memory and "DefaultCPUAllocator" not in str(error):  # on a CPU torch raises a plain RuntimeError
+        except (BrokenPipeError, OutputError) as error:
+            if options.output is None:  # discard unwritten output, which Python would write again at exit
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if isinstance(error, OutputError):
                 raise
-            given = [f"--{name}" for name in ("beams", "length_beam") if (getattr(options, name) or 1) > 1]
-            fewer = f"a smaller {' or '.join(given)}, or " if given else ""
-            log(f"The device has too little memory for a batch; give {fewer}a smaller --batch_tokens.")
-            sys.exit(1)
+            sys.exit(141)  # the reader closed the pipe
+        except torch.OutOfMemoryError as error:
+            fix = "give a smaller --batch_tokens or fewer --beams."
+            raise UserError(f"The device has too little memory for a batch; {fix}") from error
 
 
 def main(arguments: list[str] | None = None) -> None:
     description = "Translate a text line by line, in order, by the model's own search."
     parser, lines = make_parser("vaswani-translate", description, "text to translate", "results")
-    lines.add_argument("--format", choices=("text", "jsonl"), default="text", help="format of input and output (text)")
-    lines.add_argument("--field", metavar="NAME", help='field of JSON Lines with the text: {"NAME": "..."} (text)')
-    lines.add_argument("--source", metavar="LANGUAGE", help='or its language, in {"translation": {"LANGUAGE": "..."}}')
+    lines.add_argument("--format", choices=("text", "jsonl"), help="format of input and output (text)")
+    key = lines.add_mutually_exclusive_group()
+    key.add_argument("--field", metavar="NAME", help='field of JSON Lines with the text: {"NAME": "..."} (text)')
+    key.add_argument("--source", metavar="LANGUAGE", help='or its language, in {"translation": {"LANGUAGE": "..."}}')
     scores_help = "write the score that ranks translations, such as log P(Y|X) / lp(Y), and a tab before each"
     lines.add_argument("--scores", action="store_true", help=scores_help)
     nbest_help = "write the N best, each after its line number and a tab"
     lines.add_argument("--nbest", type=positive_argument, metavar="N", help=nbest_help)
-    run(LineFormat(TranslationOptions(**vars(parser.parse_args(arguments)))))
+    options = parser.parse_args(arguments)
+    if options.format == "text" and (options.field or options.source):
+        parser.error("--field and --source are of JSON Lines; give --format=jsonl as well.")
+    run(LineFormat(options))

@@ -96,10 +96,8 @@ def load_model_and_tokenizer(options: LoadOptions) -> tuple[PreTrainedModel, Pre
     config = load_config(name, **settings)
     is_prepared = config.model_type in own_model_types() and is_on_cpu and dtype != "float16"
     if dtype == "int8" and not is_prepared:
-        raise UserError(
-            f"--dtype=int8: is for models of this package on a CPU; got {name} of type {config.model_type!r} on "
-            f"{device}. Give {'another --dtype' if is_on_cpu else '--device=cpu, or another --dtype'}."
-        )
+        fix = "give another --dtype, or --device=cpu"
+        raise UserError(f"--dtype=int8: is for models of this package on a CPU, not for {name} on {device}; {fix}.")
     tokenizer = load_tokenizer(name, config=config, **settings)
     loads_float32 = is_prepared or (dtype == "auto" and is_on_cpu)
     model = load_model(name, dtype="float32" if loads_float32 else dtype, config=config, **settings)

@@ -6,31 +6,14 @@ import json
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from transformers.utils import logging
 
 from ..support.errors import UserError
-from ..support.files import write_atomically, write_errors
+from ..support.files import read_json, write_atomically, write_errors
 
 logger = logging.get_logger(__name__)
-
-
-def lock(file: IO, message: str) -> None:
-    """Lock an open file until it is closed; raise an error with `message` if another process holds the lock.
-
-    Without support of the file system there is a warning; on Windows files are not locked.
-    """
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise UserError(message) from error
-    except OSError:
-        logger.warning("%s: its file system has no locks; check that no other process writes it.", file.name)
 
 
 def digest_of_file(path: Path) -> list[int | str]:
@@ -62,19 +45,12 @@ class StreamOutput:
         """Leave the stream open."""
 
 
-def describe_option(name: str, value: Any) -> str:
-    """Describe a recorded setting as an option: "without --beams", "with --beams=4"."""
-    if value is None or value is False:
-        return f"without --{name}"
-    return f"with --{name}" if value is True else f"with --{name}={value}"
-
-
 class ResumableFile(StreamOutput):
     """Output file with a record, `FILE.record`, from which a later command can resume.
 
     The record contains the settings, and the number and digest of the texts read so far; it is written before their
     results. At the end it gets the size and digest of the file. On resuming, an unfinished file is truncated after its
-    last complete result.
+    last complete result. The open file is locked, where the system has such locks.
 
     Args:
         path: the file.
@@ -102,14 +78,14 @@ class ResumableFile(StreamOutput):
         self.record: dict[str, Any] = {"settings": settings, "batches": batches, "layouts": {}}
         self.count, self.digest = 0, hashlib.sha256()  # of the texts read, each followed by a zero byte
         try:
-            lock(self.stream, f"{path}: another command is writing it; wait for that one, or give another --output.")
-            before = self.record if path.stat().st_size == 0 else self.read_record()
-            for name, value in settings.items():
-                if (old := before["settings"].get(name)) != value:
-                    differ = f"{describe_option(name, old)}, not {describe_option(name, value)}"
-                    raise self.conflict(f"was made {'by another model' if name == 'model' else differ}")
-            self.batching_changed = before["batches"] != batches
-            self.record["layouts"] = before["layouts"]
+            self.lock()
+            fix = "the file that it belongs to stays unchanged: remove that, or give another --output."
+            before = read_json(self.record_path, fix) if path.stat().st_size else self.record
+            changed = [name for name, value in settings.items() if before.get("settings", {}).get(name) != value]
+            if changed:
+                raise self.conflict(f"was made with another {' and '.join(changed)}")
+            self.batching_changed = before.get("batches") != batches
+            self.record["layouts"] = before.get("layouts", {})
             self.known, self.expected = before.get("texts", 0), before.get("sha256", "")
             self.is_finished = "output" in before
             self.done, end = self.count_results(lines_per_text)
@@ -120,23 +96,22 @@ class ResumableFile(StreamOutput):
             self.close()
             raise
 
+    def lock(self) -> None:
+        """Lock the file until it is closed."""
+        try:
+            import fcntl
+
+            fcntl.flock(self.stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            fix = "wait for that one, or give another --output."
+            raise UserError(f"{self.path}: another command is writing it; {fix}") from error
+        except (ImportError, OSError):  # Windows, or a file system without locks
+            logger.warning("%s: cannot be locked; check that no other process writes it.", self.path)
+
     def conflict(self, problem: str) -> UserError:
         """Return the error for a file that must not be changed."""
         fix = f"give the same command as then, another --output, or remove it and {self.record_path.name}"
         return UserError(f"{self.path}: {problem}; it stays unchanged: {fix}.")
-
-    def read_record(self) -> dict[str, Any]:
-        """Return the record of an earlier command."""
-        if not self.record_path.exists():
-            raise self.conflict("exists already, without its record")
-        types = {"settings": dict, "batches": list, "layouts": dict, "texts": int, "sha256": str}
-        try:
-            record = json.loads(self.record_path.read_bytes())
-            if not all(isinstance(record[name], types[name]) for name in types):
-                raise TypeError("a value has another type")
-        except (ValueError, TypeError, KeyError) as error:
-            raise self.conflict("has a damaged record") from error
-        return record
 
     def count_results(self, lines_per_text: int) -> tuple[int, int]:
         """Return the number of complete results, and the byte offset of their end."""
@@ -148,16 +123,16 @@ class ResumableFile(StreamOutput):
                     count, end = count + 1, position
         return count, end
 
+    def read(self, texts: Iterable[str]) -> Iterator[str]:
+        """Yield texts, and count them."""
+        for text in texts:
+            self.count += 1
+            self.digest.update(text.encode() + b"\0")
+            yield text
+
     def watch(self, texts: Iterable[str]) -> Iterator[str]:
         """Yield the texts, after checking that those read by an earlier command are the same."""
-
-        def counted() -> Iterator[str]:
-            for text in texts:
-                self.count += 1
-                self.digest.update(text.encode() + b"\0")
-                yield text
-
-        remaining = counted()
+        remaining = self.read(texts)
         yield from islice(remaining, self.done)
         ahead = list(islice(remaining, self.known - self.done))
         if self.known and (self.count, self.digest.hexdigest()) != (self.known, self.expected):

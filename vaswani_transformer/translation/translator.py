@@ -6,7 +6,7 @@ B texts in a batch, S source, T target, V vocabulary, n translations per text, R
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -68,6 +68,12 @@ class Translation:
         """Best translation."""
         return self.hypotheses[0].text
 
+    @property
+    def warning(self) -> str:
+        """Warning of the unknown words, or an empty string."""
+        words = ", ".join(map(repr, self.unknown_words))
+        return f"Unknown words, whose results are guesses: {words}." if words else ""
+
 
 class TooLongError(UserError):
     """Raised for a text with too many tokens.
@@ -77,8 +83,9 @@ class TooLongError(UserError):
     """
 
     def __init__(self, index: int, tokens: int, limit: int) -> None:
-        fix = 'shorten it, raise max_source_tokens where the model has positions for it, or give too_long="truncate".'
-        super().__init__(f"Text {index} has {tokens} tokens, more than {limit}; {fix}")
+        super().__init__(
+            f'Text {index} has {tokens} tokens, more than {limit}; shorten it, or set too_long="truncate".'
+        )
         self.index, self.tokens, self.limit = index, tokens, limit
 
 
@@ -160,27 +167,15 @@ class Translator:
             self.generate_kwargs["return_dict_in_generate"] = True
         has_table = getattr(model.config, "position_embedding", None) != "sinusoidal"
         self.max_positions = getattr(model.config, "max_position_embeddings", None) if has_table else None
-        default = self.max_positions or DEFAULT_MAX_SOURCE_TOKENS
-        self.max_source_tokens: int = default if max_source_tokens is None else max_source_tokens
-        for name in ("max_source_tokens", "batch_tokens", "sort_lines"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} ({getattr(self, name)}) is not positive; give an integer of at least 1.")
-        if too_long not in get_args(TooLong):
-            raise UserError(f"too_long is {too_long!r}; choose one of {', '.join(get_args(TooLong))}.")
-        if self.max_source_tokens > (self.max_positions or self.max_source_tokens):
-            raise UserError(
-                f"max_source_tokens ({max_source_tokens}) is more than the model's table of positions has room for; "
-                f"give at most {self.max_positions}."
-            )
+        wanted = max_source_tokens or self.max_positions or DEFAULT_MAX_SOURCE_TOKENS
+        self.max_source_tokens = min(wanted, self.max_positions or wanted)
+        if min(self.max_source_tokens, batch_tokens, sort_lines) < 1:
+            raise UserError("max_source_tokens, batch_tokens and sort_lines must be at least 1.")
 
     @property
     def search(self) -> dict[str, Any]:
         """The search settings, for records."""
         return self.call_settings().search()
-
-    def can_keep(self, tokens: int) -> bool:
-        """Return whether the model has positions for a source of so many tokens."""
-        return tokens <= (self.max_positions or tokens)
 
     def call_settings(self, **more: Any) -> CallSettings:
         """Return the settings of a call of `generate()` with more arguments."""
@@ -309,8 +304,8 @@ def translate(
         batch_tokens: source tokens per batch, including padding. A text counts as at least 16 tokens, and a text with
             more than `batch_tokens` is a separate batch.
         sort_lines: number of texts in a window, which are sorted by length; translation starts when a window is full.
-        max_source_tokens: largest number of tokens of a text, including `</s>`; None for the model's number of
-            positions, or 1,024.
+        max_source_tokens: largest number of tokens of a text, including `</s>`; at most the model's number of
+            positions, and None for that number, or 1,024.
         too_long: treatment of longer texts: "truncate" translates the first tokens and sets `is_truncated`; "keep"
             translates the complete text; "error" raises `TooLongError` before its window is translated. With "keep" a
             text that exceeds the model's positions also raises `TooLongError`.
