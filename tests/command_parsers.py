@@ -83,11 +83,6 @@ def leave_unparsed(_: list[str]) -> None:
     """Leave the arguments of another project's program to it."""
 
 
-def parse_uvicorn(arguments: list[str]) -> None:
-    uvicorn = pytest.importorskip("uvicorn", reason="the demo extra, whose Gradio brings it, is not installed")
-    uvicorn.main.make_context("uvicorn", arguments)
-
-
 def parse_module(arguments: list[str]) -> None:
     """Parse `python -m MODULE`."""
     module, *rest = arguments
@@ -118,13 +113,12 @@ PROGRAMS: dict[str, Callable[[list[str]], None]] = {
     "pip": parse_pip,
     "python": parse_python,
     "python3": parse_python,
-    "uvicorn": parse_uvicorn,
     "vaswani-convert": lambda arguments: parse_with_argparse("vaswani_transformer.convert.command", arguments),
     "vaswani-demo": lambda arguments: parse_with_argparse("vaswani_transformer.demo.command", arguments),
     "vaswani-parse": lambda arguments: parse_with_argparse("vaswani_transformer.parsing.command", arguments),
     "vaswani-translate": lambda arguments: parse_with_argparse("vaswani_transformer.translation.command", arguments),
 }
-OTHERS = "coverage curl cut docker gh git hf jupyter mkdocs nox pre-commit ruff sacrebleu sed tensorboard ty"
+OTHERS = "coverage curl cut docker gh git hf jupyter mkdocs nox pre-commit ruff sacrebleu sed tensorboard ty uvicorn"
 PROGRAMS |= dict.fromkeys(OTHERS.split(), leave_unparsed)
 SHELL_PROGRAMS = (".", "export", "cd", "cp", "echo", "mkdir")
 

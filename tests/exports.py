@@ -15,8 +15,7 @@ import onnxruntime
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
-from transformers.exporters.configs import DynamoConfig, OnnxConfig
-from transformers.exporters.exporter_dynamo import DynamoExporter
+from transformers.exporters.configs import OnnxConfig
 from transformers.exporters.exporter_onnx import OnnxExporter
 
 from tests.helpers import Batch, random_tokens
@@ -36,14 +35,13 @@ def torch_exported(module: nn.Module, inputs: dict[str, Any], strict: bool = Fal
 
 
 def exported_by_transformers(
-    model: VaswaniTransformerForConditionalGeneration, batch: dict[str, Tensor], backend: str
+    model: VaswaniTransformerForConditionalGeneration, batch: dict[str, Tensor]
 ) -> dict[str, Any]:
-    """Return the encoder, the decoder's first step and its later ones, traced on `batch`, for any batch and lengths.
+    """Return the ONNX graphs of the encoder, the decoder's first step and its later ones, for any batch and lengths.
 
     The target starts with two tokens, because torch treats a length of one as constant.
     """
-    exporter = OnnxExporter() if backend == "onnx" else DynamoExporter()
-    settings = OnnxConfig(dynamic=True) if backend == "onnx" else DynamoConfig(dynamic=True)
+    exporter, settings = OnnxExporter(), OnnxConfig(dynamic=True)
     begun = torch.full((len(batch["input_ids"]), 2), START)
     encoder = exporter.export(model.get_encoder(), dict(batch), settings)
     steps = exporter.export_for_generation(

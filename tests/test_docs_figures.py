@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -10,25 +9,10 @@ import pytest
 import torch
 
 from docs.tools import pictures
-from docs.tools.figures import (
-    draw_label_smoothing,
-    draw_layer_complexity,
-    draw_learning_rate,
-    draw_masks,
-    draw_positional_encoding,
-    smoothed_loss,
-)
+from docs.tools.figures import draw_learning_rate, smoothed_loss
 from tests.figures.legible import assert_legible
 from tests.helpers import paper_model_of_pairs, save
 from vaswani_transformer.batching.schedule import learning_rate
-from vaswani_transformer.embeddings import sinusoids
-
-
-def test_positional_encoding_is_the_models() -> None:
-    figure = draw_positional_encoding(50, 64)
-    image: Any = figure.axes[0].images[0].get_array()
-    assert np.array_equal(image, sinusoids(torch.arange(50), 64).numpy())
-    assert_legible(figure)
 
 
 def test_learning_rate_is_equation_3_with_its_peak() -> None:
@@ -41,46 +25,13 @@ def test_learning_rate_is_equation_3_with_its_peak() -> None:
     assert_legible(draw_learning_rate())
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.3])
-def test_smoothed_loss_is_that_of_training(smoothing: float) -> None:
+def test_smoothed_loss_is_that_of_training() -> None:
     """The oracle is torch's cross-entropy of logits that give the true token p and share the remainder evenly."""
-    probability, entries = 0.7, 11
+    probability, entries, smoothing = 0.7, 11, 0.1
     probs = torch.full((1, entries), (1 - probability) / (entries - 1), dtype=torch.float64)
     probs[0, 4] = probability
     expected = torch.nn.functional.cross_entropy(probs.log(), torch.tensor([4]), label_smoothing=smoothing)
     assert smoothed_loss(np.array(probability), smoothing, entries) == pytest.approx(expected.item())
-
-
-def test_points_of_label_smoothing_are_the_minima_of_their_curves() -> None:
-    figure = draw_label_smoothing(vocab_size=100)
-    assert_legible(figure)
-    heights = [np.asarray(line.get_ydata()) for line in figure.axes[0].lines]
-    curves = [line for line in heights if len(line) > 1]
-    points = [line[0] for line in heights if len(line) == 1]
-    assert [min(curve) for curve in curves[1:]] == pytest.approx(points, abs=1e-3)
-
-
-def test_masks_show_which_query_attends_to_which_key() -> None:
-    causal, padding = torch.ones(3, 3).tril().bool(), torch.tensor([[True, True, False, False]] * 3)
-    target, source = ["<s>", "the", "cat"], ["el", "gato", "<pad>", "<pad>"]
-    figure = draw_masks({"decoder": (causal, target, target), "cross": (padding, target, source)})
-    assert_legible(figure)
-    for axes, mask in zip(figure.axes, (causal, padding), strict=True):
-        assert np.array_equal(np.asarray(axes.images[0].get_array()).astype(bool), mask.numpy())
-    assert [label.get_text() for label in figure.axes[1].get_xticklabels()] == source
-
-
-def test_table_1_shows_the_measurements() -> None:
-    rows = [
-        {"layer": layer, "n": n, "d": d, "seconds": factor * n, "peak_mib": None, "operations": n * d}
-        for layer, factor in (("one", 0.5), ("two", 2.0))
-        for n in (16, 64)
-        for d in (8, 32)
-    ]
-    axes = draw_layer_complexity(rows).axes[0]
-    assert axes.get_title() == "seconds, d = 8"
-    lines = {line.get_label(): np.asarray(line.get_xydata()).tolist() for line in axes.lines}
-    assert lines == {"one": [[16, 8], [64, 32]], "two": [[16, 32], [64, 128]]}
 
 
 def test_diagrams_show_a_models_weights_and_its_best_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from docs.tools import formulas
-from docs.tools.listings import LISTING, lines_of, listing, names_in, on_page_markdown, source_of
+from docs.tools.listings import LISTING, names_in, source_of
 from docs.tools.paper import EXERCISES, NOTEBOOK, PAGES, PICTURE, PYTHON, SOLUTION, run_page, to_notebook
 from tests.helpers import ROOT
 
@@ -45,37 +45,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("pages")
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in PAGES if LISTING.search(TEXTS[path.stem])], ids=lambda path: path.stem
-)
-def test_listing_is_compared_with_a_short_version_above_it(path: Path) -> None:
-    *above, _ = LISTING.split(TEXTS[path.stem])[::2]
-    assert [text for text in above if not any("assert " in code for code, _ in examples_of(text))] == []
-
-
 def test_listing_is_the_source_of_what_it_names() -> None:
     for name in sorted(set(NAMES)):
         source = textwrap.dedent(inspect.getsource(pkgutil.resolve_name(name)))
         assert source_of(name) == source.rstrip("\n")
-
-
-def test_listing_is_folded_and_names_the_place_of_its_lines() -> None:
-    method, function = (
-        "training.recipe.Recipe.model_config",
-        "vaswani_transformer.batching.schedule.learning_rate",
-    )
-    text = listing([method, function])
-    assert text.startswith('??? quote "In the library: `Recipe.model_config`, `learning_rate`"\n\n    ```python title=')
-    first, last = lines_of(method)
-    assert f'title="training/recipe.py, lines {first} to {last}"\n    class Recipe:\n        def model_' in text
-    assert "    def learning_rate(" in text
-    assert all(line.startswith("    ") for line in text.splitlines()[2:] if line)
-
-
-@pytest.mark.parametrize("link", ["[`NoSuch`](../vaswani_transformer/layers.py)", "[`all`](../nowhere/at.py)"])
-def test_listing_of_a_name_that_does_not_exist_is_an_error(link: str) -> None:
-    with pytest.raises(ValueError, match=r"not defined there|no file defines it"):
-        on_page_markdown(f"In the library: {link}\n")
 
 
 @pytest.mark.parametrize("name", ["figure-1.svg", "figure-2.svg"])
@@ -123,20 +96,12 @@ def test_notebook_for_students_has_every_exercise_and_neither_solutions_nor_outp
 
 def test_notebook_has_the_examples_of_the_pages_in_their_order_with_their_output() -> None:
     cells = [cell for cell in json.loads(to_notebook())["cells"] if cell["cell_type"] == "code"]
-    sources = ["".join(cell["source"]) for cell in cells]
+    shown = [cell for cell in cells if not "".join(cell["source"]).startswith("show(")][2:]
     examples = [example for text in TEXTS.values() for example in examples_of(text)]
-    shown = [cell for cell, source in zip(cells, sources, strict=True) if not source.startswith("show(")][2:]
-    assert ["".join(cell["source"]).removesuffix("\npicture") for cell in shown] == [
-        code.rstrip("\n") for code, _ in examples
-    ]
-    for cell, (_, printed) in zip(shown, examples, strict=True):
+    for cell, (code, printed) in zip(shown, examples, strict=True):
+        assert "".join(cell["source"]).removesuffix("\npicture") == code.rstrip("\n")
         outputs = [output for output in cell["outputs"] if output["output_type"] == "stream"]
         assert "".join("".join(output["text"]) for output in outputs) == printed
-    assert sum(source.startswith("show(") for source in sources) == sum(
-        len(LISTING.findall(text)) for text in TEXTS.values()
-    )
-    drawings = [output for cell in shown for output in cell["outputs"] if output["output_type"] == "display_data"]
-    assert len(drawings) == sum(len(PICTURE.findall(text)) for text in TEXTS.values())
 
 
 def test_notebook_has_no_link_that_leads_nowhere_and_nothing_folded() -> None:

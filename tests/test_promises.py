@@ -178,7 +178,7 @@ def exports_to_onnx(family: str, folder: Path) -> None:
     """The runtime has the logits of other batches and lengths than those of the export."""
     model, batch = FAMILIES[family](), target_of(family, batch_of(9, 2, 7))
     source = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    graphs = opened(exported_by_transformers(model, source_batch([5, 3]), "onnx"))
+    graphs = opened(exported_by_transformers(model, source_batch([5, 3])))
     logits = step_logits(graphs, source, batch["decoder_input_ids"])
     assert_equal_at_tokens(logits, model(**batch).logits, batch["decoder_attention_mask"])
 

@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.command_parsers import blocks_of, commands_of
-from tests.forks import run_forked
 from tests.helpers import ROOT, run_python
 from tests.hub_server import client_environment, serving
 from tests.hub_state import Hub
-from tests.training.runs import TWO_PROCESSES
 from training.recipe import RECIPES, load_recipe
 from training.train import run
 
@@ -89,12 +87,3 @@ def test_seq2seq_trainer_goes_from_a_data_set_to_the_hub_and_back(tmp_path: Path
     assert output.count("'eval_bleu'") == 2
     first, _ = ast.literal_eval(output.splitlines()[-1])
     assert ast.literal_eval(loaded.splitlines()[-1]) == [first]
-
-
-@pytest.mark.slow
-def test_seq2seq_trainer_runs_on_two_processes(tmp_path: Path) -> None:
-    script = small_script().partition("    model.push_to_hub")[0]
-    (tmp_path / "train.py").write_text(script, encoding="utf-8")
-    output = run_forked("train.py", folder=tmp_path, launch=TWO_PROCESSES[1:])
-    assert output.count("'eval_bleu'") == 2
-    assert len(ast.literal_eval(output.splitlines()[-1])) == 2

@@ -1,4 +1,4 @@
-"""Models and vocabularies of fairseq: imported, they compute what plain torch does; others end in one line."""
+"""Models and vocabularies of fairseq: imported, they compute what FSMT does; others end in one line."""
 
 import argparse
 import json
@@ -22,9 +22,10 @@ from tests.convert.originals import (
     PAD,
     WORDS,
     D,
-    FairseqTransformer,
     V,
     assert_alike,
+    fairseq_state,
+    fsmt,
     save_checkpoint,
 )
 from tests.helpers import PAIRS, load_tokenizer, user_error
@@ -35,37 +36,37 @@ from vaswani_transformer.tokenizer import text_encoder, unknown_words
 
 
 @pytest.mark.parametrize(("newer", "scale"), [(True, True), (False, False)])
-def test_fairseq_checkpoint_computes_what_plain_torch_does(newer: bool, scale: bool, tmp_path: Path) -> None:
-    original = FairseqTransformer(scale)
-    path = save_checkpoint(tmp_path / "c.pt", original.state_dict(), newer, no_scale_embedding=not scale)
+def test_fairseq_checkpoint_computes_what_fsmt_does(newer: bool, scale: bool, tmp_path: Path) -> None:
+    original = fsmt(scale_embedding=scale)
+    path = save_checkpoint(tmp_path / "c.pt", fairseq_state(original), newer, no_scale_embedding=not scale)
     imported = from_fairseq(path)
     assert_alike(imported.model, original, PAD)
     assert imported.difference is not None
-    assert imported.difference < 1e-4  # from Transformers' FSMT
+    assert imported.difference < 1e-4
     config = imported.model.config
     assert (config.target_start_token_id, config.max_position_embeddings, config.dropout) == (END, 64, 0.3)
 
 
 def test_relu_dropout_is_the_activation_dropout_where_that_is_zero(tmp_path: Path) -> None:
     """As in fairseq, whose newer configurations always have both."""
-    state = FairseqTransformer().state_dict()
+    state = fairseq_state(fsmt())
     for activation, relu, expected in ((0.0, 0.2, 0.2), (0.1, 0.0, 0.1), (0.1, 0.2, 0.1)):
         path = save_checkpoint(tmp_path / "c.pt", state, activation_dropout=activation, relu_dropout=relu)
         assert from_fairseq(path).model.config.activation_dropout == expected
 
 
 def test_fairseq_learned_positions_begin_after_the_padding_id(tmp_path: Path) -> None:
-    original = FairseqTransformer()
     tables = {f"{stack}.embed_positions.weight": torch.randn(30 + PAD + 1, D) for stack in ("encoder", "decoder")}
-    original.positions = [table[PAD + 1 :] for table in tables.values()]
-    imported = from_fairseq(save_checkpoint(tmp_path / "c.pt", original.state_dict() | tables))
-    assert_alike(imported.model, original, PAD)
+    imported = from_fairseq(save_checkpoint(tmp_path / "c.pt", fairseq_state(fsmt()) | tables))
     assert imported.difference is None
+    for stack, table in zip(("encoder", "decoder"), tables.values(), strict=True):
+        actual = imported.model.get_parameter(f"model.{stack}.input_embedding.positions.table.weight")
+        assert torch.equal(actual, table[PAD + 1 :])
 
 
 @pytest.mark.parametrize("module", ["numpy._core", "numpy.core"])  # of NumPy 2 and 1
 def test_numpy_values_in_a_checkpoint_are_read(module: str, tmp_path: Path) -> None:
-    state = FairseqTransformer().state_dict()
+    state = fairseq_state(fsmt())
     values = {"best": np.float64(2.5), "step": np.int64(3), "counts": np.array([1, 2]), "names": np.array(["a"])}
     saved = {"model": state, "args": argparse.Namespace(**ARGUMENTS), "extra_state": values}
     torch.save(saved, tmp_path / "c.pt", _use_new_zipfile_serialization=False)  # no checksums
@@ -79,10 +80,8 @@ class Malicious:
         return (exec, ("raise SystemExit('code was run')",))
 
 
-@pytest.mark.parametrize("location", ["args", "model", "last_optimizer_state"])
-def test_checkpoint_cannot_run_code(location: str, tmp_path: Path) -> None:
-    content = {"model": {}, "args": argparse.Namespace()}
-    torch.save(content | {location: {"weight": argparse.Namespace(inner=Malicious())}}, tmp_path / "c.pt")
+def test_checkpoint_cannot_run_code(tmp_path: Path) -> None:
+    torch.save({"model": {}, "args": argparse.Namespace(inner=Malicious())}, tmp_path / "c.pt")
     with user_error(r"c\.pt: cannot be loaded: .*exec"):
         from_fairseq(tmp_path / "c.pt")
 
@@ -92,7 +91,7 @@ def test_file_that_is_no_checkpoint_or_holds_no_settings_is_an_error(content: by
     (tmp_path / "c.pt").write_bytes(content)
     with user_error(r"c\.pt: cannot be loaded: "):
         from_fairseq(tmp_path / "c.pt")
-    save_checkpoint(tmp_path / "c.pt", FairseqTransformer().state_dict())
+    save_checkpoint(tmp_path / "c.pt", fairseq_state(fsmt()))
     (tmp_path / "settings.json").write_bytes(content)
     with user_error(r"settings\.json: cannot be loaded: "):
         from_fairseq(tmp_path / "c.pt", config=tmp_path / "settings.json")
@@ -106,7 +105,6 @@ def test_file_that_is_no_checkpoint_or_holds_no_settings_is_an_error(content: by
         ({"decoder.embed_tokens.weight": torch.ones(V, D)}, {}, "has separate embeddings of source and target"),
         ({}, {"activation_fn": "relu_squared_or_so"}, "cannot be loaded: .*activation_function.*'relu_squared_or_so'"),
         ({}, {"decoder_attention_heads": 2}, "decoder_attention_heads must be given and equal"),
-        ({"decoder.layers.0.fc2.bias": torch.ones(30)}, {}, r"cannot be loaded: .*feed_forward.fc2.bias"),
         ({"decoder.layers.0.fc2.bias": torch.full((D,), math.nan)}, {}, "NaN or infinite numbers in decoder.layers.0"),
         ({}, {"max_source_positions": 10**12}, r"has 1,000,000,000,000 positions, expected at most"),
     ],
@@ -114,7 +112,7 @@ def test_file_that_is_no_checkpoint_or_holds_no_settings_is_an_error(content: by
 def test_fairseq_weight_or_setting_that_the_paper_lacks_is_an_error_that_names_it(
     change: dict[str, Any], arguments: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    state = FairseqTransformer().state_dict() | change
+    state = fairseq_state(fsmt()) | change
     path = save_checkpoint(
         tmp_path / "c.pt", {key: value for key, value in state.items() if value is not None}, **arguments
     )
@@ -123,9 +121,9 @@ def test_fairseq_weight_or_setting_that_the_paper_lacks_is_an_error_that_names_i
 
 
 def test_checkpoint_without_its_settings_takes_them_from_a_file(tmp_path: Path) -> None:
-    original = FairseqTransformer()
-    torch.save({"model": original.state_dict()}, tmp_path / "c.pt")
-    with pytest.raises(ValueError, match="has no number of heads; give a JSON file"):
+    original = fsmt()
+    torch.save({"model": fairseq_state(original)}, tmp_path / "c.pt")
+    with pytest.raises(ValueError, match="must be given and equal; give a JSON file"):
         from_fairseq(tmp_path / "c.pt")
     (tmp_path / "settings.json").write_text(json.dumps(ARGUMENTS))
     assert_alike(from_fairseq(tmp_path / "c.pt", config=tmp_path / "settings.json").model, original, PAD)
@@ -244,7 +242,7 @@ def test_sentencepiece_model_splits_and_joins_texts(tmp_path: Path) -> None:
 
 
 def test_command_imports_a_fairseq_checkpoint(vocabulary: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, out = save_checkpoint(vocabulary / "c.pt", FairseqTransformer().state_dict()), vocabulary / "out"
+    path, out = save_checkpoint(vocabulary / "c.pt", fairseq_state(fsmt())), vocabulary / "out"
     call = ["fairseq", str(path), str(out), f"--dict={vocabulary / 'dict.txt'}", f"--codes={vocabulary / 'codes'}"]
     with pytest.raises(SystemExit):
         main(call)

@@ -1,4 +1,4 @@
-"""An imported model is trained further on own pairs, by a recipe or the stock trainer, scored, and translates."""
+"""An imported model is trained further on own pairs by a recipe, scored, and translates."""
 
 import json
 import shutil
@@ -7,18 +7,12 @@ from typing import Any
 
 import pytest
 import yaml
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    DataCollatorForSeq2Seq,
-    MarianMTModel,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-)
+from transformers import MarianMTModel
 
 from tests.command_parsers import blocks_of, commands_of
-from tests.convert.originals import CODES, WORDS, FairseqTransformer, V, save_checkpoint
+from tests.convert.originals import CODES, WORDS, V, fairseq_state, fsmt, save_checkpoint
 from tests.forks import run_forked
-from tests.helpers import ROOT, load_tokenizer, run_main, user_error, write_pairs
+from tests.helpers import ROOT, run_main, user_error, write_pairs
 from training import score, train
 from training.recipe import load_recipe
 from vaswani_transformer.convert import command as convert
@@ -36,36 +30,15 @@ def imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     words = [*WORDS, *(f"madeupword{number:04}" for number in range(1, V - 3 - len(WORDS)))]
     (tmp_path / "dict.txt").write_text("".join(f"{word} 7\n" for word in words))
     (tmp_path / "codes").write_text(CODES)
-    checkpoint = save_checkpoint(tmp_path / "c.pt", FairseqTransformer().state_dict())
+    checkpoint = save_checkpoint(tmp_path / "c.pt", fairseq_state(fsmt()))
     call = ["fairseq", checkpoint, f"--dict={tmp_path / 'dict.txt'}", f"--codes={tmp_path / 'codes'}"]
     assert run_main(convert.main, [*call, tmp_path / "imported"], capsys)[2] == 0
     return tmp_path / "imported"
 
 
-def train_by_recipe(model: Path, folder: Path, recipe: Path) -> None:
-    given = (f"--training.start_from={model}", f"--tokenizer.path={model}", f"--output_dir={folder}")
-    train.main([str(recipe), *given])
-
-
-def train_by_the_stock_trainer(model: Path, folder: Path) -> None:
-    network, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(model, dropout=0.0), load_tokenizer(model)
-    settings: dict[str, Any] = {"max_steps": 300, "learning_rate": 3e-3, "save_strategy": "no", "report_to": "none"}
-    dataset: Any = [dict(tokenizer(source, text_target=target)) for source, target in PAIRS.items()]
-    trainer = Seq2SeqTrainer(
-        network,
-        Seq2SeqTrainingArguments(str(folder), predict_with_generate=True, use_cpu=True, **settings),
-        train_dataset=dataset,
-        data_collator=DataCollatorForSeq2Seq(tokenizer, network),
-        processing_class=tokenizer,
-    )
-    trainer.train()
-    trainer.save_model()
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("by_recipe", [True, False])
 def test_imported_model_is_trained_further_scored_and_translates(
-    by_recipe: bool, imported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    imported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for split in ("train", "validation", "test"):
         write_pairs(tmp_path / f"{split}.jsonl", PAIRS.items())
@@ -80,10 +53,8 @@ def test_imported_model_is_trained_further_scored_and_translates(
     }
     recipe, trained = tmp_path / "own.yaml", tmp_path / "trained"
     recipe.write_text(yaml.safe_dump(settings))
-    if by_recipe:
-        train_by_recipe(imported, trained, recipe)
-    else:
-        train_by_the_stock_trainer(imported, trained)
+    given = (f"--training.start_from={imported}", f"--tokenizer.path={imported}", f"--output_dir={trained}")
+    train.main([str(recipe), *given])
     capsys.readouterr()
     table, errors, status = run_main(score.main, [trained, recipe], capsys)
     assert (status, errors) == (0, "")

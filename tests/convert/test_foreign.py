@@ -12,26 +12,18 @@ import pytest
 import torch
 from transformers import (
     AutoModelForSeq2SeqLM,
-    FSMTConfig,
-    FSMTForConditionalGeneration,
     FSMTTokenizer,
     MarianMTModel,
     MarianTokenizer,
     PreTrainedModel,
 )
 
-from tests.convert.originals import END, PAD, SHAPE, V, assert_alike, marian, randomize_weights
+from tests.convert.originals import END, PAD, V, assert_alike, fsmt, marian
 from tests.helpers import error_line, load_tokenizer, no_space, run_main
 from tests.nar_models import tiny_nat
 from vaswani_transformer.convert.command import main, save
 from vaswani_transformer.convert.foreign import from_fsmt, from_marian
 from vaswani_transformer.support.errors import OutputError
-
-
-def fsmt(**overrides: Any) -> FSMTForConditionalGeneration:
-    sizes = {"langs": ["en", "de"], "src_vocab_size": V, "tgt_vocab_size": V, "tie_word_embeddings": True}
-    settings: dict[str, Any] = {**SHAPE, **sizes, **overrides}
-    return randomize_weights(FSMTForConditionalGeneration(FSMTConfig(**settings)))
 
 
 def import_again(original: PreTrainedModel, folder: Path) -> Any:

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import HOSTILE_TEXT, PAIRS, model_of_pairs
-from tests.nar_models import tiny_nat
-from vaswani_transformer.demo import page as page_module
+from tests.helpers import PAIRS, model_of_pairs
 from vaswani_transformer.demo.command import LAUNCH
-from vaswani_transformer.demo.page import CHANGED, PageContent, make_page
+from vaswani_transformer.demo.page import make_page
 
 pytest.importorskip("gradio")
 playwright = pytest.importorskip("playwright.sync_api")
@@ -82,23 +80,3 @@ def test_typed_sentence_is_translated_step_by_step_with_its_attention(open_page:
     translate(page, " ")
     playwright.expect(page.get_by_label("Note")).to_have_value("The source is empty; type a text.", timeout=TIMEOUT)
     assert page.get_by_label("Translation").input_value() == ""
-
-
-def test_hostile_text_is_shown_as_text_wherever_it_stands(open_page: OpenPage, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = HOSTILE_TEXT
-    rows: list[list[str | int]] = [[1, "open", text, "0", "1", "0"]]
-    content = PageContent(text, text, text, text, rows, [(f"-1 {text}", text)], [(text, None), (text, CHANGED)])
-    monkeypatch.setattr(page_module, "page_content", lambda *_, **__: content)
-    monkeypatch.setattr(page_module, "is_parser", lambda _: True)
-    model, tokenizer = model_of_pairs()
-    for shown in (model, tiny_nat(vocab_size=len(tokenizer))):
-        page = open_page(shown, tokenizer, text)
-        page.get_by_label("Source").fill(text)
-        page.get_by_role("button", name="Parse").click()
-        playwright.expect(page.get_by_label("Note")).to_have_value(text, timeout=TIMEOUT)
-        places = [page.locator("h1").first, page.locator(".cm-content")]
-        places += [page.get_by_role("gridcell", name=text).first if shown is model else page.locator(".textfield")]
-        places += [attention(page).locator("h1")]
-        for place in places:
-            playwright.expect(place).to_contain_text(text, timeout=TIMEOUT)
-        assert page.locator("img[src=x]").count() == 0

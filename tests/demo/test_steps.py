@@ -16,7 +16,7 @@ from vaswani_transformer.parsing import draw_tree_text
 from vaswani_transformer.translation.translator import log_probabilities
 
 END = 2
-SEEDS = range(4)
+SEEDS = range(2)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def approximately(expected: Any) -> Any:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("beams", [1, 2, 4])
+@pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.parametrize("prepares", [False, True])
 def test_best_target_that_ended_is_what_generate_returns(
     letters: VaswaniTransformerTokenizer, seed: int, beams: int, prepares: bool

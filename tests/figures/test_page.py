@@ -231,21 +231,3 @@ def test_clicks_and_the_pointer_choose_what_is_shown(tmp_path: Path) -> None:
     assert [active for *_, active in states] == [0, 0, 0, 0, 1, 1, 0, 0, 0, 0]
     assert states[4][1].startswith("representation attends to ")
     assert states[4][1].endswith("(head 3)")
-
-
-@in_a_browser
-def test_keyboard_moves_from_word_to_word(tmp_path: Path) -> None:
-    acts = """
-      const states = [];
-      const press = (key) => {
-        document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
-        const { side, index } = document.activeElement.dataset;
-        states.push([side, Number(index), $('.word[tabindex="0"]').length]);
-      };
-      $(".word")[0].focus();
-      ["ArrowDown", "ArrowDown", "ArrowUp", "ArrowRight", "End", "ArrowLeft", "Home"].forEach(press);
-      document.title = JSON.stringify(states);
-    """
-    states = json.loads(opened(render_page(random_attention_maps()), tmp_path, "", acts).one("title")["text"])
-    positions = [("query", 1), ("query", 2), ("query", 1), ("key", 1), ("key", 15), ("query", 2), ("query", 0)]
-    assert states == [[side, index, 2] for side, index in positions]  # and two stops of the tab key, one per column

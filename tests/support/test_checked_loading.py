@@ -32,14 +32,7 @@ def test_complete_model_loads_as_transformers_loads_it(saved: Path) -> None:
 
 
 def test_folder_without_a_model_is_an_error_of_one_line(saved: Path, tmp_path: Path) -> None:
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     for name, message in (
-        (
-            str(tmp_path / "adapter"),
-            "holds a PEFT adapter, expected a complete model. Load it in Python by PeftModel.from_pretrained(model, "
-            "folder), and save the result of its merge_and_unload().",
-        ),
         (str(tmp_path), "has no config.json, so it holds no model; name a folder with a model."),
         (str(saved / "config.json"), "is a file; name the folder of a model, or a model on the Hub."),
         (str(tmp_path / "none"), "there is no such folder; name one with a model, or a model on the Hub."),
