@@ -55,7 +55,7 @@ def family_of_pairs(family: str, **overrides: Any) -> tuple[Any, VaswaniTransfor
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=300)
     tokenizer.add_special_tokens({"mask_token": "<mask>"})
     mask_field = {"mask_token_id": tokenizer.mask_token_id} if family == "cmlm" else {}
-    return FAMILY[family](vocab_size=len(tokenizer), **mask_field, **overrides), tokenizer
+    return EVERY_FAMILY[family](vocab_size=len(tokenizer), **mask_field, **overrides), tokenizer
 
 
 def targets(*lengths: int) -> Tensor:

@@ -12,7 +12,7 @@ import contextlib
 import os
 import sysconfig
 import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any, Self
 from unittest import mock
 
@@ -35,8 +35,6 @@ WAITING = {
     "aten::masked_select": "masked_select",
     "aten::equal": "equal",
     "aten::_unique2": "unique",
-    "aten::unique_dim": "unique",
-    "aten::unique_consecutive": "unique",
     "aten::bincount": "bincount",
 }
 INDEXING = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
@@ -65,9 +63,6 @@ class DeviceTensor(Tensor):
         made.host = host
         return made
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return f"DeviceTensor({self.host!r})"
-
     @classmethod
     def __torch_dispatch__(  # ty: ignore[incompatible-method-override] - torch has a C function
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -75,11 +70,11 @@ class DeviceTensor(Tensor):
         return dispatch(func, args, kwargs or {})
 
 
-COUNTERS: list["SynchronizationCounter"] = []
+COUNTERS: list["SynchronizationCounter"] = []  # that which counts, if any
 
 
 def record(kind: str) -> None:
-    """Count a synchronization in every open counter, with the line that calls it."""
+    """Count a synchronization, with the line that calls it."""
     for counter in COUNTERS:
         counter.counts[kind] += 1
         counter.places[f"{kind} at {calling_line()}"] += 1
@@ -117,9 +112,7 @@ def dispatch(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if is_on_device and name in WAITING:
         record(WAITING[name])
     elif (
-        is_on_device
-        and name in INDEXING
-        and any(index is not None and index.dtype == torch.bool for index in host_args[1])
+        is_on_device and name in INDEXING and torch.bool in [index.dtype for index in host_args[1] if index is not None]
     ):
         record("indexing with a mask")
     elif name == "aten::repeat_interleave" and is_on_device and host_kwargs.get("output_size") is None:
@@ -191,24 +184,11 @@ class SynchronizationCounter:
         COUNTERS.remove(self)
 
 
-def known_autocast(function: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function of autocast that lacks `DEVICE`."""
-
-    def known(*args: Any, **kwargs: Any) -> Any:
-        return otherwise() if (*args, kwargs.get("device_type"))[0] == DEVICE.type else function(*args, **kwargs)
-
-    return known
-
-
 @contextlib.contextmanager
 def pretended_device() -> Generator[torch.device]:
     """Yield a device that behaves as an accelerator without autocast; `to` moves tensors and models to it."""
-    autocast = mock.patch.multiple(
-        torch,
-        is_autocast_enabled=known_autocast(torch.is_autocast_enabled, lambda: False),
-        autocast=known_autocast(torch.autocast, contextlib.nullcontext),
-    )
-    with autocast, ReadingMode(), DeviceMode():
+    no_autocast = {"is_autocast_enabled": lambda *_: False, "autocast": lambda *_, **__: contextlib.nullcontext()}
+    with mock.patch.multiple(torch, **no_autocast), ReadingMode(), DeviceMode():
         yield DEVICE
 
 

@@ -104,15 +104,6 @@ def test_word_that_a_cmlm_sees_and_learns_is_an_error() -> None:
     assert bool(model.eval()(**batch).loss.isfinite())
 
 
-def test_embedded_targets_without_a_mask_have_no_padding() -> None:
-    model, source = tiny_cmlm(), random_tokens(2, 6)
-    embeds = model.model.decoder.embed_tokens(targets(5, 5))
-    found = model(input_ids=source, decoder_inputs_embeds=embeds).logits
-    assert torch.equal(
-        found, model(source, decoder_inputs_embeds=embeds, decoder_attention_mask=torch.ones(2, 5)).logits
-    )
-
-
 def test_cmlm_in_training_masks_plain_labels_and_divides_by_the_masked_tokens() -> None:
     model = tiny_cmlm(dropout=0.0, label_smoothing=0.0).train()
     source, labels = random_tokens(2, 6), targets(7, 5)

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -10,17 +9,13 @@ import torch
 from torch import Tensor, fx, nn
 from transformers import CompileConfig
 
-from tests.exports import torch_exported
-from tests.helpers import FLOAT32, assert_equal_at_tokens, masked_batch, random_tokens, source_batch, tiny_model
+from tests.helpers import FLOAT32, assert_equal_at_tokens, masked_batch, source_batch, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.attention import without_cudnn
 from vaswani_transformer.batching.schedule import paper_adam, paper_schedule
 from vaswani_transformer.embeddings import Dropout
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")]
-
-POSITION_TYPES = ["sinusoidal", "learned"]
-ONE_LAYER = {"encoder_layers": 1, "decoder_layers": 1}  # Inductor compiles each further one too
 
 
 @pytest.fixture(autouse=True)
@@ -34,10 +29,9 @@ def labeled(sources: list[int], targets: list[int]) -> dict[str, Tensor]:
     return batch
 
 
-@pytest.mark.parametrize("position_type", POSITION_TYPES)
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_evaluation_compiles_as_one_graph(attention: str, position_type: str) -> None:
-    model = tiny_model(attn_implementation=attention, position_embedding=position_type).requires_grad_(False)
+def test_evaluation_with_learned_positions_compiles_as_one_graph(attention: str) -> None:
+    model = tiny_model(attn_implementation=attention, position_embedding="learned").requires_grad_(False)
     compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=True)
     for lengths in ([5, 3], [6, 2]), ([4, 9, 1], [3, 3, 7]):
         batch = masked_batch(*lengths)
@@ -64,24 +58,11 @@ def test_training_step_compiles_as_one_graph_without_cudnn(monkeypatch: pytest.M
     gpu = torch.device("cuda")
     batch = labeled([5, 3, 4], [6, 2, 5]) | {"num_items_in_batch": torch.tensor(30)}
     monkeypatch.setattr("vaswani_transformer.attention.without_cudnn", lambda device: without_cudnn(gpu))
-    eager, model = (tiny_model(dropout=0.0, attn_implementation="sdpa", **ONE_LAYER).train() for _ in range(2))
+    eager, model = (tiny_model(dropout=0.0, attn_implementation="sdpa").train() for _ in range(2))
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     for mine, other in zip(step(model, compiled, batch), step(eager, eager, batch), strict=True):
         torch.testing.assert_close(mine, other, **FLOAT32)
     assert torch.backends.cuda.cudnn_sdp_enabled()
-
-
-def test_inductor_compiles_the_model() -> None:
-    """The test compiles logits and a training step by Inductor."""
-    model, batch = tiny_model(**ONE_LAYER).requires_grad_(False), masked_batch([5, 3], [6, 2])
-    logits = torch.compile(model, fullgraph=True)(**batch, use_cache=False).logits
-    assert_equal_at_tokens(logits, model(**batch).logits, batch["decoder_attention_mask"])
-
-    batch = labeled([5, 3], [6, 2])
-    eager, model = (tiny_model(dropout=0.0, **ONE_LAYER).train() for _ in range(2))
-    compiled = torch.compile(model, fullgraph=True)
-    for mine, other in zip(step(model, compiled, batch), step(eager, eager, batch), strict=True):
-        torch.testing.assert_close(mine, other, **FLOAT32)
 
 
 def test_compiled_dropout_is_torch_s() -> None:
@@ -101,7 +82,6 @@ def test_compiled_dropout_is_torch_s() -> None:
 # Of models in float64, where rounding decides between no tokens.
 SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {"max_new_tokens": 9},
-    "beams": {"num_beams": 4, "max_new_tokens": 9},
     "the paper's": {
         "num_beams": 4,
         "length_penalty": 0.6,
@@ -109,47 +89,6 @@ SEARCHES: dict[str, dict[str, Any]] = {
         "max_source_relative_length": 4,
     },
 }
-
-
-def compiled_by(backend: str | Callable[..., Any]) -> CompileConfig:
-    """Make `generate()` compile on the CPU what it compiles on an accelerator, as one graph."""
-    config = CompileConfig(fullgraph=True, dynamic=False, backend=backend, mode=cast(str, None))
-    config._compile_all_devices = True
-    return config
-
-
-def keeping(graphs: list[fx.GraphModule]) -> Callable[..., Any]:
-    """Return a backend that compiles nothing and appends its graphs to `graphs`, even if its config is copied."""
-
-    def keep(graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        graphs.append(graph)
-        return graph.forward
-
-    return keep
-
-
-@pytest.mark.parametrize("position_type", POSITION_TYPES)
-def test_generate_compiles_one_graph_for_all_steps_over_a_static_cache(position_type: str) -> None:
-    """Transformers does so in sampling and greedy search, not in beam search."""
-    model, graphs = tiny_model(position_embedding=position_type).double(), []
-    inputs = source_batch([5, 3]) | SEARCHES["greedy"]
-    generated = model.generate(**inputs, cache_implementation="static", compile_config=compiled_by(keeping(graphs)))
-    assert generated.shape[1] > 5
-    assert torch.equal(generated, model.generate(**inputs))
-    assert len(graphs) == 1
-
-
-@pytest.mark.parametrize("position_type", POSITION_TYPES)
-@pytest.mark.parametrize("search", SEARCHES)
-def test_compiled_model_searches_over_a_static_cache_in_two_graphs(search: str, position_type: str) -> None:
-    """One graph is for the first step, which fills the cache of the source, and one for all others."""
-    model, graphs = tiny_model(position_embedding=position_type).double(), []
-    inputs = source_batch([5, 3]) | SEARCHES[search]
-    expected = model.generate(**inputs)
-    assert expected.shape[1] > 5
-    model.forward = torch.compile(model.forward, fullgraph=True, dynamic=False, backend=keeping(graphs))
-    assert torch.equal(model.generate(**inputs, cache_implementation="static"), expected)
-    assert len(graphs) == 2
 
 
 def test_beam_search_keeps_the_addresses_of_a_static_cache() -> None:
@@ -169,42 +108,42 @@ def test_beam_search_keeps_the_addresses_of_a_static_cache() -> None:
         return outputs
 
     model.forward = forward
-    inputs = source_batch([5, 3]) | SEARCHES["beams"]
+    inputs = source_batch([5, 3]) | SEARCHES["the paper's"]
     generated = model.generate(**inputs, cache_implementation="static")
     assert generated.shape[1] > 5
     assert len(addresses) == 1
     assert torch.equal(generated, model.generate(**inputs))
 
 
-def test_inductor_compiles_the_steps_of_both_searches() -> None:
-    model = tiny_model(**ONE_LAYER).double()
-    inputs = source_batch([5, 3], cache_implementation="static")
-    greedy, paper = ({**inputs, **SEARCHES[search]} for search in ("greedy", "the paper's"))
-    expected = [model.generate(**inputs, disable_compile=True) for inputs in (greedy, paper)]
-    generated = model.generate(**greedy, compile_config=compiled_by("inductor"))
-    assert torch.equal(generated, expected[0])
-    model.forward = torch.compile(model.forward, fullgraph=True, dynamic=False)
-    assert torch.equal(model.generate(**paper), expected[1])
+def keeping(graphs: list[fx.GraphModule]) -> Callable[..., Any]:
+    """Return a backend that compiles nothing and appends its graphs to `graphs`, even if its config is copied."""
+
+    def keep(graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    return keep
 
 
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("position_type", POSITION_TYPES)
-def test_exported_model_takes_any_batch_and_any_lengths(position_type: str, strict: bool) -> None:
-    model = tiny_model(position_embedding=position_type).requires_grad_(False)
-    program = torch_exported(model, masked_batch([5, 3, 4], [6, 2, 5]) | {"use_cache": False}, strict).module()
-    for lengths in ([5, 3, 4], [6, 2, 5]), ([4, 9], [3, 7]), ([2, 17, 3, 30], [33, 1, 2, 5]):
-        batch = masked_batch(*lengths)
-        logits = program(**batch, use_cache=False).logits
-        assert_equal_at_tokens(logits, model(**batch).logits, batch["decoder_attention_mask"])
-    words = {"input_ids": random_tokens(3, 5), "decoder_input_ids": random_tokens(3, 4), "use_cache": False}
-    program = torch_exported(model, words, strict).module()
-    words = {"input_ids": random_tokens(2, 19), "decoder_input_ids": random_tokens(2, 7), "use_cache": False}
-    torch.testing.assert_close(program(**words).logits, model(**words).logits, **FLOAT32)
+def test_generate_compiles_one_graph_for_all_steps_over_a_static_cache() -> None:
+    """Transformers does so in sampling and greedy search, not in beam search."""
+    model, graphs = tiny_model().double(), []
+    inputs = source_batch([5, 3]) | SEARCHES["greedy"]
+    config = CompileConfig(fullgraph=True, dynamic=False, backend=keeping(graphs), mode=cast(str, None))
+    config._compile_all_devices = True  # as on an accelerator
+    generated = model.generate(**inputs, cache_implementation="static", compile_config=config)
+    assert generated.shape[1] > 5
+    assert torch.equal(generated, model.generate(**inputs))
+    assert len(graphs) == 1
 
 
-def test_encoder_is_exported_with_dynamic_lengths(tmp_path: Path) -> None:
-    encoder = tiny_model().get_encoder().requires_grad_(False)
-    torch.export.save(torch_exported(encoder, source_batch([5, 3, 4])), tmp_path / "encoder.pt2")
-    program, batch = torch.export.load(tmp_path / "encoder.pt2").module(), source_batch([17, 2])
-    states = program(**batch).last_hidden_state
-    assert_equal_at_tokens(states, encoder(**batch).last_hidden_state, batch["attention_mask"])
+@pytest.mark.parametrize("search", SEARCHES)
+def test_compiled_model_searches_over_a_static_cache_in_two_graphs(search: str) -> None:
+    """One graph is for the first step, which fills the cache of the source, and one for all others."""
+    model, graphs = tiny_model(position_embedding="learned").double(), []
+    inputs = source_batch([5, 3]) | SEARCHES[search]
+    expected = model.generate(**inputs)
+    assert expected.shape[1] > 5
+    model.forward = torch.compile(model.forward, fullgraph=True, dynamic=False, backend=keeping(graphs))
+    assert torch.equal(model.generate(**inputs, cache_implementation="static"), expected)
+    assert len(graphs) == 2

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 from huggingface_hub.errors import StrictDataclassError
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import PreTrainedConfig
 
 from tests.helpers import random_tokens, tiny_config
@@ -64,37 +62,6 @@ HEAD_WIDTHS = {
     "parsing": (128, 128),
     "parsing-semi-supervised": (128, 128),
 }
-layers, widths = st.integers(1, 9), st.none() | st.integers(1, 9)
-rates = st.floats(0, 1, exclude_max=True, allow_nan=False)
-configurations = st.builds(
-    VaswaniTransformerConfig,
-    vocab_size=st.integers(3, 10**6),
-    d_model=st.integers(1, 8).map(lambda width: 24 * width),  # even, and divisible by every number of heads
-    encoder_layers=layers,
-    decoder_layers=layers,
-    num_heads=st.integers(1, 4),
-    d_k=widths,
-    d_v=widths,
-    d_ff=st.integers(1, 99),
-    dropout=rates,
-    attention_dropout=rates,
-    activation_dropout=rates,
-    label_smoothing=rates,
-    activation_function=st.sampled_from(["relu", "gelu", "silu"]),
-    position_embedding=st.sampled_from(["sinusoidal", "learned"]),
-    attention_bias=st.booleans(),
-    attention_window=st.none() | st.integers(1, 99),
-    scale_embedding=st.booleans(),
-    tie_word_embeddings=st.booleans(),
-    eos_token_id=st.sampled_from([2, [1, 2], None]),
-    decoder_start_token_id=st.none() | st.integers(0, 2),
-)
-
-
-@given(configurations)
-def test_config_survives_its_json(config: VaswaniTransformerConfig) -> None:
-    again = VaswaniTransformerConfig.from_dict(json.loads(config.to_json_string()))
-    assert again.to_dict() == config.to_dict()
 
 
 @pytest.mark.parametrize(
@@ -132,26 +99,23 @@ def test_attribute_names_of_transformers_map_to_the_paper_s_fields() -> None:
 # For every error: the fields given, then words of the message that name field, value and fix.
 REFUSALS = [
     *(
-        ({field: value}, (field, str(value), "at least 1"))
+        ({field: 0}, (field, "0", "at least 1"))
         for field in (
             *("vocab_size", "d_model", "encoder_layers", "decoder_layers", "num_heads", "d_k", "d_v", "d_ff"),
-            "max_position_embeddings",
+            *("max_position_embeddings", "attention_window"),
         )
-        for value in (0, -3)
     ),
     *(
         ({field: value}, (field, str(value), "at least 0 and below 1"))
         for field in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
-        for value in (1, 1.5, -0.1, float("nan"))
+        for value in (1, -0.1, float("nan"))
     ),
     ({"layer_norm_eps": 0}, ("layer_norm_eps", "0", "above 0")),
-    ({"layer_norm_eps": -1e-6}, ("layer_norm_eps", "-1e-06", "above 0")),
     ({"activation_function": "rleu"}, ("activation_function", "'rleu'", "relu", "gelu")),
     ({"position_embedding": "rotary"}, ("position_embedding", "'rotary'", "'sinusoidal'", "'learned'")),
     ({"d_model": 33, "num_heads": 3}, ("d_model (33)", "even", 'position_embedding="learned"')),
     ({"d_model": 30, "num_heads": 4}, ("d_model (30)", "num_heads (4)", "divisible", "d_k and d_v")),
     ({"d_model": 30, "num_heads": 4, "d_k": 3}, ("d_model (30)", "num_heads (4)", "divisible", "d_k and d_v")),
-    ({"d_model": 30, "num_heads": 4, "d_v": 3}, ("d_model (30)", "num_heads (4)", "divisible", "d_k and d_v")),
     *(
         ({"vocab_size": 99, field: value}, (f"{field} ({value})", "99", "0 to 98", "vocab_size"))
         for field in ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
@@ -159,14 +123,9 @@ REFUSALS = [
     ),
     ({"vocab_size": 99, "eos_token_id": [2, 99]}, ("eos_token_id (99)", "99", "0 to 98", "vocab_size")),
     ({"d_model": "512"}, ("d_model", "'512'", "int")),
-    ({"d_model": 512.0}, ("d_model", "512.0", "int")),
     ({"num_heads": True}, ("num_heads", "True", "int")),
     ({"dropout": "0.1"}, ("dropout", "'0.1'", "float")),
     ({"attention_bias": 1}, ("attention_bias", "1", "bool")),
-    ({"attention_window": 0}, ("attention_window", "0", "at least 1")),
-    ({"attention_window": -1}, ("attention_window", "-1", "at least 1")),
-    ({"attention_window": 2.5}, ("attention_window", "2.5", "int")),
-    ({"attention_window": True}, ("attention_window", "True", "int")),
     ({"is_encoder_decoder": False}, ("is_encoder_decoder", "False", "expected True")),
     ({"vocab_size": None}, ("vocab_size", "None", "int")),
 ]
@@ -186,11 +145,9 @@ def test_saved_config_is_checked_too(tmp_path: Path) -> None:
         VaswaniTransformerConfig.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["Base", "big-en-de", "transformer", ""])
-def test_unknown_paper_model_is_an_error_with_the_list(name: str) -> None:
-    with pytest.raises(ValueError, match="not a model of the paper") as error:
-        VaswaniTransformerConfig.from_paper(name)
-    assert repr(name) in str(error.value)
+def test_unknown_paper_model_is_an_error_with_the_list() -> None:
+    with pytest.raises(ValueError, match="'big-en-de' is not a model of the paper") as error:
+        VaswaniTransformerConfig.from_paper("big-en-de")
     listed = str(error.value).split("choose one of ")[1].rstrip(".").split(", ")
     assert listed == list(PAPER)
 
@@ -214,11 +171,6 @@ def test_override_of_an_unknown_field_is_an_error_with_the_list() -> None:
     assert (config.d_model, str(config.dtype), config._attn_implementation) == (64, "torch.bfloat16", "eager")
 
 
-def test_tensor_parallel_plans_are_on_the_classes_and_not_on_the_config() -> None:
-    assert VaswaniTransformerConfig.base_model_tp_plan is None
-    assert VaswaniTransformerConfig().base_model_tp_plan is None
-
-
 @pytest.mark.parametrize(
     "side", [{}, {"decoder": True}, {"encoder": True}, {"decoder": True, "encoder": True}], ids=str
 )
@@ -230,13 +182,6 @@ def test_stack_config_has_the_depth_of_its_stack(side: dict[str, Any]) -> None:
     assert (ours is config) == (theirs is config)
     ours.num_hidden_layers = 7
     assert (ours is config) or (config.encoder_layers, config.decoder_layers) == (3, 5)
-
-
-def test_generation_config_has_the_special_tokens_and_the_settings() -> None:
-    config = tiny_config(bos_token_id=4, pad_token_id=5, eos_token_id=[6, 7], decoder_start_token_id=8)
-    search: Any = config.make_generation_config(num_beams=3, length_penalty_type="gnmt")
-    assert (search.bos_token_id, search.pad_token_id, search.eos_token_id) == (4, 5, [6, 7])
-    assert (search.decoder_start_token_id, search.num_beams, search.length_penalty_type) == (8, 3, "gnmt")
 
 
 @pytest.mark.parametrize("setting", [{"num_beams": 5}, {"max_length": 4}, {"num_iterations": 4}], ids=str)

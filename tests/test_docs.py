@@ -19,8 +19,7 @@ from docs.tools.repository import line_of
 from tests.command_parsers import PAGES, PROGRAMS, blocks_of, commands_of
 from tests.forks import run_forked
 from tests.helpers import ROOT, load_tokenizer, run_python
-from tests.hub_server import client_environment, serving
-from tests.hub_state import Hub
+from tests.hub import Hub, client_environment, serving
 from training.recipe import load_recipe
 from training.toy_task import make_splits
 from training.train import run

@@ -15,11 +15,10 @@ from torch import Tensor
 from torch.distributions import Normal
 from torch.nn import functional
 
-from bench.dialects import Language, encode
-from tests.helpers import FLOAT32, TINY, padded_batch, random_tokens
+from tests.helpers import FLOAT32, padded_batch, random_tokens
 from tests.nar_models import END, targets, tiny_flowseq
-from vaswani_transformer import VaswaniFlowSeqConfig, VaswaniFlowSeqForConditionalGeneration, prepare_for_inference
-from vaswani_transformer.flowseq import ActNorm, Coupling, Flow, FlowError, FlowInputs, HeadLinear
+from vaswani_transformer import VaswaniFlowSeqForConditionalGeneration, prepare_for_inference
+from vaswani_transformer.flowseq import ActNorm, Coupling, FlowError, FlowInputs, HeadLinear
 from vaswani_transformer.nar import canvas
 
 NARROW: dict[str, Any] = {"d_model": 8, "num_heads": 2, "d_ff": 16}
@@ -69,49 +68,6 @@ def test_every_layer_and_the_whole_are_inverted() -> None:
         again, _ = layer(layer(latents, inputs)[0], inputs, inverts=True)
         torch.testing.assert_close(again, latents, rtol=1e-9, atol=1e-9)
         assert not torch.allclose(layer(latents, inputs)[0], latents)
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_trained_flow_of_width_128_is_inverted_in_float32_over_40_places() -> None:
-    with torch.enable_grad():
-        model: Any = Language(d_model=128, steps=30, batch_size=8, learning_rate=2e-3).train_flowseq()
-    source = encode([[symbol % 20 for symbol in range(20)]] * 2)
-    encoded = model.read_source(model.encode(**source).last_hidden_state, None)
-    inputs = model.flow_inputs(encoded, canvas(torch.tensor([40, 40])))
-    latents = torch.randn(2, 40, 128)
-    noise = model.flow(latents, inputs)[0]
-    assert float((noise - latents).abs().max()) > 0.1
-    for error in (
-        model.flow(noise, inputs, inverts=True)[0] - latents,
-        model.flow(model.flow(latents, inputs, inverts=True)[0], inputs)[0] - latents,
-    ):
-        print(f"largest error {float(error.abs().max()):.1e}")
-        assert float(error.abs().max()) < 1e-4
-
-
-@torch.no_grad()
-def test_density_of_two_numbers_integrates_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a grid; a coupling's half is a single number, which a layer norm would make 0, so a function replaces it."""
-
-    def network(self: Coupling, conditions: Tensor, inputs: FlowInputs) -> tuple[Tensor, Tensor]:
-        return 0.3 * conditions.sin(), 0.2 * conditions.cos()
-
-    monkeypatch.setattr(Coupling, "network", network)
-    sizes: dict[str, Any] = {**TINY, "d_model": 2, "num_heads": 1}
-    flow = Flow(VaswaniFlowSeqConfig(**sizes), 1).double()
-    generator = torch.Generator().manual_seed(0)
-    for weight in flow.parameters():
-        weight.data += 0.2 * torch.randn(weight.shape, generator=generator, dtype=torch.float64)
-    flow.started.fill_(1)
-    axis = torch.arange(-20, 20, 0.05, dtype=torch.float64)
-    latents = torch.cartesian_prod(axis, axis).unsqueeze(1)  # (B, 1, 2)
-    nothing = torch.zeros(1, dtype=torch.float64)
-    inputs = FlowInputs(torch.ones(1, 1, 1, dtype=torch.float64), nothing, None, nothing, None)
-    density = flow.log_prob(latents, inputs)[0].exp()
-    assert float(density.sum()) * 0.05**2 == pytest.approx(1, abs=1e-6)
-    noise = torch.randn(1000, 1, 2, dtype=torch.float64)
-    assert float(flow(noise, inputs, inverts=True)[0].abs().max()) < 20  # the grid holds what the flow draws
 
 
 @torch.no_grad()
@@ -311,7 +267,7 @@ def test_importance_weighted_estimate_is_that_of_a_long_monte_carlo_run() -> Non
     assert errors[1] < 0.1 * float(weights.mean())  # otherwise anything would pass
     assert abs(float(weights.mean() - from_prior.mean())) < 5 * math.hypot(*errors)
     several = model.estimate_log_probs(encoded, answer, torch.tensor([2]), 2000).double().exp()
-    assert abs(float(several) - float(from_prior.mean())) < 5 * math.hypot(errors[0], errors[1] * math.sqrt(10))
+    assert abs(float(several) - float(from_prior.mean())) < 5 * math.hypot(errors[0], errors[1] * math.sqrt(count / 2000))
 
 
 def test_decoding_without_temperature_draws_nothing() -> None:

@@ -1,9 +1,7 @@
 """Every way of calling `generate()` finds the same target; settings of the call win, and invalid ones are errors."""
 
 import copy
-import logging
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, ForcedEOSTokenLogitsProcessor, GenerationConfig
 
 from tests.builders import small_model, source
-from tests.helpers import PAIRS, WITH_SCORES, model_of_pairs, padded_batch, random_tokens, source_batch, tiny_model
+from tests.helpers import PAIRS, WITH_SCORES, model_of_pairs, padded_batch, random_tokens, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.generation import CallSettings
 
@@ -84,11 +82,10 @@ def test_target_is_continued_from_its_cache_to_the_same_target(way: dict[str, An
 
 
 @pytest.mark.parametrize("way", ["greedy", "beam"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_batch_equals_single_sentences_in_either_precision(dtype: torch.dtype, way: str) -> None:
+def test_batch_in_bfloat16_equals_single_sentences(way: str) -> None:
     """The model is confident, because in bfloat16 tokens of nearly equal probability are equal."""
     trained, tokenizer = model_of_pairs()
-    model = copy.deepcopy(trained).to(dtype)
+    model = copy.deepcopy(trained).bfloat16()
     batch = tokenizer(list(PAIRS), padding=True, return_tensors="pt")
     together = model.generate(**batch, max_new_tokens=20, **WAYS[way])
     assert tokenizer.batch_decode(together, skip_special_tokens=True) == list(PAIRS.values())
@@ -112,13 +109,6 @@ def test_greedy_search_takes_the_most_probable_token_at_each_step() -> None:
     assert torch.equal(MODEL.generate(source, max_new_tokens=8), tokens)
 
 
-def test_streamer_gets_every_token_and_the_end() -> None:
-    seen: list[int] = []
-    streamer: Any = SimpleNamespace(put=lambda ids: seen.extend(ids.flatten().tolist()), end=lambda: seen.append(-1))
-    tokens = MODEL.generate(random_tokens(1, 5), max_new_tokens=6, streamer=streamer)
-    assert seen == [*tokens[0].tolist(), -1]
-
-
 @pytest.mark.parametrize("num_beams", [1, 2])
 def test_sampling_follows_its_seed_and_its_settings(num_beams: int) -> None:
     source = random_tokens(3, 5)
@@ -132,27 +122,6 @@ def test_sampling_follows_its_seed_and_its_settings(num_beams: int) -> None:
     assert not torch.equal(sample(), MODEL.generate(source, max_new_tokens=8))
     if num_beams == 1:
         assert torch.equal(sample(top_k=1), MODEL.generate(source, max_new_tokens=8))
-
-
-def test_sampled_token_is_as_frequent_as_it_is_probable() -> None:
-    model = tiny_model(vocab_size=6, tie_word_embeddings=False).requires_grad_(False)
-    source = torch.tensor([[3, 4, 5]])
-    generated = model.generate(source, do_sample=True, top_k=0, num_return_sequences=4000, max_new_tokens=1)[:, 1]
-    probabilities = model(input_ids=source, decoder_input_ids=torch.tensor([[0]])).logits[0, 0].softmax(-1)
-    # The deviation of a share of 4,000 is 0.008 at most.
-    torch.testing.assert_close(generated.bincount(minlength=6) / 4000, probabilities, rtol=0, atol=0.03)
-
-
-def test_num_return_sequences_returns_that_many_targets_best_first() -> None:
-    call = source_batch([5, 3], max_new_tokens=6)
-    generated = MODEL.generate(**call, num_beams=4, num_return_sequences=3, **WITH_SCORES)
-    scores = generated.sequences_scores.view(2, 3)
-    assert len(generated.sequences) == 6
-    assert (scores[:, :-1] >= scores[:, 1:]).all()
-    assert len({tuple(row) for row in generated.sequences[:3].tolist()}) == 3
-    one = MODEL.generate(**call, num_beams=4)
-    assert without_padding(one) == without_padding(generated.sequences[[0, 3]])
-    assert len(MODEL.generate(**call, do_sample=True, num_return_sequences=3)) == 6
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -176,23 +145,13 @@ def test_gradient_checkpointing_changes_no_target_in_training_mode(way: str) -> 
     assert torch.equal(model.generate(source, attention_mask=mask, max_new_tokens=8, **WAYS[way]), expected)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_limit_of_encoder_outputs_without_a_mask_is_that_of_their_source(way: str) -> None:
-    source = random_tokens(1, 5)
-    options: dict[str, Any] = {"max_source_relative_length": 2, "suppress_tokens": [2], **WAYS[way]}
-    generated = MODEL.generate(encoder_outputs=MODEL.get_encoder()(source), **options)
-    assert generated.shape == (1, 1 + 5 + 2)
-    assert torch.equal(generated, MODEL.generate(source, **options))
-
-
 def swapped(tokens: Tensor) -> Tensor:
     """Return tokens with 0 and 1 exchanged."""
     return torch.where(tokens < 2, 1 - tokens, tokens)
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_pad_id_0_works_like_any_other(dtype: torch.dtype, way: str) -> None:
+def test_pad_id_0_works_like_any_other(way: str) -> None:
     """The same model with the embeddings of `<s>` and `<pad>` exchanged generates the same targets."""
     model, tokenizer = model_of_pairs()
     other = tiny_model(vocab_size=len(tokenizer), d_model=64, d_ff=128, pad_token_id=0, bos_token_id=1).requires_grad_(
@@ -206,7 +165,7 @@ def test_pad_id_0_works_like_any_other(dtype: torch.dtype, way: str) -> None:
     batch = tokenizer(list(PAIRS), padding=True, return_tensors="pt")
     renamed = {"input_ids": swapped(batch["input_ids"]), "attention_mask": batch["attention_mask"]}
     expected = model.generate(**batch, max_new_tokens=20, **WAYS[way])
-    generated = other.to(dtype).generate(**renamed, max_new_tokens=20, **WAYS[way])
+    generated = other.generate(**renamed, max_new_tokens=20, **WAYS[way])
     assert swapped(generated).tolist() == expected.tolist()
     labels = torch.tensor([[5, 6, 2, -100]])
     assert other.prepare_decoder_input_ids_from_labels(labels).tolist() == [[1, 5, 6, 2]]
@@ -257,9 +216,7 @@ def test_max_length_in_the_models_own_config_never_shortens_the_limit() -> None:
 INVALID = [
     ({"length_penalty_type": "wu"}, r"length_penalty_type: .*got 'wu', expected one of power, gnmt"),
     ({"max_source_relative_length": -1}, r"max_source_relative_length: .*got -1, expected a whole number of at"),
-    ({"max_source_relative_length": 2.5}, r"max_source_relative_length: .*got 2\.5, expected a whole number"),
     ({"max_source_relative_length": True}, r"max_source_relative_length: .*got True, expected a whole number"),
-    ({"length_penalty": "x"}, r"length_penalty: .*got 'x', expected a finite number"),
     ({"length_penalty": float("nan")}, r"length_penalty: .*got nan, expected a finite number"),
     ({"num_beams": 0}, r"num_beams: .*got 0, expected a whole number of at least 1"),
     ({"forced_eos_token_id": 4, "max_source_relative_length": 3}, r"forced_eos_token_id: .*got 4 and 3\. Set one"),
@@ -300,16 +257,6 @@ def test_none_against_a_saved_beam_setting_is_transformers_default() -> None:
     assert torch.equal(model.generate(source(3, 4), num_beams=None), model.generate(source(3, 4), num_beams=1))
     first, second = (model.generate(source(3, 4), length_penalty=alpha, **WITH_SCORES) for alpha in (None, 1.0))
     assert torch.equal(first.sequences_scores, second.sequences_scores)
-
-
-def test_saved_beam_setting_gives_no_warning_in_a_greedy_search(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    model = small_model(0)
-    with caplog.at_level("WARNING"):
-        model.generate(source(3), num_beams=1)
-    assert not caplog.records
 
 
 def test_search_that_only_transformers_has_is_an_error_under_gnmt() -> None:

@@ -116,7 +116,7 @@ def test_only_required_gradients_are_computed(needed: str) -> None:
     assert torch.equal(free.grad, both[0 if needed == "hidden" else 1])
 
 
-@pytest.mark.parametrize("items", [37, torch.tensor(37), torch.tensor(37.0), 1, torch.tensor(1)])
+@pytest.mark.parametrize("items", [37, torch.tensor(37), torch.tensor(37.0)])
 def test_sum_is_divided_by_the_items_of_the_whole_batch(items: int | Tensor) -> None:
     hidden, weight, labels = case = random_case(20, 9)
     assert_equals_torch(case, items=items)
@@ -152,29 +152,17 @@ def test_half_precision_is_close_to_the_exact_loss(dtype: torch.dtype) -> None:
         torch.testing.assert_close(mine.double(), other, rtol=0, atol=0.01 * float(other.abs().max()))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_loss_never_allocates_tokens_by_vocabulary(dtype: torch.dtype) -> None:
-    tokens, vocab_size = 4 * CHUNK, 500
-    hidden, weight, labels = random_case(tokens, vocab_size, dtype=dtype)
-    with LargestTensor() as largest:
-        projected_cross_entropy(hidden, weight, labels, 0.1).backward()
-    assert largest.numel == CHUNK * vocab_size
-    with LargestTensor() as largest:
-        torch_loss(hidden, weight, labels, 0.1).backward()
-    assert largest.numel == tokens * vocab_size  # the recorder detects such a tensor
-
-
-@pytest.mark.parametrize("tie_word_embeddings", [True, False])
-def test_training_never_allocates_tokens_by_vocabulary(tie_word_embeddings: bool) -> None:
+def test_training_never_allocates_tokens_by_vocabulary() -> None:
     vocab_size, tokens = 1000, 4 * CHUNK
-    model = tiny_model(vocab_size=vocab_size, tie_word_embeddings=tie_word_embeddings).train()
+    model = tiny_model(vocab_size=vocab_size).train()
     labels = random_tokens(32, tokens // 32, vocab_size=vocab_size)
-    with LargestTensor() as largest:
-        model(input_ids=random_tokens(32, 9), labels=labels).loss.backward()
-    assert largest.numel == CHUNK * vocab_size
+    for skip_logits, rows in ((True, CHUNK), (False, tokens)):
+        with LargestTensor() as largest:
+            model(input_ids=random_tokens(32, 9), labels=labels, skip_logits=skip_logits).loss.backward()
+        assert largest.numel == rows * vocab_size
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.6])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_training_loss_is_smoothed_and_returns_no_logits(smoothing: float) -> None:
     model, batch = tiny_model(dropout=0.0, label_smoothing=smoothing), labeled_batch()
     expected = loss_by_hand(model, batch, smoothing)
@@ -207,24 +195,10 @@ def test_labels_without_a_start_token_are_an_error() -> None:
         model(**labeled_batch())
 
 
-def test_labels_of_every_whole_type_have_the_same_loss() -> None:
-    for is_training in (True, False):
-        model, batch = tiny_model(dropout=0.0).train(is_training), labeled_batch()
-        losses = [model(**batch | {"labels": batch["labels"].to(kind)}).loss for kind in (torch.long, torch.int32)]
-        assert torch.equal(*losses)
-
-
-@pytest.mark.parametrize(
-    ("labels", "got"),
-    [
-        (torch.zeros(3, 0, dtype=torch.long), r"shape \(3, 0\) of torch\.int64"),
-        (torch.zeros(8, dtype=torch.long), r"shape \(8,\) of torch\.int64"),
-        (torch.zeros(3, 4), r"shape \(3, 4\) of torch\.float32"),
-    ],
-)
-def test_labels_that_are_no_token_ids_are_an_error(labels: Tensor, got: str) -> None:
-    with pytest.raises(ValueError, match=rf"^labels: no token ids; got {got}, expected whole numbers"):
-        tiny_model()(**labeled_batch() | {"labels": labels})
+def test_labels_that_are_no_token_ids_are_an_error() -> None:
+    for labels in (torch.zeros(3, 0, dtype=torch.long), torch.zeros(8, dtype=torch.long), torch.zeros(3, 4)):
+        with pytest.raises(ValueError, match=r"^labels: no token ids; got shape .*, expected whole numbers"):
+            tiny_model()(**labeled_batch() | {"labels": labels})
 
 
 @pytest.mark.parametrize("is_training", [True, False])
@@ -237,9 +211,8 @@ def test_labels_of_another_shape_than_the_target_are_an_error(is_training: bool,
 
 
 @pytest.mark.parametrize("is_training", [True, False])
-@pytest.mark.parametrize("tie_word_embeddings", [True, False])
-def test_loss_and_gradients_are_the_same_with_and_without_logits(is_training: bool, tie_word_embeddings: bool) -> None:
-    model = tiny_model(dropout=0.0, tie_word_embeddings=tie_word_embeddings).train(is_training)
+def test_loss_and_gradients_are_the_same_with_and_without_logits(is_training: bool) -> None:
+    model = tiny_model(dropout=0.0).train(is_training)
     batch, results = labeled_batch(), {}
     for skip_logits in (True, False):
         model.zero_grad()
@@ -259,15 +232,6 @@ def test_output_projection_with_a_bias_learns_it() -> None:
     expected = model(**batch, skip_logits=False).loss
     torch.testing.assert_close(loss, expected, **FLOAT32)
     torch.testing.assert_close(gradient, torch.autograd.grad(expected, model.lm_head.bias)[0], **FLOAT32)
-
-
-@pytest.mark.parametrize("is_training", [True, False])
-def test_logits_are_returned_without_labels(is_training: bool) -> None:
-    model = tiny_model().train(is_training)
-    for skip_logits in (None, False, True):
-        outputs = model(**random_batch(2, 3, 4), skip_logits=skip_logits)
-        assert outputs.loss is None
-        assert outputs.logits.shape == (2, 4, 99)
 
 
 @pytest.mark.parametrize("is_training", [True, False])

@@ -12,7 +12,6 @@ import torch
 from tests.helpers import FLOAT32, TINY, random_tokens
 from tests.nar_models import END, targets, tiny_nat
 from vaswani_transformer import VaswaniNatConfig
-from vaswani_transformer.attention import SelfAttention
 from vaswani_transformer.nar import EncodedSource, canvas
 from vaswani_transformer.nat import PositionalAttention, RelativeSelfAttention, soft_copy
 
@@ -27,13 +26,6 @@ def test_soft_copy_equals_a_list_at_every_pair_of_lengths(side: str) -> None:
     for n in range(1, 41):
         for m in range(1, 41):
             assert copied[n - 1, m - 1, :m].tolist() == [first[n - 1] + i * n // m for i in range(m)]
-
-
-def test_soft_copy_passes_the_gradient_to_the_memory() -> None:
-    memory = torch.randn(1, 4, 2, requires_grad=True)
-    soft_copy(memory, torch.ones(1, 4).bool(), canvas(torch.tensor([6]))).sum().backward()
-    assert memory.grad is not None
-    assert memory.grad[0, :, 0].tolist() == [2.0, 1.0, 2.0, 1.0]  # floor(i 4 / 6) = 0 0 1 2 2 3
 
 
 def test_length_candidates_equal_lists() -> None:
@@ -77,16 +69,6 @@ def test_relative_attention_equals_a_triple_loop(form: str) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
     assert weights is not None
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 7).double())
-
-
-def test_relative_attention_with_tables_of_zeros_is_self_attention() -> None:
-    module = relative_attention()
-    plain = SelfAttention(module.config, 0).double().eval()
-    plain.load_state_dict({name: weight for name, weight in module.state_dict().items() if "relative" not in name})
-    torch.nn.init.zeros_(module.relative_keys.weight)
-    torch.nn.init.zeros_(module.relative_values.weight)
-    states = torch.randn(2, 5, 32, dtype=torch.float64)
-    torch.testing.assert_close(module(states)[0], plain(states)[0], rtol=1e-10, atol=1e-12)
 
 
 def test_positional_weights_do_not_depend_on_the_words() -> None:

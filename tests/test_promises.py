@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, pipeline
 
 from tests.exports import assert_same_probabilities, exported_by_transformers, opened, step_logits, torch_exported
-from tests.helpers import FLOAT32, PAIRS, ROOT, assert_equal_at_tokens, save, source_batch, tiny_model
-from tests.nar_models import FAMILY, family_of_pairs, targets
+from tests.helpers import FLOAT32, PAIRS, ROOT, assert_equal_at_tokens, save, source_batch
+from tests.nar_models import EVERY_FAMILY, family_of_pairs, targets
 from tests.published import assert_same_results, load_without_the_package
 from vaswani_transformer import to_ctranslate2
 from vaswani_transformer.pipeline import TASK
@@ -26,10 +26,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
 )  # of PEFT, Accelerate and the exporters
 
-FAMILIES: dict[str, Callable[..., Any]] = {
-    "autoregressive": tiny_model,
-    **{family: FAMILY[family] for family in ("nat", "cmlm", "iterative_vae", "flowseq")},
-}
+FAMILIES = {family: EVERY_FAMILY[family] for family in ("autoregressive", "nat", "cmlm", "iterative_vae", "flowseq")}
 NAR = list(FAMILIES)[1:]
 
 
@@ -153,20 +150,13 @@ def saves_and_loads(family: str, folder: Path) -> None:
 
 def carries_its_code(family: str, folder: Path) -> None:
     """Another process that cannot import the package also makes a pipeline of it."""
-    save(folder / family, *(component.with_remote_code() for component in components_of_pairs(family)))
+    save(folder / family, *(component.with_remote_code() for component in family_of_pairs(family)))
     (results,) = load_without_the_package(folder / "home", (str(folder / family), "main"))
     assert_same_results(results, folder / family)
 
 
-def components_of_pairs(family: str) -> tuple[Any, Any]:
-    if family in FAMILY:
-        return family_of_pairs(family)
-    _, tokenizer = family_of_pairs("nat")
-    return tiny_model(vocab_size=len(tokenizer)), tokenizer
-
-
 def makes_a_pipeline(family: str, folder: Path) -> None:
-    model, tokenizer = components_of_pairs(family)
+    model, tokenizer = family_of_pairs(family)
     model, texts = model.double(), list(PAIRS)
     tokens = model.generate(**tokenizer(texts, padding=True, return_tensors="pt"), max_new_tokens=9)
     records = pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu")(texts, batch_size=6, max_new_tokens=9)

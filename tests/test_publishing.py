@@ -1,10 +1,9 @@
-"""Published folders, and push and pull with huggingface_hub's client, against the small Hub of `hub_server`."""
+"""Published folders, and push and pull with huggingface_hub's client, against the small Hub of `hub`."""
 
 import getpass
 import json
 import re
 import socket
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ import torch
 from transformers import AutoModel, AutoModelForSeq2SeqLM, pipeline
 
 from tests.helpers import ROOT, load_tokenizer, model_of_pairs, paper_model_of_pairs, run_python, save, tiny_model
-from tests.hub_server import client_environment, serving
-from tests.hub_state import Hub
+from tests.hub import Hub, client_environment, serving
 from tests.nar_models import family_of_pairs
 from tests.published import PUBLISHED_FILES, assert_same_results, load_without_the_package
 from vaswani_transformer import (
@@ -25,7 +23,6 @@ from vaswani_transformer import (
 )
 from vaswani_transformer.pipeline import TASK
 
-TOKEN = "hf_of_somebody"
 PLAIN = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 CODE = PUBLISHED_FILES["transformer"]
 CLASSES = (
@@ -87,27 +84,6 @@ def test_failed_push_changes_nothing(tmp_path: Path) -> None:
     assert names(tmp_path) == PLAIN
 
 
-def test_models_save_without_code_while_another_is_published(tmp_path: Path) -> None:
-    published, other = tiny_model(), tiny_model()
-    is_done = threading.Event()
-
-    def publish() -> None:
-        while not is_done.is_set():
-            published.with_remote_code().save_pretrained(tmp_path / "published")
-
-    thread = threading.Thread(target=publish)
-    thread.start()
-    try:
-        for turn in range(5):
-            other.save_pretrained(tmp_path / str(turn))
-            assert not list((tmp_path / str(turn)).glob("*.py"))
-            assert "auto_map" not in (tmp_path / str(turn) / "config.json").read_text()
-    finally:
-        is_done.set()
-        thread.join()
-    assert list((tmp_path / "published").glob("*.py"))
-
-
 PUSH = """
 import sys
 
@@ -116,41 +92,21 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 folder = sys.argv[1]
 model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-for name, private in (("somebody/open", False), ("somebody/secret", True)):
-    model.push_to_hub(name, private=private, commit_message="the model")
-    tokenizer.push_to_hub(name, commit_message="the tokenizer")
+model.push_to_hub("somebody/open", commit_message="the model")
+tokenizer.push_to_hub("somebody/open", commit_message="the tokenizer")
 model.save_pretrained(f"{folder}/at-once", push_to_hub=True, repo_id="somebody/at-once")
 tokenizer.save_pretrained(f"{folder}/at-once", push_to_hub=True, repo_id="somebody/at-once")
 model.lm_head.weight.data *= 2
 model.push_to_hub("somebody/open", revision="later", commit_message="another model")
 """
 
-STOCK = """
-from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
-
-from tests.helpers import model_of_pairs
-
-model, tokenizer = model_of_pairs()
-arguments = Seq2SeqTrainingArguments("stock", hub_model_id="somebody/stock", report_to="none", use_cpu=True)
-trainer = Seq2SeqTrainer(model, arguments, processing_class=tokenizer)
-trainer.push_to_hub("plain")
-for component in (model, tokenizer):
-    type(component).register_for_auto_class()
-trainer.push_to_hub("registered")
-"""
-
-
-def pull(hub: Hub, home: Path, *revisions: tuple[str, str]) -> list:
-    with serving(hub) as url:
-        return load_without_the_package(home, *revisions, **client_environment(url, home))
-
 
 @pytest.mark.slow
 def test_published_folders_load_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are saved with code by registered classes, by a pipeline, and again by their own code."""
-    _, tokenizer = family_of_pairs("nat")
+    model, tokenizer = family_of_pairs("autoregressive")
     tokenizer.add_special_tokens({"additional_special_tokens": ["<2es>"]})
-    model = tiny_model(vocab_size=len(tokenizer))
+    model.resize_token_embeddings(len(tokenizer))
     pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu").save_pretrained(tmp_path / "pipeline")
     for component in (type(model.config), type(model), type(tokenizer)):
         monkeypatch.setattr(component, "_auto_class", None)  # restored after the test
@@ -175,21 +131,19 @@ def pushed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Hub]:
 @pytest.mark.slow
 def test_push_is_one_commit_with_code_and_auto_map(pushed: tuple[Path, Hub]) -> None:
     _, hub = pushed
-    for name in ("somebody/open", "somebody/secret"):
-        assert hub.messages(name) == ["the model", "the tokenizer"]
-        assert set(hub.files(name)) == PLAIN | CODE | {"README.md"}
+    assert hub.messages("somebody/open") == ["the model", "the tokenizer"]
     assert hub.messages("somebody/open", "later") == ["the model", "the tokenizer", "another model"]
-    assert set(hub.files("somebody/at-once")) == PLAIN | CODE | {"README.md"}
-    assert (hub.repositories["somebody/open"].private, hub.repositories["somebody/secret"].private) == (False, True)
+    for name in ("somebody/open", "somebody/at-once"):
+        assert set(hub.at(name).files) == PLAIN | CODE | {"README.md"}
 
 
 @pytest.mark.slow
 def test_push_has_no_pickle_and_no_trace_of_its_machine(pushed: tuple[Path, Hub]) -> None:
     folder, hub = pushed
-    traces = [str(folder), folder.name, str(Path.home()), str(ROOT), TOKEN]
+    traces = [str(folder), folder.name, str(Path.home()), str(ROOT), "hf_of_somebody"]
     people = re.compile(rf"\b({re.escape(socket.gethostname())}|{re.escape(getpass.getuser())})\b".encode())
-    for repository in hub.repositories:
-        for name, content in hub.files(repository).items():
+    for repository in hub.branches:
+        for name, content in hub.at(repository).files.items():
             assert Path(name).suffix in {".json", ".md", ".py", ".safetensors"}
             assert not [trace for trace in traces if trace.encode() in content]
             assert Path(name).suffix not in {".json", ".md"} or not people.search(content)
@@ -200,23 +154,9 @@ def test_pull_without_the_package_gives_the_pushed_model_at_every_revision(
     pushed: tuple[Path, Hub], tmp_path: Path
 ) -> None:
     folder, hub = pushed
-    commit = hub.repositories["somebody/open"].branches["main"]
-    revisions = [("somebody/open", "main"), ("somebody/open", commit), ("somebody/secret", "main")]
-    *same, later = pull(hub, tmp_path, *revisions, ("somebody/at-once", "main"), ("somebody/open", "later"))
-    for results in same:
-        assert_same_results(results, folder)
-    assert later[2] == same[0][2]
-    assert not torch.allclose(torch.tensor(later[0]), torch.tensor(same[0][0]))
-
-
-@pytest.mark.slow
-def test_stock_trainer_pushes_code_only_of_registered_classes(tmp_path: Path) -> None:
-    hub = Hub()
+    revisions = [("somebody/open", hub.at("somebody/open").sha), ("somebody/open", "later")]
     with serving(hub) as url:
-        environment = client_environment(url, tmp_path / "home") | {"PYTHONPATH": str(ROOT)}
-        run_python(STOCK, folder=tmp_path, **environment)
-    assert hub.messages("somebody/stock") == ["plain", "registered"]
-    repository = hub.repositories["somebody/stock"]
-    before, after = (set(hub.files("somebody/stock", sha)) for sha in list(repository.commits)[1:])
-    assert before == PLAIN | {"README.md", "training_args.bin"}
-    assert after == before | CODE
+        same, later = load_without_the_package(tmp_path, *revisions, **client_environment(url, tmp_path))
+    assert_same_results(same, folder)
+    assert later[2] == same[2]
+    assert not torch.allclose(torch.tensor(later[0]), torch.tensor(same[0]))

@@ -13,7 +13,6 @@ from transformers import (
     DynamicCache,
     EncoderDecoderCache,
     EosTokenCriteria,
-    MaxLengthCriteria,
     StoppingCriteria,
     StoppingCriteriaList,
 )
@@ -67,7 +66,7 @@ def best_of_all(
     ],
     ids=str,
 )
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_beam_as_wide_as_the_language_finds_the_best_of_all_targets(
     seed: int, vocab_size: int, beams: int, alpha: float, limit: int, penalty: str
 ) -> None:
@@ -106,10 +105,10 @@ def test_every_sentence_of_a_batch_has_its_own_limit(pad: int, num_beams: int) -
 
 
 @pytest.mark.slow
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(st.integers(0, 10_000), st.sampled_from([-0.5, 0.0, 0.3, 0.6, 1.0, 1.5]), st.integers(2, 4), st.data())
 def test_stop_never_changes_the_result(seed: int, alpha: float, num_beams: int, data: st.DataObject) -> None:
-    """Each example searches for twenty sources at once, 3,000 in all, and again until no open beam has tokens left."""
+    """Each example searches for twenty sources at once, 1,000 in all, and again until no open beam has tokens left."""
     model = small_model(seed, vocab_size=8)
     returned = data.draw(st.integers(1, num_beams))
     options: dict[str, Any] = {"num_beams": num_beams, "num_return_sequences": returned, "length_penalty": alpha}
@@ -122,7 +121,7 @@ def test_stop_never_changes_the_result(seed: int, alpha: float, num_beams: int, 
     torch.testing.assert_close(stopped.sequences_scores, exhausted.sequences_scores, **FLOAT32)
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 10_000),
     alpha=st.sampled_from([-1.0, 0.0, 0.7, 2.0]),
@@ -180,15 +179,6 @@ def test_outputs_of_every_step_are_those_of_transformers_own_search(name: str) -
         torch.testing.assert_close(ours[key], theirs[key], check_dtype=False, **FLOAT32)
 
 
-def test_limit_holds_for_every_way_of_calling_generate() -> None:
-    model = small_model(0)
-    input_ids, mask = torch.tensor([[3, 4, END, 1, 1]]), torch.tensor([[1, 1, 1, 0, 0]])
-    options: dict[str, Any] = {"max_source_relative_length": 2, "suppress_tokens": [1, END], "num_beams": 1}
-    encoded = model.get_encoder()(input_ids, attention_mask=mask).to_tuple()
-    for way in ({"input_ids": input_ids, "prompt_lookup_num_tokens": 2}, {"encoder_outputs": encoded}):
-        assert model.generate(attention_mask=mask, **options, **way).shape[1] - 1 == 5
-
-
 @pytest.mark.parametrize("starts", [True, False])
 def test_prompt_without_the_start_token_gets_it_and_counts_it(starts: bool) -> None:
     """Transformers puts it before such a prompt; the limit counts new tokens only."""
@@ -199,17 +189,6 @@ def test_prompt_without_the_start_token_gets_it_and_counts_it(starts: bool) -> N
     assert generated.shape == (1, 3 + 2 + 1)
 
 
-class CallEveryStep(StoppingCriteria):
-    """Calls a function at every step, and stops nothing."""
-
-    def __init__(self, do: Callable[[Tensor], Any]) -> None:
-        self.do = do
-
-    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
-        self.do(input_ids)
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
-
-
 class SumCriterion(StoppingCriteria):
     """A caller's criterion that ends the targets whose sum of tokens is a multiple of a number."""
 
@@ -217,51 +196,15 @@ class SumCriterion(StoppingCriteria):
         return input_ids.sum(1) % 7 == 5
 
 
-CRITERIA = {
-    "a limit": [MaxLengthCriteria(5)],
-    "another end": [EosTokenCriteria(torch.tensor([[7]]))],
-    "a caller's": [SumCriterion()],
-    "two": [EosTokenCriteria([7, 9]), SumCriterion()],
-}
-
-
 @pytest.mark.parametrize("num_beams", [1, 3])
-@pytest.mark.parametrize("name", CRITERIA)
-def test_stopping_criteria_end_the_targets_that_they_end_in_transformers_own_search(name: str, num_beams: int) -> None:
+def test_stopping_criteria_end_the_targets_that_they_end_in_transformers_own_search(num_beams: int) -> None:
     for seed in range(3):
         model = ending_model(seed)
         options: dict[str, Any] = {"num_beams": num_beams, "max_new_tokens": 8, **sources([4, 2, 6])}
-        options |= {"stopping_criteria": StoppingCriteriaList(CRITERIA[name])}
+        options |= {"stopping_criteria": StoppingCriteriaList([EosTokenCriteria([7, 9]), SumCriterion()])}
         expected = plain_search(model).generate(**options)
         ours: dict[str, Any] = {"length_penalty": 1.0, "length_penalty_type": "power"}
         assert torch.equal(model.generate(**options, **ours, max_source_relative_length=None), expected)
-
-
-def calling(do: Callable[[Tensor], Any]) -> StoppingCriteriaList:
-    return StoppingCriteriaList([CallEveryStep(do)])
-
-
-INNER_WAYS: dict[str, dict[str, Any]] = {**WAYS, "assisted": {"num_beams": 1, "prompt_lookup_num_tokens": 2}}
-
-
-@pytest.mark.parametrize("inner_way", INNER_WAYS)
-@pytest.mark.parametrize("way", ["greedy", "beam"])
-def test_nested_searches_are_independent(way: str, inner_way: str) -> None:
-    outer, inner = ending_model(1), ending_model(2, 97)
-    options = sources([4] if inner_way == "assisted" else [4, 2], 97) | INNER_WAYS[inner_way]
-    options |= {"max_source_relative_length": 8}
-
-    def search_within() -> Tensor:
-        torch.manual_seed(5)
-        return inner.generate(**options)
-
-    expected, expected_within, inner_results = outer.generate(**call_arguments(way)), search_within(), []
-    drawn = outer.generate(
-        **call_arguments(way), stopping_criteria=calling(lambda _: inner_results.append(search_within()))
-    )
-    assert torch.equal(drawn, expected)
-    assert len(inner_results) > 2
-    assert all(torch.equal(each, expected_within) for each in inner_results)
 
 
 def sorted_continuations(log_probs: Tensor, scores: Tensor, count: int) -> torch.return_types.topk:
@@ -294,24 +237,18 @@ def record_row_counts(model: VaswaniTransformerForConditionalGeneration) -> Gene
     hook.remove()
 
 
-LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=4)
-SEEDS = st.integers(0, 10_000)
-SETTINGS: dict[str, st.SearchStrategy[Any]] = {
-    "num_beams": st.integers(2, 5),
-    "length_penalty": st.sampled_from([-1.0, 0.0, 0.6, 1.5]),
-    "length_penalty_type": st.sampled_from(["gnmt", "power"]),
-    "early_stopping": st.sampled_from([False, True, "never"]),
-    "max_source_relative_length": st.sampled_from([None, 0, 5]),
-}
-
-
-@st.composite
-def searches(draw: st.DrawFn) -> dict[str, Any]:
-    """Draw the settings of a beam search with one end token, several or none."""
-    drawn = {name: draw(values) for name, values in SETTINGS.items()}
-    drawn |= {"max_new_tokens": draw(st.integers(1, 9)), "num_return_sequences": draw(st.integers(1, 2))}
-    ends = draw(st.sampled_from([END, END, [END, 7], [END, 7, 9, 11], None]))
-    return drawn | ({} if ends == END else {"eos_token_id": ends})
+SEARCHES = st.fixed_dictionaries(
+    {
+        "num_beams": st.integers(2, 5),
+        "num_return_sequences": st.integers(1, 2),
+        "length_penalty": st.sampled_from([-1.0, 0.0, 0.6, 1.5]),
+        "length_penalty_type": st.sampled_from(["gnmt", "power"]),
+        "early_stopping": st.sampled_from([False, True, "never"]),
+        "max_source_relative_length": st.sampled_from([None, 0, 5]),
+        "max_new_tokens": st.integers(1, 9),
+        "eos_token_id": st.sampled_from([END, END, [END, 7], [END, 7, 9, 11], None]),
+    }
+)
 
 
 def draw_prefixes(draw: Callable[[st.SearchStrategy[Any]], Any], rows: int) -> Batch:
@@ -324,9 +261,15 @@ def draw_prefixes(draw: Callable[[st.SearchStrategy[Any]], Any], rows: int) -> B
     return {"decoder_input_ids": tokens, "decoder_attention_mask": mask}
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(
-    SEEDS, st.integers(1, 7), st.integers(1, 12), st.integers(2, 400), st.integers(1, 30), st.booleans(), st.booleans()
+    st.integers(0, 10_000),
+    st.integers(1, 7),
+    st.integers(1, 12),
+    st.integers(2, 400),
+    st.integers(1, 30),
+    st.booleans(),
+    st.booleans(),
 )
 def test_top_continuations_are_those_of_the_sorted_vocabulary(
     seed: int, num_sources: int, k: int, width: int, count: int, has_ties: bool, has_holes: bool
@@ -343,8 +286,15 @@ def test_top_continuations_are_those_of_the_sorted_vocabulary(
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
-@given(st.data(), SEEDS, searches(), LENGTHS, st.sampled_from([22, 97, 500, 1003]), st.sampled_from([1.0, 3.0, 5.0]))
+@settings(max_examples=100)
+@given(
+    data=st.data(),
+    seed=st.integers(0, 10_000),
+    options=SEARCHES,
+    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    vocab_size=st.sampled_from([22, 97, 500, 1003]),
+    eagerness=st.sampled_from([1.0, 3.0, 5.0]),
+)
 def test_beam_search_by_groups_that_drops_finished_sources_finds_what_a_sorted_vocabulary_gives(
     data: st.DataObject, seed: int, options: dict[str, Any], lengths: list[int], vocab_size: int, eagerness: float
 ) -> None:
@@ -356,28 +306,6 @@ def test_beam_search_by_groups_that_drops_finished_sources_finds_what_a_sorted_v
     with search_with(by_groups=data.draw(st.booleans())), record_row_counts(model) as rows:
         assert torch.equal(model.generate(**options), expected)
     assert len(rows) <= len(all_rows)
-    assert rows == sorted(rows, reverse=True)
-
-
-@pytest.mark.slow
-@settings(max_examples=140)
-@given(st.data(), SEEDS, LENGTHS, st.integers(1, 3), st.booleans(), st.sampled_from([END, [END, 7, 8], None]))
-def test_dropping_finished_sources_changes_nothing_in_greedy_search_and_sampling(
-    data: st.DataObject, seed: int, lengths: list[int], returned: int, samples: bool, ends: int | list[int] | None
-) -> None:
-    """Sampling may have beams too."""
-    model, num_beams = ending_model(seed), data.draw(st.sampled_from([1, 1, returned, 3])) if samples else 1
-    options: dict[str, Any] = sources(lengths) | {"max_new_tokens": 10, "num_beams": num_beams, "eos_token_id": ends}
-    options |= {"max_source_relative_length": data.draw(SETTINGS["max_source_relative_length"])}
-    options |= {"do_sample": samples, "num_return_sequences": returned if samples else 1}
-    options |= draw_prefixes(data.draw, len(lengths)) if data.draw(st.booleans()) else {}
-    with search_with(drops_finished=False), record_row_counts(model) as all_rows:
-        torch.manual_seed(seed)
-        expected = model.generate(**options)
-    with search_with(), record_row_counts(model) as rows:
-        torch.manual_seed(seed)
-        assert torch.equal(model.generate(**options), expected)
-    assert num_beams > 1 or len(rows) == len(all_rows)
     assert rows == sorted(rows, reverse=True)
 
 
@@ -461,28 +389,24 @@ def test_returned_cache_has_every_row_and_every_token(way: str) -> None:
     assert given_back.get_seq_length() == given.get_seq_length()
 
 
-PROCESSORS = [
-    {"repetition_penalty": 1.5},
-    {"no_repeat_ngram_size": 2},
-    {"encoder_repetition_penalty": 1.5},
-    {"bad_words_ids": [[5], [6, 7]]},
-    {"min_length": 5},
-    {"min_new_tokens": 4},
-    {"forced_bos_token_id": 9},
-    {"forced_eos_token_id": END, "max_new_tokens": 6, "max_source_relative_length": None},
-    {"suppress_tokens": [4, 5]},
-    {"exponential_decay_length_penalty": (2, 1.3)},
-    {"prefix_allowed_tokens_fn": lambda source, tokens: [END, 4 + source, 5 + len(tokens) % 7, 13]},
-    {"renormalize_logits": True},
-]
-
-
-@pytest.mark.parametrize("processor", PROCESSORS, ids=lambda processor: next(iter(processor)))
-@pytest.mark.parametrize("way", ["greedy", "sampling", "many", "power"])
-def test_logits_processors_give_the_same_when_finished_sources_are_dropped(way: str, processor: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"decoder_input_ids": torch.full((5, 2), 7), "decoder_attention_mask": torch.tensor([[0, 1], *[[1, 1]] * 4])},
+        {"repetition_penalty": 1.5},
+        {"encoder_repetition_penalty": 1.5},
+        {"prefix_allowed_tokens_fn": lambda source, tokens: [END, 4 + source, 5 + len(tokens) % 7, 13]},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("way", ["greedy", "sampling", "many"])
+def test_prefixes_and_processors_give_the_same_when_finished_sources_are_dropped(
+    way: str, more: dict[str, Any]
+) -> None:
     for seed in range(2):
         model = ending_model(seed)
         with search_with(by_groups=False, drops_finished=False):
-            expected = model.generate(**call_arguments(way, **processor))
+            expected = model.generate(**call_arguments(way, **more))
         with search_with():
-            assert torch.equal(model.generate(**call_arguments(way, **processor)), expected)
+            assert torch.equal(model.generate(**call_arguments(way, **more)), expected)

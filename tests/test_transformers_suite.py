@@ -1,75 +1,136 @@
-"""The test suite that Transformers runs on each of its models, run on ours."""
+"""The test suite that Transformers runs on each of its models, run on ours.
+
+Its tests of `generate()` decode from left to right, and apply to the autoregressive model only.
+"""
 
 import unittest
-from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
+from transformers import PreTrainedConfig, initialization
 from transformers.models.auto import modeling_auto
 
-from tests import transformers_suite
-from tests.helpers import tiny_config
-from tests.transformers_suite import TinyModels, fetch_once, is_there, load, suite_folder, why_missing
+from tests.helpers import TINY, tiny_config
+from tests.transformers_suite import TinyModels, is_there, load, why_missing
 from vaswani_transformer import (
-    VaswaniTransformerConfig,
+    VaswaniCmlmConfig,
+    VaswaniCmlmForConditionalGeneration,
+    VaswaniFlowSeqConfig,
+    VaswaniFlowSeqForConditionalGeneration,
+    VaswaniIterativeVaeConfig,
+    VaswaniIterativeVaeForConditionalGeneration,
+    VaswaniNatConfig,
+    VaswaniNatForConditionalGeneration,
     VaswaniTransformerForConditionalGeneration,
     VaswaniTransformerModel,
+    flowseq,
 )
+from vaswani_transformer.flowseq import Flow, init_flow
 
-if not is_there(suite_folder()):
+if not is_there():
     pytest.skip(why_missing(), allow_module_level=True)
 
 suite = load()
-needs_generation_tests = pytest.mark.skipif(
-    suite.GenerationTesterMixin is None,
-    reason="PyPI's source distribution lacks GenerationTesterMixin; set TRANSFORMERS_SOURCE to a full checkout.",
-)
-bases = (suite.ModelTesterMixin, suite.GenerationTesterMixin, unittest.TestCase)
+MODELS_WITH_LABELS = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+
+# A single length class. The suite compares eager and sdpa in bfloat16, also without a mask that gives the length, and
+# random weights could then predict two lengths.
+NAR: dict[str, Any] = {**TINY, "min_length_difference": 0, "max_length_difference": 0, "max_position_embeddings": 50}
 
 
-class TestTransformersSuite(*(base for base in bases if base is not None)):
-    all_model_classes = (VaswaniTransformerModel, VaswaniTransformerForConditionalGeneration)
+class Suite(suite.ModelTesterMixin):
+    """The suite for one family."""
+
+    config: PreTrainedConfig
+    all_generative_model_classes: tuple[type, ...] = ()
     is_encoder_decoder = True
 
     @classmethod
     def setUpClass(cls) -> None:
-        """The suite finds the model that takes labels, and the body, by these names."""
-        for mapping, model_class in [
-            (modeling_auto.MODEL_MAPPING_NAMES, VaswaniTransformerModel),
-            (modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, VaswaniTransformerForConditionalGeneration),
-        ]:
-            names = patch.dict(mapping, {VaswaniTransformerConfig.model_type: model_class.__name__})
+        """Register the names by which the suite finds the body, and the model that takes labels."""
+        for model_class in cls.all_model_classes:
+            is_body = model_class is VaswaniTransformerModel
+            mapping = modeling_auto.MODEL_MAPPING_NAMES if is_body else MODELS_WITH_LABELS
+            names = patch.dict(mapping, {cls.config.model_type: model_class.__name__})
             names.start()
             cls.addClassCleanup(names.stop)
 
     def setUp(self) -> None:
-        self.model_tester = TinyModels(tiny_config(max_position_embeddings=50), reads_targets=True)
-        self.config_tester = suite.ConfigTester(self, config_class=VaswaniTransformerConfig)
-
-    @needs_generation_tests
-    def test_generation_tester_mixin_inheritance(self) -> None:
-        super().test_generation_tester_mixin_inheritance()
+        reads_targets = VaswaniTransformerModel in self.all_model_classes
+        self.model_tester = TinyModels(self.config, reads_targets)
+        self.config_tester = suite.ConfigTester(self, config_class=type(self.config))
 
     def test_config(self) -> None:
         self.config_tester.run_common_tests()
 
 
-@needs_generation_tests
-def test_suite_has_the_tests_of_generate() -> None:
-    names = {name for name in dir(suite.GenerationTesterMixin) if name.startswith("test_")}
-    assert "test_beam_search_generate" in names
-    assert names <= set(dir(TestTransformersSuite))
+class TestTransformerSuite(*(base for base in (Suite, suite.GenerationTesterMixin, unittest.TestCase) if base)):
+    config = tiny_config(max_position_embeddings=50)
+    all_model_classes = (VaswaniTransformerModel, VaswaniTransformerForConditionalGeneration)
+    all_generative_model_classes = (VaswaniTransformerForConditionalGeneration,)
+
+    @pytest.mark.skipif(
+        suite.GenerationTesterMixin is None,
+        reason="PyPI's source distribution lacks GenerationTesterMixin; set TRANSFORMERS_SOURCE to a full checkout.",
+    )
+    def test_generation_tester_mixin_inheritance(self) -> None:
+        super().test_generation_tester_mixin_inheritance()
 
 
-def test_suite_that_cannot_be_fetched_is_skipped_with_its_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("TRANSFORMERS_SOURCE", raising=False)
-    monkeypatch.setattr(transformers_suite, "UNPACKED", tmp_path / "transformers-0")
-    monkeypatch.setattr(transformers_suite, "VERSION", "0.0.0.dev0")
-    monkeypatch.setattr(transformers_suite, "failures", [])
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    fetch_once()
-    assert not is_there(suite_folder())
-    assert "pip cannot download transformers==0.0.0.dev0: ERROR: " in why_missing()
-    assert "set TRANSFORMERS_SOURCE" in why_missing()
+class TestNatSuite(Suite, unittest.TestCase):
+    config = VaswaniNatConfig(**NAR)
+    all_model_classes = (VaswaniNatForConditionalGeneration,)
+
+
+class TestIterativeVaeSuite(Suite, unittest.TestCase):
+    config = VaswaniIterativeVaeConfig(**NAR)
+    all_model_classes = (VaswaniIterativeVaeForConditionalGeneration,)
+
+
+def init_started_flow(module: torch.nn.Module) -> None:
+    """Initialize a module of a flow, with a start."""
+    init_flow(module)
+    if isinstance(module, Flow):
+        initialization.ones_(module.started)
+
+
+class TestFlowSeqSuite(Suite, unittest.TestCase):
+    """The suite trains models that it has just made, so their flows have a start from the beginning."""
+
+    config = VaswaniFlowSeqConfig(**NAR, flow_steps=1)
+    all_model_classes = (VaswaniFlowSeqForConditionalGeneration,)
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        started = patch.object(flowseq, "init_flow", init_started_flow)
+        started.start()
+        cls.addClassCleanup(started.stop)
+
+    def test_init_weights_can_init_buffers(self) -> None:
+        with patch.object(flowseq, "init_flow", init_flow):  # a new flow has no start
+            super().test_init_weights_can_init_buffers()
+
+
+class TestCmlmSuite(Suite, unittest.TestCase):
+    config = VaswaniCmlmConfig(**TINY, max_position_embeddings=50, mask_token_id=3, max_target_length=1)
+    all_model_classes = (VaswaniCmlmForConditionalGeneration,)
+
+    def test_attention_outputs(self) -> None:
+        """The encoder's states have a row for the length token before those of the source."""
+        config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
+        config._attn_implementation = "eager"
+        model = self.all_model_classes[0](config).eval()
+        outputs = model(**inputs, output_attentions=True, output_hidden_states=True)
+        assert [tuple(states.shape) for states in outputs.encoder_hidden_states] == [(13, 8, 32)] * 3
+        assert [tuple(states.shape) for states in outputs.decoder_hidden_states] == [(13, 7, 32)] * 3
+        assert [tuple(weights.shape) for weights in outputs.encoder_attentions] == [(13, 4, 8, 8)] * 2
+        assert [tuple(weights.shape) for weights in outputs.decoder_attentions] == [(13, 4, 7, 7)] * 2
+        assert [tuple(weights.shape) for weights in outputs.cross_attentions] == [(13, 4, 7, 7)] * 2
+
+    test_hidden_states_output = test_attention_outputs
+
+
+del Suite

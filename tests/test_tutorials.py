@@ -10,8 +10,7 @@ import pytest
 
 from tests.command_parsers import blocks_of, commands_of
 from tests.helpers import ROOT, run_python
-from tests.hub_server import client_environment, serving
-from tests.hub_state import Hub
+from tests.hub import Hub, client_environment, serving
 from training.recipe import RECIPES, load_recipe
 from training.train import run
 

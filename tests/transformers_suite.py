@@ -51,12 +51,8 @@ def suite_folder() -> Path:
     return Path(os.environ.get("TRANSFORMERS_SOURCE") or UNPACKED) / "tests"
 
 
-def is_there(folder: Path) -> bool:
-    return (folder / "test_modeling_common.py").exists()
-
-
-def has_generation_tests() -> bool:
-    return (suite_folder() / "generation" / "test_utils.py").exists()
+def is_there() -> bool:
+    return (suite_folder() / "test_modeling_common.py").exists()
 
 
 def marks() -> list[str]:
@@ -82,6 +78,7 @@ def load() -> types.SimpleNamespace:
     The tests of export are always replaced by stand-ins: they need ONNX Runtime and ExecuTorch.
     """
     folder = suite_folder()
+    has_generation_tests = (folder / "generation" / "test_utils.py").exists()
     if PACKAGE not in sys.modules:
         stand_in(PACKAGE).__path__ = [str(folder)]
         empty = {name: type(name, (), {}) for name in ("ExportTesterMixin", "ExportGenerateTesterMixin")}
@@ -90,7 +87,7 @@ def load() -> types.SimpleNamespace:
             stand_in(f"{package}.exporters.test_export", **empty)
         stand_in(f"{PACKAGE}.utils")
         stand_in(f"{PACKAGE}.utils.test_configuration_utils", config_common_kwargs=COMMON_CONFIG_FIELDS)
-        if not has_generation_tests():  # the tests of models import the mixin's name
+        if not has_generation_tests:  # the tests of models import the mixin's name
             stand_in(f"{PACKAGE}.generation")
             mixin = type("GenerationTesterMixin", (), {})
             stand_in(f"{PACKAGE}.generation.test_utils", GenerationTesterMixin=mixin)
@@ -98,7 +95,7 @@ def load() -> types.SimpleNamespace:
     configuration = importlib.import_module(f"{PACKAGE}.test_configuration_common")
     return types.SimpleNamespace(
         ModelTesterMixin=modeling.ModelTesterMixin,
-        GenerationTesterMixin=modeling.GenerationTesterMixin if has_generation_tests() else None,
+        GenerationTesterMixin=modeling.GenerationTesterMixin if has_generation_tests else None,
         ConfigTester=configuration.ConfigTester,
     )
 
@@ -136,11 +133,11 @@ class TinyModels:
 
 def fetch_once() -> None:
     """Fetch missing tests, in only one of several processes, and record a failure for `why_missing`."""
-    if is_there(suite_folder()) or "TRANSFORMERS_SOURCE" in os.environ:
+    if is_there() or "TRANSFORMERS_SOURCE" in os.environ:
         return
     UNPACKED.mkdir(parents=True, exist_ok=True)
     with FileLock(UNPACKED / "lock"):
-        if not is_there(suite_folder()):
+        if not is_there():
             try:
                 fetch()
             except (OSError, subprocess.SubprocessError, tarfile.TarError) as error:

@@ -79,15 +79,6 @@ def test_epochs_differ_and_the_seed_determines_each() -> None:
     assert sorted(map(sorted, sampled)) != sorted(map(sorted, first))
 
 
-def test_epoch_can_come_from_a_function() -> None:
-    pairs = [(length % 9 + 1, length % 7 + 1) for length in range(200)]
-    now = 0
-    with_set_epoch, with_function = sampler(pairs), sampler(pairs, epoch=lambda: now)
-    for now in range(3):
-        with_set_epoch.set_epoch(now)
-        assert list(with_function) == list(with_set_epoch)
-
-
 def test_padding_share_of_a_large_set_is_below_three_percent() -> None:
     generator = random.Random(0)
     sources = [max(2, round(generator.lognormvariate(math.log(25), 0.5))) for _ in range(60_000)]
@@ -115,12 +106,3 @@ def test_pairs_or_ranks_that_cannot_be_batched_are_an_error(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         sampler(pairs, **options)
-
-
-def test_lists_of_lengths_of_other_pairs_are_an_error() -> None:
-    with pytest.raises(ValueError, match="source_lengths, target_lengths: got 2 and 1, expected as many"):
-        TokenBudgetBatchSampler([1, 2], [1])
-
-
-def test_pair_as_long_as_a_budget_is_a_batch() -> None:
-    assert len(sampler([(60, 3), (3, 60)])) == 2

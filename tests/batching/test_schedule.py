@@ -1,8 +1,5 @@
 """Equation (3) and the paper's Adam."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
@@ -70,9 +67,3 @@ def test_schedule_made_for_a_resumed_optimizer_continues() -> None:
 def test_schedule_without_a_warmup_step_is_an_error(warmup_steps: float) -> None:
     with pytest.raises(ValueError, match=rf"warmup_steps: .*got {warmup_steps}, expected at least 1"):
         paper_schedule(paper_adam([torch.nn.Parameter(torch.zeros(2))]), 16, warmup_steps)  # ty: ignore[invalid-argument-type]
-
-
-@pytest.mark.parametrize(("kind", "named"), [("tuple", dict.items), ("dict", lambda given: [{"params": given}])])
-def test_adam_of_something_else_than_parameters_is_an_error(kind: str, named: Callable[..., Any]) -> None:
-    with pytest.raises(ValueError, match=rf"parameters: .*got a {kind}, expected parameters only"):
-        paper_adam(named({"weight": torch.nn.Parameter(torch.zeros(2))}))

@@ -1,16 +1,14 @@
 """Steps under a token budget against the same rule pair by pair in plain Python."""
 
-import math
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.batching.samplers import LENGTHS
 from vaswani_transformer import TokenBudgetBatchSampler
-from vaswani_transformer.batching.steps import bucket_width, length_keys
 
 
 def bounds_pair_by_pair(ordered: list[tuple[int, int]], budgets: tuple[int, int], micro_batches: int) -> list[int]:
@@ -43,21 +41,3 @@ def test_steps_end_where_the_next_pair_would_exceed_a_budget(
     sides = [side for batch in micro for side in zip(*batch, strict=True)]
     positions = sum(len(side) * max(side) for side in sides)
     assert sampler.padding_share == pytest.approx(1 - sum(map(sum, pairs)) / positions)
-
-
-@example([(5, 4), (5, 5)])  # the longest source at the border of two buckets, which the first ends with
-@given(LENGTHS)
-def test_pairs_are_ordered_by_target_buckets_in_which_sources_rise_and_fall_in_turn(
-    pairs: list[tuple[int, int]],
-) -> None:
-    sources, targets = np.array(pairs, dtype=np.int32).T
-    keys = length_keys(sources, targets, (60, 60))
-    ordered = [pairs[index] for index in np.argsort(keys, kind="stable")]
-    assert len(set(keys.tolist())) == len(set(pairs))
-    width = math.log1p(bucket_width(sources, targets, (60, 60)))
-
-    def rank(pair: tuple[int, int]) -> tuple[int, int, int]:
-        bucket = int(math.log(pair[1]) / width) if width else pair[1]
-        return bucket, pair[0] if bucket % 2 else -pair[0], pair[1]
-
-    assert ordered == sorted(pairs, key=rank)

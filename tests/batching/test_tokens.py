@@ -3,20 +3,17 @@
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import datasets
 import numpy as np
 import pyarrow as pa
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 from transformers import DataCollatorForSeq2Seq
 
 from tests.helpers import model_of_pairs, tiny_model
-from vaswani_transformer import PairCollator, PairTokens, TokenBudgetBatchSampler
+from vaswani_transformer import PairCollator, PairTokens
 from vaswani_transformer.batching.tokens import ArrowRows
 
 IDS = st.lists(st.integers(3, 60), max_size=9)
@@ -68,10 +65,6 @@ def test_sliced_chunk_has_its_own_rows() -> None:
     assert rows.lengths.tolist() == [2, 0, 2, 1]
 
 
-def test_column_without_a_chunk_has_no_rows() -> None:
-    assert rows_of(pa.chunked_array([], pa.list_(pa.int32()))).lengths.tolist() == []
-
-
 def test_pairs_in_files_stay_mapped_and_go_to_another_process_by_name(tmp_path: Path) -> None:
     rows = [([number % 50 + 3] * (number % 7 + 1), [5] * (number % 5 + 1)) for number in range(2500)]
     of_lists(rows).save_to_disk(tmp_path, num_shards=3)
@@ -82,18 +75,3 @@ def test_pairs_in_files_stay_mapped_and_go_to_another_process_by_name(tmp_path: 
     pickled = pickle.dumps(PairTokens(dataset))
     assert len(pickled) < 5000
     assert_same_batches(dataset, pickle.loads(pickled), batch)
-
-
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_sampler_gives_a_loader_of_lists_and_one_of_flat_arrays_the_same_batches(workers: int) -> None:
-    dataset = of_lists([([number % 50 + 3] * (number % 7 + 1), [5] * (number % 5 + 1)) for number in range(90)])
-    pairs = PairTokens(dataset)
-
-    def batches(data: Any, collate: Any) -> list[Any]:
-        sampler = TokenBudgetBatchSampler(pairs.source_lengths, pairs.target_lengths, 60, 60)
-        return list(DataLoader(data, batch_sampler=sampler, collate_fn=collate, num_workers=workers))
-
-    for one, other in zip(
-        batches(dataset, DataCollatorForSeq2Seq(TOKENIZER)), batches(pairs, PairCollator(TOKENIZER)), strict=True
-    ):
-        assert all(torch.equal(one[name], other[name]) for name in one.keys() | other.keys())

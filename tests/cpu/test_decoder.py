@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
 
 from tests.builders import DTYPES, KINDS, random_model
@@ -42,14 +42,8 @@ def test_weight_absorption_in_int8_uses_the_weights_that_its_layers_have() -> No
     torch.testing.assert_close(absorbed, layers, rtol=0.0, atol=float(plain.abs().max()) / 20)
 
 
-@pytest.mark.skipif("bfloat16" not in DTYPES, reason="no packed layers in bfloat16 here")
-def test_cross_attention_in_bfloat16_absorbs_no_weights() -> None:
-    attention: Any = prepare_for_inference(random_model(), "bfloat16").model.decoder.layers[0].cross_attn
-    assert not CachedCrossAttention(attention).weights
-
-
 @needs_float32
-@pytest.mark.parametrize("lengths", [[3], [9], [4, 2], [8, 5, 1]])
+@pytest.mark.parametrize("lengths", [[9], [4, 2]])
 @pytest.mark.parametrize("prompt", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_decoder_step_has_the_logits_of_the_complete_decoder(kind: str, prompt: int, lengths: list[int]) -> None:
@@ -76,34 +70,10 @@ def halved(module_class: Any) -> Any:
     return type("Halved", (module_class,), {"forward": lambda self, input: module_class.forward(self, input) * 0.5})
 
 
-@needs_float32
-def test_norm_with_another_forward_is_called() -> None:
-    model = random_model()
-    for layer in model.model.decoder.layers:
-        layer.cross_attn_add_norm.norm.__class__ = halved(nn.LayerNorm)
-    assert_same_tokens(model)
-
-
 @pytest.mark.parametrize("kind", [ScaledEmbedding, halved(ScaledEmbedding)])
 def test_embed_fn_adds_positions_to_embeddings(kind: type[ScaledEmbedding]) -> None:
     embed, ids, positions = kind(random_model().config), torch.tensor([3, 1, 3]), torch.randn(3, 32)
     torch.testing.assert_close(embed_fn(embed)(ids, positions), embed(ids) + positions, **FLOAT32)
-
-
-@needs_float32
-def test_next_search_uses_changed_embedding_weights() -> None:
-    model = random_model(tie_word_embeddings=False)
-    call = source_batch([5, 3], max_new_tokens=8, num_beams=2)
-    prepared = prepare_for_inference(model)
-    as_before = prepared.generate(**call)
-    torch.manual_seed(1)
-    other = ScaledEmbedding(model.config)
-    other.weight.data.mul_(10)
-    for each in (model, prepared):
-        each.set_input_embeddings(other)
-    true = model.generate(**call)
-    assert not torch.equal(true, as_before)
-    assert torch.equal(prepared.generate(**call), true)
 
 
 @needs_float32
@@ -143,22 +113,16 @@ class DecoderOfOppositeLayers(VaswaniTransformerDecoder):
     layer_class = OppositeLayer
 
 
-class OppositeDecoder(VaswaniTransformerDecoder):
-    def run_layers(self, *args: Any, **kwargs: Any) -> Tensor:
-        return -super().run_layers(*args, **kwargs)
-
-
 @needs_float32
-@pytest.mark.parametrize("decoder", [DecoderOfOppositeLayers, OppositeDecoder])
-def test_subclass_of_the_decoder_takes_every_step_of_a_search(decoder: type[VaswaniTransformerDecoder]) -> None:
-    body = type("Body", (VaswaniTransformerModel,), {"decoder_class": decoder})
+def test_decoder_with_other_layers_takes_every_step_of_a_search() -> None:
+    body = type("Body", (VaswaniTransformerModel,), {"decoder_class": DecoderOfOppositeLayers})
     model_class = type("Model", (VaswaniTransformerForConditionalGeneration,), {"body_class": body})
     assert_same_tokens(model_class(random_model().config).eval(), min_new_tokens=4, max_new_tokens=4)
 
 
 @needs_float32
-@pytest.mark.parametrize("lengths", [[4], [6, 1, 3], [2, 2]])
-@pytest.mark.parametrize("side", ["left", "right", None])
+@pytest.mark.parametrize("lengths", [[6, 1, 3], [2, 2]])
+@pytest.mark.parametrize("side", ["left", None])
 @pytest.mark.parametrize("kind", KINDS)
 def test_encoder_pass_has_the_states_of_the_complete_encoder(
     kind: str, side: str | None, lengths: list[int], monkeypatch: pytest.MonkeyPatch
@@ -175,13 +139,6 @@ def test_encoder_pass_has_the_states_of_the_complete_encoder(
     assert len(taken) == 1
     is_token = mask.bool() if side else torch.ones_like(mask).bool()
     torch.testing.assert_close(actual[is_token], true[is_token], **FLOAT32)
-
-
-@needs_float32
-def test_source_beyond_the_learned_positions_of_a_prepared_model_is_an_error() -> None:
-    prepared = prepare_for_inference(random_model(position_embedding="learned", max_position_embeddings=6))
-    with pytest.raises(ValueError, match=r"A text of 7 tokens is longer than the table of 6 learned positions"):
-        prepared.generate(**source_batch([7]), max_new_tokens=3)
 
 
 LAYERS, HEADS, WIDTHS = 2, 3, (4, 5)  # of keys and of values
@@ -229,7 +186,7 @@ def test_beam_attends_to_what_a_cache_with_a_row_per_beam_holds(
 
 
 @pytest.mark.slow
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     st.integers(0, 1000),
     st.sampled_from(list(KINDS)),
@@ -258,8 +215,8 @@ def test_prepared_model_finds_the_same_tokens_with_the_beam_cache(
         ({}, 5),
         ({"num_beams": 2}, 5),
         ({"return_dict_in_generate": True}, 0),
-        ({"use_cache": False}, 0),
         ({"num_beams": 2, "cache_implementation": "static"}, 0),
+        ({"past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache())}, 0),
         ({"decoder_attention_mask": torch.ones(2, 1)}, 0),
         ({"output_attentions": True}, 0),
     ],
@@ -275,17 +232,3 @@ def test_fast_path_is_taken_unless_the_call_needs_more(
     generated, true = prepare_for_inference(model).generate(**call), model.generate(**call)
     assert len(taken) == steps
     assert torch.equal(*(side if torch.is_tensor(side) else side.sequences for side in (generated, true)))
-
-
-@pytest.mark.parametrize("beams", [1, 3])
-def test_prepared_model_fills_the_cache_of_its_caller(beams: int) -> None:
-    """The caller gets the keys and values of each beam, which the fast path does not have."""
-    model = random_model()
-    call = source_batch([5, 3], max_new_tokens=5, min_new_tokens=5, num_beams=beams)
-    generated, lengths = [], []
-    for side in (model, prepare_for_inference(model)):
-        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        generated.append(side.generate(past_key_values=cache, **call))
-        lengths.append(cache.get_seq_length())
-    assert torch.equal(*generated)
-    assert lengths == [5, 5]

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.builders import DTYPES, random_model
-from tests.helpers import FLOAT32, random_batch, run_python
-from vaswani_transformer import prepare_for_inference
+from tests.builders import DTYPES
+from tests.helpers import run_python
 from vaswani_transformer.cpu import linear as cpu_linear
 from vaswani_transformer.cpu.layers import compose
 from vaswani_transformer.cpu.linear import (
@@ -33,7 +32,7 @@ def test_every_dtype_of_this_cpu_has_a_layout() -> None:
 
 
 @EACH
-@pytest.mark.parametrize("rows", [(1,), (7,), (2, 3, 4), (40,), (0,), (3, 0)], ids=str)
+@pytest.mark.parametrize("rows", [(1,), (2, 3, 4), (40,), (0,)], ids=str)
 @pytest.mark.parametrize("bias", [True, False])
 def test_layer_is_as_close_to_the_plain_one_as_its_dtype_allows(
     dtype: str, name: str, bias: bool, rows: tuple[int, ...]
@@ -163,11 +162,3 @@ def test_layouts_of_a_record_are_not_timed_again_unless_this_cpu_lacks_them(
     chosen_layouts.update(dict.fromkeys(recorded, "of another CPU"))
     make(nn.Linear(48, 24))
     assert len(asked) == 4
-
-
-def test_opposite_times_leave_float32_logits_within_rounding(choose_layout: Callable[[str], None]) -> None:
-    model, inputs = random_model(), random_batch(batch=MANY_ROWS)
-    expected = model(**inputs).logits
-    for name in LAYOUTS["float32"]:
-        choose_layout(name)
-        torch.testing.assert_close(prepare_for_inference(model)(**inputs).logits, expected, **FLOAT32)

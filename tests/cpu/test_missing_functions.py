@@ -9,6 +9,7 @@ from torch import nn
 
 from tests.helpers import source_batch, tiny_model
 from vaswani_transformer import prepare_for_inference
+from vaswani_transformer.cpu import model as cpu_model
 from vaswani_transformer.cpu.decoder import DecoderStep
 from vaswani_transformer.cpu.encoder import PreparedEncoder
 from vaswani_transformer.cpu.linear import LAYOUTS, PreparedLinear, TransposedLinear, is_supported, raw_op
@@ -25,7 +26,7 @@ from vaswani_transformer.cpu.linear import LAYOUTS, PreparedLinear, TransposedLi
     ],
 )
 def test_prepared_model_without_a_function_of_torch_has_plain_layers_and_the_same_result(
-    function: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+    function: str, dtype: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     namespace = torch.ops.mkldnn if function.startswith("_") else torch.ops.quantized
 
@@ -36,8 +37,10 @@ def test_prepared_model_without_a_function_of_torch_has_plain_layers_and_the_sam
             return getattr(namespace, name)
 
     monkeypatch.setattr(torch.ops, "mkldnn" if function.startswith("_") else "quantized", Missing())
+    monkeypatch.setattr(cpu_model.logger, "propagate", True)
     model, call = tiny_model(), source_batch([3, 2], max_new_tokens=4, num_beams=2)
     prepared = prepare_for_inference(model, dtype)
+    assert ("cannot pack layers in int8 here; the copy has plain ones" in caplog.text) == (dtype == "int8")
     layers = [module for module in prepared.modules() if isinstance(module, nn.Linear | PreparedLinear)]
     assert {type(layer) for layer in layers} == {TransposedLinear if dtype == "float32" else nn.Linear}
     assert torch.equal(prepared.generate(**call), model.generate(**call))

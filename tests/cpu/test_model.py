@@ -1,11 +1,8 @@
 """A model prepared for the CPU decodes as the original, leaves it unchanged, and raises for everything else."""
 
 import copy
-import inspect
-import logging
 import pickle
 from collections.abc import Callable
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,6 @@ from torch import nn
 from tests.builders import KINDS, needs, random_model
 from tests.helpers import FLOAT32, PAIRS, model_of_pairs, random_batch, source_batch, tiny_model
 from vaswani_transformer import VaswaniTransformerModel, prepare_for_inference
-from vaswani_transformer.cpu import model as cpu_model
 from vaswani_transformer.cpu.linear import LAYOUTS, PackedLinear, PreparedLinear, TransposedLinear, TwoLayoutLinear
 from vaswani_transformer.embeddings import Dropout
 
@@ -70,20 +66,6 @@ def test_confident_model_decodes_the_same_in_every_dtype(dtype: str) -> None:
     error = (generated.logits - true.logits).square().mean().sqrt() / true.logits.square().mean().sqrt()
     assert error < largest
     assert generated.loss == pytest.approx(float(true.loss), abs=0.05)
-
-
-class OtherLinear(nn.Linear):
-    """A linear layer that is not packed."""
-
-
-@pytest.mark.parametrize("name", ["q_proj", "o_proj"])
-def test_cross_attention_with_one_packed_projection_decodes_the_same(name: str) -> None:
-    model, tokenizer = model_of_pairs()
-    model = copy.deepcopy(model)
-    getattr(model.model.decoder.layers[0].cross_attn, name).__class__ = OtherLinear
-    batch = tokenizer(list(PAIRS), padding=True, return_tensors="pt")
-    generated = prepare_for_inference(model).generate(**batch, max_new_tokens=20)
-    assert tokenizer.batch_decode(generated, skip_special_tokens=True) == list(PAIRS.values())
 
 
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
@@ -156,7 +138,6 @@ def test_inputs_that_require_gradients_are_an_error_unless_gradients_are_off(dty
     ("change", "dtype", "message"),
     [
         (lambda model: model, "float16", r"dtype is 'float16'; choose one of float32, bfloat16, int8"),
-        (lambda model: model.half(), "float32", r"weights of torch\.float16 on cpu; move it by"),
         (lambda model: model.bfloat16(), "bfloat16", r"weights of torch\.bfloat16 on cpu; move it by"),
         (torch.compile, "float32", r"model: is wrapped.*got a OptimizedModule, .*Give merge_and_unload\(\) of a PEFT"),
         (lambda _: nn.Linear(2, 2), "float32", r"model: is wrapped, or no model of Transformers; got a Linear"),
@@ -168,29 +149,6 @@ def test_object_that_cannot_be_prepared_is_an_error(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         prepare_for_inference(change(tiny_model()), dtype)
-
-
-@pytest.mark.parametrize("missing", ["functions", "results"])
-@pytest.mark.parametrize("dtype", LAYOUTS)
-def test_prepared_model_has_plain_layers_and_a_warning_if_torch_lacks_packed_ones(
-    dtype: str, missing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def lack(linear: nn.Linear) -> nn.Linear:
-        if missing == "functions":
-            return torch.ops.mkldnn.no_such_function(linear.weight)
-        return nn.Linear(linear.in_features, linear.out_features)
-
-    monkeypatch.setitem(LAYOUTS, dtype, dict.fromkeys(LAYOUTS[dtype], lack))
-    monkeypatch.setattr(cpu_model.logger, "propagate", True)
-    model, inputs = random_model().train(), random_batch()
-    with caplog.at_level(logging.WARNING):
-        prepared = prepare_for_inference(model, dtype)
-    assert f"cannot pack layers in {dtype} here; the copy has plain ones" in caplog.text
-    torch.testing.assert_close(prepared(**inputs).logits, model.eval()(**inputs).logits, **FLOAT32)
-    assert all(weight.requires_grad for weight in model.parameters())
-    assert not {id(weight) for weight in model.parameters()} & {id(weight) for weight in prepared.parameters()}
-    with pytest.raises(RuntimeError, match="cannot be trained"):
-        prepared.train()
 
 
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
@@ -209,32 +167,16 @@ def test_prepared_model_is_of_its_class_and_has_a_dtype_and_a_device(dtype: str)
     assert prepared.generation_config.to_dict() == model.generation_config.to_dict()
 
 
-@pytest.mark.parametrize("default", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
-def test_model_is_prepared_and_decodes_alike_under_another_default_dtype(dtype: str, default: torch.dtype) -> None:
+def test_model_is_prepared_and_decodes_alike_under_another_default_dtype(dtype: str) -> None:
     model, call = random_model(), source_batch([5, 3], max_new_tokens=8)
     true = prepare_for_inference(model, dtype).generate(**call)
-    torch.set_default_dtype(default)
+    torch.set_default_dtype(torch.bfloat16)
     try:
         generated = prepare_for_inference(model, dtype).to("cpu").generate(**call)
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(generated, true)
-
-
-@pytest.mark.parametrize("name", ["forward", "generate", "model.encoder.forward", "get_encoder().forward"])
-def test_prepared_model_has_the_signatures_of_the_model(name: str) -> None:
-    models = tiny_model(), prepare_for_inference(tiny_model())
-    functions = [model.get_encoder().forward if "get_encoder" in name else attrgetter(name)(model) for model in models]
-    assert len({str(inspect.signature(function)) for function in functions}) == 1
-
-
-def test_attention_of_a_prepared_model_can_be_changed() -> None:
-    prepared, inputs = prepare_for_inference(random_model()), random_batch()
-    assert prepared.config._attn_implementation == "eager"
-    logits = prepared(**inputs).logits
-    prepared.set_attn_implementation("sdpa")
-    torch.testing.assert_close(prepared(**inputs).logits, logits, **FLOAT32)
 
 
 def test_body_and_a_single_stack_can_be_prepared() -> None:
@@ -246,11 +188,10 @@ def test_body_and_a_single_stack_can_be_prepared() -> None:
     torch.testing.assert_close(states, model.encoder(inputs["input_ids"]).last_hidden_state, **FLOAT32)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("part", ["", "model", "model.encoder", "model.decoder"])
+@pytest.mark.parametrize("part", ["", "model.encoder", "model.decoder"])
 @pytest.mark.parametrize("wanted", ["output_hidden_states", "output_attentions"])
-def test_prepared_modules_return_the_outputs_that_they_can_record(kind: str, part: str, wanted: str) -> None:
-    complete = random_model(**KINDS[kind])
+def test_prepared_modules_return_the_outputs_that_they_can_record(part: str, wanted: str) -> None:
+    complete = random_model()
     complete.set_attn_implementation("eager")
     model: Any = complete.get_submodule(part).eval()
     inputs = random_batch()
@@ -265,14 +206,3 @@ def test_prepared_modules_return_the_outputs_that_they_can_record(kind: str, par
     assert list(prepared_output) == list(true)
     for name, output in true.items():
         torch.testing.assert_close(prepared_output[name], output, **FLOAT32)
-
-
-def test_used_model_is_prepared_like_a_new_one() -> None:
-    """The use leaves hooks for attentions, a cache of a search, and a gradient."""
-    model, inputs = random_model(), random_batch()
-    model(**inputs, output_attentions=True)
-    model.generate(inputs["input_ids"], max_new_tokens=3, cache_implementation="static")
-    model(**inputs, labels=inputs["decoder_input_ids"]).loss.backward()
-    actual = prepare_for_inference(model)(**inputs, output_attentions=True)
-    torch.testing.assert_close(actual.logits, model(**inputs).logits, **FLOAT32)
-    assert len(actual.cross_attentions) == 2

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModel
 
-from tests.forks import run_forked
 from tests.golden import FOLDER, first_pairs, load, numbers, translations
 from tests.helpers import FLOAT32, load_tokenizer
 from vaswani_transformer.registration import FAMILIES
@@ -58,34 +56,3 @@ def test_golden_model_translates_the_same(folder: Path) -> None:
     expected = json.loads((folder / "expected.json").read_text(encoding="utf-8"))
     model, tokenizer = load(folder, torch.float32)
     assert translations(model, tokenizer, list(expected["targets"])) == list(expected["targets"].values())
-
-
-@EACH
-def test_golden_body_has_the_weights_of_the_complete_model(folder: Path) -> None:
-    model, _ = load(folder, torch.float32)
-    body = AutoModel.from_pretrained(folder, dtype=torch.float32)
-    assert body.state_dict().keys() == model.model.state_dict().keys()
-    for name, weight in body.state_dict().items():
-        assert torch.equal(weight, model.model.state_dict()[name]), name
-
-
-COMMAND = """
-import sys
-from pathlib import Path
-
-from tests.golden import __main__ as command
-
-command.FOLDER = Path(sys.argv[1])
-command.GOLDEN = {"transformer": command.GOLDEN["transformer"]}
-command.main()
-"""
-
-
-@pytest.mark.slow
-def test_command_writes_a_checkpoint_that_this_version_lacks(tmp_path: Path) -> None:
-    (tmp_path / "command.py").write_text(COMMAND, encoding="utf-8")
-    output = run_forked("command.py", str(tmp_path), folder=tmp_path)
-    (folder,) = tmp_path.glob("*/transformer")
-    assert output.startswith(f"{folder.relative_to(tmp_path)}: ")
-    written, kept = ({path.name for path in each.iterdir()} for each in (folder, FOLDER / "0.1.0" / "transformer"))
-    assert written == kept
