@@ -1,62 +1,19 @@
 """PEFT adapters give the same results saved, loaded and merged; one that cannot learn is an error."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM
 
-from tests.helpers import FLOAT32, PAIRS, model_of_pairs, random_batch, random_tokens, tiny_model
+from tests.helpers import FLOAT32, random_batch, random_tokens, tiny_model
 from tests.nar_models import EVERY_FAMILY, FAMILY, targets
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*gradient_checkpointing:FutureWarning", "ignore:.*tie_word_embeddings:UserWarning"
 )
-
-SEARCH: dict[str, Any] = {"num_beams": 4, "max_new_tokens": 20, "length_penalty": 0.6, "length_penalty_type": "gnmt"}
-
-
-def adapted(**settings: Any) -> PeftModel:
-    """The model of six sentence pairs with adapters that a few steps have trained away from them."""
-    model, tokenizer = model_of_pairs()
-    plain: dict[str, Any] = {"r": 4, "task_type": "SEQ_2_SEQ_LM", "target_modules": ["q_proj", "v_proj"]}
-    config = LoraConfig(**plain | settings)
-    adapter = get_peft_model(copy.deepcopy(model), config).train()
-    batch = tokenizer(list(PAIRS), text_target=list(PAIRS.values())[::-1], padding=True, return_tensors="pt")
-    batch["labels"] = batch["labels"].masked_fill(batch["labels"] == tokenizer.pad_token_id, -100)
-    optimizer = torch.optim.Adam([weight for weight in adapter.parameters() if weight.requires_grad], lr=0.03)
-    for _ in range(10):
-        optimizer.zero_grad()
-        adapter(**batch).loss.backward()
-        optimizer.step()
-    assert all(weight.grad is not None for weight in adapter.parameters() if weight.requires_grad)
-    return adapter.eval()
-
-
-@torch.no_grad()
-def answers(model: Any) -> tuple[Tensor, Tensor]:
-    """Return the logits of the true targets, and the hypotheses of the paper's beam search."""
-    _, tokenizer = model_of_pairs()
-    batch = tokenizer(list(PAIRS), text_target=list(PAIRS.values()), padding=True, return_tensors="pt")
-    targets = batch.pop("labels")
-    return model(**batch, decoder_input_ids=targets).logits, model.generate(**batch, **SEARCH)
-
-
-def assert_same_answers(model: torch.nn.Module, other: torch.nn.Module) -> None:
-    (logits, hypotheses), (expected, targets) = answers(model), answers(other)
-    assert torch.equal(logits, expected)
-    assert torch.equal(hypotheses, targets)
-
-
-def base(folder: Path) -> VaswaniTransformerForConditionalGeneration:
-    model_of_pairs()[0].save_pretrained(folder / "base")
-    return AutoModelForSeq2SeqLM.from_pretrained(folder / "base")
-
 
 # The shared matrix stays frozen, is trained in a few rows, or in copies that are no longer tied.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -69,24 +26,25 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_adapter_is_saved_and_loaded_onto_the_model_and_merged_into_one(variant: str, tmp_path: Path) -> None:
-    model, plain = adapted(**VARIANTS[variant]), base(tmp_path)
-    logits, hypotheses = answers(model)
-    assert not torch.equal(hypotheses, answers(model_of_pairs()[0])[1])
-    model.save_pretrained(str(tmp_path / "adapter"))
-    assert not (tmp_path / "adapter" / "model.safetensors").exists()
-    assert_same_answers(PeftModel.from_pretrained(base(tmp_path), tmp_path / "adapter"), model)
-    if variant == "all linear layers":
-        plain.load_adapter(str(tmp_path / "adapter"))
-        assert_same_answers(plain, model)
-    merged = model.merge_and_unload()
-    assert type(merged) is VaswaniTransformerForConditionalGeneration
-    torch.testing.assert_close(answers(merged)[0], logits, **FLOAT32)
-    assert torch.equal(answers(merged)[1], hypotheses)
+    batch = random_batch()
+    config = LoraConfig(**{"r": 4, "task_type": "SEQ_2_SEQ_LM", "target_modules": ["q_proj"]} | VARIANTS[variant])
+    adapter: Any = get_peft_model(tiny_model(), config).eval()
+    for weight in (weight for weight in adapter.parameters() if weight.requires_grad):
+        weight.data += 0.1 * torch.randn(weight.shape)
+    logits = adapter(**batch).logits
+    assert not torch.allclose(logits, tiny_model()(**batch).logits)
+    adapter.save_pretrained(str(tmp_path / "adapter"))
+    loaded, plain = PeftModel.from_pretrained(tiny_model(), tmp_path / "adapter"), tiny_model()
+    plain.load_adapter(str(tmp_path / "adapter"))
+    for again in (loaded, plain):
+        assert torch.equal(again(**batch).logits, logits)
+    merged = adapter.merge_and_unload()
+    torch.testing.assert_close(merged(**batch).logits, logits, **FLOAT32)
     merged.save_pretrained(tmp_path / "merged")
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "merged")
-    assert_same_answers(again, merged)
+    assert torch.equal(again(**batch).logits, merged(**batch).logits)
     names = ("model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
-    is_tied = VARIANTS[variant].get("modules_to_save", ["add_norm.norm"]) == ["add_norm.norm"]
+    is_tied = "embed_tokens" not in VARIANTS[variant].get("modules_to_save", [])
     assert (len({again.get_submodule(name).weight for name in names}) == 1) == is_tied
 
 

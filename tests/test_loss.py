@@ -248,19 +248,6 @@ def test_logits_to_keep_trims_the_logits_and_not_the_loss(is_training: bool, kep
     torch.testing.assert_close(unlabeled.logits, complete.logits[:, positions])
 
 
-@pytest.mark.parametrize("is_training", [True, False])
-@pytest.mark.parametrize("as_tensor", [True, False])
-def test_micro_batches_add_up_to_the_large_batch(is_training: bool, as_tensor: bool) -> None:
-    """Gradient accumulation needs this: each micro-batch is divided by the target tokens of all."""
-    model, batch = tiny_model(dropout=0.0).train(is_training), labeled_batch((5, 2, 4, 1))
-    items = torch.tensor(12) if as_tensor else 12
-    losses = [
-        model(**{name: rows[rows_of_batch] for name, rows in batch.items()}, num_items_in_batch=items).loss
-        for rows_of_batch in (slice(0, 1), slice(1, 4))
-    ]
-    torch.testing.assert_close(sum(losses), model(**batch).loss)
-
-
 def test_smoothed_loss_of_two_entries_computed_by_hand() -> None:
     """eps is spread over all V: logits (1, 0), true 0, eps 0.2: -0.9 log 0.7310586 - 0.1 log 0.2689414."""
     loss = projected_cross_entropy(torch.tensor([[1.0]]), torch.tensor([[1.0], [0.0]]), torch.tensor([0]), 0.2)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import AutoModel, AutoModelForSeq2SeqLM, pipeline
 
 from tests.helpers import ROOT, load_tokenizer, model_of_pairs, paper_model_of_pairs, run_python, save, tiny_model
@@ -96,8 +95,6 @@ model.push_to_hub("somebody/open", commit_message="the model")
 tokenizer.push_to_hub("somebody/open", commit_message="the tokenizer")
 model.save_pretrained(f"{folder}/at-once", push_to_hub=True, repo_id="somebody/at-once")
 tokenizer.save_pretrained(f"{folder}/at-once", push_to_hub=True, repo_id="somebody/at-once")
-model.lm_head.weight.data *= 2
-model.push_to_hub("somebody/open", revision="later", commit_message="another model")
 """
 
 
@@ -132,7 +129,6 @@ def pushed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Hub]:
 def test_push_is_one_commit_with_code_and_auto_map(pushed: tuple[Path, Hub]) -> None:
     _, hub = pushed
     assert hub.messages("somebody/open") == ["the model", "the tokenizer"]
-    assert hub.messages("somebody/open", "later") == ["the model", "the tokenizer", "another model"]
     for name in ("somebody/open", "somebody/at-once"):
         assert set(hub.at(name).files) == PLAIN | CODE | {"README.md"}
 
@@ -150,13 +146,9 @@ def test_push_has_no_pickle_and_no_trace_of_its_machine(pushed: tuple[Path, Hub]
 
 
 @pytest.mark.slow
-def test_pull_without_the_package_gives_the_pushed_model_at_every_revision(
-    pushed: tuple[Path, Hub], tmp_path: Path
-) -> None:
+def test_pull_without_the_package_gives_the_pushed_model(pushed: tuple[Path, Hub], tmp_path: Path) -> None:
     folder, hub = pushed
-    revisions = [("somebody/open", hub.at("somebody/open").sha), ("somebody/open", "later")]
+    commit = ("somebody/open", hub.at("somebody/open").sha)
     with serving(hub) as url:
-        same, later = load_without_the_package(tmp_path, *revisions, **client_environment(url, tmp_path))
-    assert_same_results(same, folder)
-    assert later[2] == same[2]
-    assert not torch.allclose(torch.tensor(later[0]), torch.tensor(same[0]))
+        (results,) = load_without_the_package(tmp_path, commit, **client_environment(url, tmp_path))
+    assert_same_results(results, folder)

@@ -117,15 +117,6 @@ def test_word_pieces_read_capitals_as_small_letters_where_no_text_has_any(tmp_pa
     assert tokens_of(with_capitals, "Gato")[:2] == ["\u2581", "<unk>"]
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
-@given(text=words, length=st.integers(2, 9))
-def test_truncated_text_still_ends(name: str, text: str, length: int) -> None:
-    complete = TOKENIZERS[name](text).input_ids
-    cut = TOKENIZERS[name](text, truncation=True, max_length=length).input_ids
-    assert len(cut) == min(length, len(complete))
-    assert cut == [*complete[: len(cut) - 1], 2]
-
-
 @pytest.mark.parametrize(("name", "size", "unknown"), [("bpe", 320, None), ("wordpiece", 120, 3)])
 def test_special_tokens_come_first_and_ids_are_the_numbers_below_the_vocabulary_size(
     name: str, size: int, unknown: int | None
@@ -160,18 +151,6 @@ def test_added_special_token_is_one_token_after_saving(
             assert tokens.count(tag_id) == 1
             assert tokenizer("the cat", text_target=f"{tag}the")["labels"][0] == tag_id
             assert again.decode(tokens, skip_special_tokens=False) == f"{tag} the cat</s>"
-
-
-def test_tokenizer_saved_with_split_special_tokens_keeps_the_setting(tmp_path: Path) -> None:
-    tokenizer = tagged("bpe")
-    tokenizer.save_pretrained(tmp_path)
-    file = tmp_path / "tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"split_special_tokens": True}))
-    for _ in range(2):
-        again: Any = AutoTokenizer.from_pretrained(tmp_path)
-        for encode in (again, text_encoder(again)):
-            assert not {"</s>", "<2es>"} & set(tokens_of(encode, "<2es> a</s>")[:-1])
-        again.save_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("algorithm", ["bpe", "BPE", "wordpiece", "Word-Piece"])
