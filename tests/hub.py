@@ -146,7 +146,7 @@ def serving(hub: Hub) -> Generator[str]:
         server.server_close()
 
 
-def client_environment(url: str, home: Any) -> dict[str, str]:
+def client_environment(url: str, home: Any) -> dict[str, Any]:
     """Return the environment in which another process uses that Hub as "somebody", with an empty cache."""
     variables = {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
     quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1"}

@@ -187,7 +187,10 @@ class SynchronizationCounter:
 @contextlib.contextmanager
 def pretended_device() -> Generator[torch.device]:
     """Yield a device that behaves as an accelerator without autocast; `to` moves tensors and models to it."""
-    no_autocast = {"is_autocast_enabled": lambda *_: False, "autocast": lambda *_, **__: contextlib.nullcontext()}
+    no_autocast: dict[str, Any] = {
+        "is_autocast_enabled": lambda *_: False,
+        "autocast": lambda *_, **__: contextlib.nullcontext(),
+    }
     with mock.patch.multiple(torch, **no_autocast), ReadingMode(), DeviceMode():
         yield DEVICE
 

@@ -27,8 +27,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_adapter_is_saved_and_loaded_onto_the_model_and_merged_into_one(variant: str, tmp_path: Path) -> None:
     batch = random_batch()
-    config = LoraConfig(**{"r": 4, "task_type": "SEQ_2_SEQ_LM", "target_modules": ["q_proj"]} | VARIANTS[variant])
-    adapter: Any = get_peft_model(tiny_model(), config).eval()
+    fields: dict[str, Any] = {"target_modules": ["q_proj"], **VARIANTS[variant]}
+    adapter: Any = get_peft_model(tiny_model(), LoraConfig(r=4, task_type="SEQ_2_SEQ_LM", **fields)).eval()
     for weight in (weight for weight in adapter.parameters() if weight.requires_grad):
         weight.data += 0.1 * torch.randn(weight.shape)
     logits = adapter(**batch).logits

@@ -51,11 +51,12 @@ def test_checkpoint_of_another_family_ends_in_one_line(
 @pytest.mark.parametrize("family", MODELS)
 def test_class_loads_its_own_family_and_the_auto_classes_load_every_one(folders: dict[str, Path], family: str) -> None:
     model_class, folder = type(MODELS[family]()), folders[family]
-    for loaded, report in (
+    every_way: list[Any] = [
         model_class.from_pretrained(str(folder.parent), subfolder=family, output_loading_info=True),
         model_class.from_pretrained(folder, config=AutoConfig.from_pretrained(folder), output_loading_info=True),
         AutoModelForSeq2SeqLM.from_pretrained(folder, output_loading_info=True),
-    ):
+    ]
+    for loaded, report in every_way:
         assert type(loaded) is model_class
         assert not report["missing_keys"]
     body, report = AutoModel.from_pretrained(folder, output_loading_info=True)

@@ -163,7 +163,7 @@ def test_pad_id_0_works_like_any_other(way: str) -> None:
             state[name] = weight[swapped(torch.arange(len(tokenizer)))]
     other.load_state_dict(state)
     batch = tokenizer(list(PAIRS), padding=True, return_tensors="pt")
-    renamed = {"input_ids": swapped(batch["input_ids"]), "attention_mask": batch["attention_mask"]}
+    renamed: dict[str, Any] = {"input_ids": swapped(batch["input_ids"]), "attention_mask": batch["attention_mask"]}
     expected = model.generate(**batch, max_new_tokens=20, **WAYS[way])
     generated = other.generate(**renamed, max_new_tokens=20, **WAYS[way])
     assert swapped(generated).tolist() == expected.tolist()
