@@ -4,7 +4,6 @@ B batch, T target, V vocabulary.
 """
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from transformers import GenerationConfig
 from transformers.exporters.configs import OnnxConfig
 from transformers.exporters.exporter_onnx import OnnxExporter
 
-from tests.helpers import Batch, random_tokens
+from tests.helpers import random_tokens
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
 START, PAD, END = 0, 1, 2
@@ -85,53 +84,21 @@ def step_logits(graphs: dict[str, Graph], batch: dict[str, Tensor], targets: Ten
     return torch.cat(logits, dim=1)
 
 
-# CTranslate2's own kernels against torch's: a few more roundings than between two orders of a sum in torch.
-CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
+def assert_same_probabilities(model: nn.Module, folder: Path) -> None:
+    """Assert that CTranslate2 has the model's log P of each target token, for sources of unequal length.
 
-
-def padded(sources: list[list[int]]) -> Batch:
-    """Return sources of unequal length as a batch, padded on the right, and their mask."""
-    rows = [torch.tensor(row) for row in sources]
-    input_ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
-    return {"input_ids": input_ids, "attention_mask": input_ids.ne(PAD).long()}
-
-
-def log_probs(model: nn.Module, sources: list[list[int]], targets: Tensor) -> Tensor:
-    """Return log P of each target token and of the end after it, for padded sources of unequal length: (B, T + 1)."""
-    starts, ends = torch.full((len(targets), 1), START), torch.full((len(targets), 1), END)
+    Its kernels against torch's: a few more roundings than between two orders of a sum in torch.
+    """
+    rows = [random_tokens(length) for length in (5, 2, 9, 1)]
+    sources = nn.utils.rnn.pad_sequence([torch.cat((row, torch.tensor([END]))) for row in rows], True, PAD)
+    targets = random_tokens(len(rows), 6)
+    starts, ends = torch.full((len(rows), 1), START), torch.full((len(rows), 1), END)
+    batch = {"input_ids": sources, "attention_mask": sources.ne(PAD).long()}
     with torch.no_grad():
-        logits = model(**padded(sources), decoder_input_ids=torch.cat((starts, targets), dim=1)).logits
-    return logits.float().log_softmax(-1).gather(2, torch.cat((targets, ends), dim=1)[..., None])[..., 0]
-
-
-def searched_by_ctranslate2(
-    folder: Path, sources: list[list[int]], **settings: Any
-) -> list[list[tuple[list[int], float]]]:
-    """Return the tokens, `</s>` included, and the score of each source's hypotheses, the best first."""
-    strings = json.loads((folder / "shared_vocabulary.json").read_text(encoding="utf-8"))
-    translator = ctranslate2.Translator(str(folder), intra_threads=1)
-    rows = [[strings[token] for token in source] for source in sources]
-    returned = {"return_scores": True, "return_end_token": True, "min_decoding_length": 0}
-    results = translator.translate_batch(rows, **returned, **settings)
-    return [
-        [([*map(strings.index, tokens)], score) for tokens, score in zip(result.hypotheses, result.scores, strict=True)]
-        for result in results
-    ]
-
-
-def log_probs_of_ctranslate2(
-    folder: Path, sources: list[list[int]], targets: Tensor, compute_type: str = "default"
-) -> Tensor:
-    translator = ctranslate2.Translator(str(folder), compute_type=compute_type, intra_threads=1)
-    scored = translator.score_batch(
-        [[str(i) for i in row] for row in sources], [list(map(str, t.tolist())) for t in targets]
-    )
-    return torch.tensor([result.log_probs for result in scored])
-
-
-def assert_same_probabilities(model: nn.Module, folder: Path, **tolerance: Any) -> None:
-    sources = [[*random_tokens(length).tolist(), END] for length in (5, 2, 9, 1)]
-    targets = random_tokens(len(sources), 6)
-    ours = log_probs(model, sources, targets)
+        logits = model(**batch, decoder_input_ids=torch.cat((starts, targets), dim=1)).logits
+    ours = logits.float().log_softmax(-1).gather(2, torch.cat((targets, ends), dim=1)[..., None])[..., 0]
     assert ours.std() > 0.5  # not all alike
-    torch.testing.assert_close(log_probs_of_ctranslate2(folder, sources, targets), ours, **(tolerance or CLOSE))
+    translator = ctranslate2.Translator(str(folder), intra_threads=1)
+    texts = [[str(index) for index in [*row.tolist(), END]] for row in rows]
+    scored = translator.score_batch(texts, [list(map(str, target.tolist())) for target in targets])
+    torch.testing.assert_close(torch.tensor([each.log_probs for each in scored]), ours, rtol=1e-4, atol=1e-4)

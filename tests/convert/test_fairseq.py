@@ -251,7 +251,7 @@ def test_command_imports_a_fairseq_checkpoint(vocabulary: Path, capsys: pytest.C
     with (vocabulary / "dict.txt").open("a") as file:
         file.writelines(f"madeupword{number:04} 0\n" for number in range(1, 21))
     main(call)
-    assert "Largest difference on random sentences: " in capsys.readouterr().out
+    assert "Largest difference of log-probabilities on random sentences: " in capsys.readouterr().out
     tokenizer, model = load_tokenizer(out), AutoModelForSeq2SeqLM.from_pretrained(out)
     generated = model.generate(**tokenizer(["low lowest"], return_tensors="pt"), max_new_tokens=4)
     assert generated[0, 0] == END

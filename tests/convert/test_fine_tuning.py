@@ -1,4 +1,4 @@
-"""An imported model is trained further on own pairs by a recipe, scored, and translates."""
+"""The page of pretrained models: a Marian model is imported, scored, trained on own pairs, and translates."""
 
 import json
 import shutil
@@ -6,63 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from transformers import MarianMTModel
 
 from tests.command_parsers import blocks_of, commands_of
-from tests.convert.originals import CODES, WORDS, V, fairseq_state, fsmt, save_checkpoint
 from tests.forks import run_forked
-from tests.helpers import ROOT, run_main, user_error, write_pairs
+from tests.helpers import ROOT, run_main, user_error
 from training import score, train
 from training.recipe import load_recipe
 from vaswani_transformer.convert import command as convert
 from vaswani_transformer.translation import command as translate
 
-PAIRS = {"low lowest": "est low", "lower": "er west", "est lowest": "lower low"}
 SIZES = ("d_model", "d_ff", "num_heads", "encoder_layers", "decoder_layers", "max_position_embeddings")
-SHAPE = (*SIZES, "attention_bias", "layer_norm_eps", "position_embedding", "scale_embedding", "activation_function")
-SHAPE += ("decoder_start_token_id",)
-
-
-@pytest.fixture
-def imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    """Return the folder of a fairseq model with random weights that was imported."""
-    words = [*WORDS, *(f"madeupword{number:04}" for number in range(1, V - 3 - len(WORDS)))]
-    (tmp_path / "dict.txt").write_text("".join(f"{word} 7\n" for word in words))
-    (tmp_path / "codes").write_text(CODES)
-    checkpoint = save_checkpoint(tmp_path / "c.pt", fairseq_state(fsmt()))
-    call = ["fairseq", checkpoint, f"--dict={tmp_path / 'dict.txt'}", f"--codes={tmp_path / 'codes'}"]
-    assert run_main(convert.main, [*call, tmp_path / "imported"], capsys)[2] == 0
-    return tmp_path / "imported"
-
-
-@pytest.mark.slow
-def test_imported_model_is_trained_further_scored_and_translates(
-    imported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for split in ("train", "validation", "test"):
-        write_pairs(tmp_path / f"{split}.jsonl", PAIRS.items())
-    config = json.loads((imported / "config.json").read_text())
-    files = {split: f"{split}.jsonl" for split in ("train", "validation", "test")}
-    settings = {
-        "name": "own",
-        "data": {"kind": "json", "path": str(tmp_path), **files},
-        "model": {"dropout": 0.0, **{field: config[field] for field in SHAPE}},
-        "training": {"steps": 300, "warmup_steps": 50, "evaluation_steps": 300, "average_last": 1},
-        "decoding": {"max_source_relative_length": 5},
-    }
-    recipe, trained = tmp_path / "own.yaml", tmp_path / "trained"
-    recipe.write_text(yaml.safe_dump(settings))
-    given = (f"--training.start_from={imported}", f"--tokenizer.path={imported}", f"--output_dir={trained}")
-    train.main([str(recipe), *given])
-    capsys.readouterr()
-    table, errors, status = run_main(score.main, [trained, recipe], capsys)
-    assert (status, errors) == (0, "")
-    assert "chrf                   100.00" in table
-    (tmp_path / "sources.txt").write_text("\n".join(PAIRS))
-    call = [trained, f"--input={tmp_path / 'sources.txt'}", f"--output={tmp_path / 'targets.txt'}"]
-    assert run_main(translate.main, call, capsys)[2] == 0
-    assert (tmp_path / "targets.txt").read_text().splitlines() == [*PAIRS.values()]
 
 
 @pytest.fixture

@@ -10,13 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    FSMTTokenizer,
-    MarianMTModel,
-    MarianTokenizer,
-    PreTrainedModel,
-)
+from transformers import AutoModelForSeq2SeqLM, FSMTTokenizer, MarianMTModel, MarianTokenizer, PreTrainedModel
 
 from tests.convert.originals import END, PAD, V, assert_alike, fsmt, marian
 from tests.helpers import error_line, load_tokenizer, no_space, run_main
@@ -108,7 +102,10 @@ def test_command_imports_a_marian_model_with_its_tokenizer(
 ) -> None:
     out = tmp_path / "out"
     main(["marian", str(marian_folder), str(out)])
-    assert "with a MarianTokenizer\nLargest difference on random sentences: " in capsys.readouterr().out
+    assert (
+        "with a MarianTokenizer\nLargest difference of log-probabilities on random sentences: "
+        in capsys.readouterr().out
+    )
     tokenizer, reference = load_tokenizer(out), MarianTokenizer.from_pretrained(marian_folder)
     texts = ["the cat is good", "el morning"]
     batch = tokenizer(texts, padding=True, return_tensors="pt")
@@ -159,7 +156,7 @@ def test_tokenizer_of_a_fsmt_model_is_imported_too(tmp_path: Path, capsys: pytes
         (["fsmt", "{nat}", "{out}"], "is a model of another type; got 'vaswani_nat', expected 'fsmt'"),
         (["marian", "{nat}", "{out}"], "is a model of another type; got 'vaswani_nat', expected 'marian'"),
         (["ctranslate2", "{nat}", "{out}"], "is a model of another type; got 'vaswani_nat', expected 'vaswani_transf"),
-        (["ctranslate2", "{out}", "{out}"], "there is no such folder; name one with a model"),
+        (["ctranslate2", "{out}", "{out}"], "no folder here, so a name on the Hub: cannot be"),
         (["fairseq", "{out}/c.pt", "{out}", "--codes=x"], "a tokenizer needs the vocabulary too; give --dict as well"),
         (["marian", "{broken}", "{out}"], "broken: cannot be loaded: "),
     ],

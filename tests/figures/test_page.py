@@ -111,7 +111,10 @@ def test_command_writes_a_page_and_prints_its_path(
     ("arguments", "message"),
     [
         (["{folder}", "hello", "--output", "{folder}/none/a.html"], "{folder}/none/a.html: cannot be written: No such"),
-        (["{folder}/none", "hello", "--output", "{folder}/page.html"], "{folder}/none: there is no such folder; name"),
+        (
+            ["{folder}/none", "hello", "--output", "{folder}/page.html"],
+            "{folder}/none: its tokenizer: cannot be loaded: ",
+        ),
         (["{folder}", "hello", "--output", "{folder}/config.json"], "{folder}/config.json: the file exists; give"),
     ],
 )
@@ -179,22 +182,6 @@ def test_address_says_what_is_shown(tmp_path: Path) -> None:
     means = maps.encoder[0][[1, 4], 3].mean(0)
     strongest = f"{maps.source_tokens[means.argmax()]} {100 * means.max():.0f}%"
     assert page.one("div", id="status")["text"].startswith(f"{maps.source_tokens[3]} attends to {strongest}")
-
-
-@in_a_browser
-def test_heat_maps_have_the_weights_as_opacity(tmp_path: Path) -> None:
-    read = """
-      const canvas = $("canvas")[2], { width, height } = canvas;
-      const pixels = canvas.getContext("2d").getImageData(0, 0, width, height).data;
-      document.title = JSON.stringify([$("canvas").length, width, height, [...pixels].filter((_, i) => i % 4 === 3)]);
-    """
-    maps = random_attention_maps(heads=3)
-    page = opened(render_page(maps), tmp_path, "#cross-2&view=heat", read)
-    count, width, height, opacities = json.loads(page.one("title")["text"])
-    assert (count, width, height) == (3, len(maps.source_tokens), len(maps.output_tokens))
-    actual = np.array(opacities).reshape(height, width) / 255
-    np.testing.assert_allclose(actual, maps.cross[1, 2], atol=1 / 255)
-    assert hidden_views(page) == ["lines-view", "overview"]
 
 
 @in_a_browser

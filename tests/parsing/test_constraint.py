@@ -2,13 +2,10 @@
 
 import itertools
 from collections.abc import Callable, Iterator
-from random import Random
 from typing import Any, cast
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 from transformers import BartConfig, BartForConditionalGeneration, PreTrainedModel
 
@@ -66,33 +63,6 @@ def test_permitted_tokens_are_those_that_continue_a_well_formed_tree(words: int)
         prefixes = list(group)
         actual = permitted([words] * len(prefixes), [limit] * len(prefixes), prefixes)
         assert actual == [continuations[prefix] for prefix in prefixes]
-
-
-@given(st.lists(st.integers(1, 6), min_size=1, max_size=3), st.integers(0, 8), st.integers(1, 3), st.randoms())
-def test_any_walk_over_permitted_tokens_is_a_tree_within_its_limit(
-    words: list[int], room: int, rows: int, random: Random
-) -> None:
-    """Rows of sentences with different words and limits, some dropped on the way, as in a search."""
-    limits = [count + 1 + room for count in words]
-    processor = WellFormedTrees(TOKENS, words, torch.tensor(limits))
-    targets = torch.tensor([[IDS["<s>"]]] * rows * len(words))
-    active = list(range(len(words)))
-    while True:
-        scores = processor(targets, torch.zeros(len(targets), len(TOKENIZER)))
-        chosen = [random.choice((row == 0).nonzero()[:, 0].tolist()) for row in scores]
-        targets = torch.cat((targets, torch.tensor(chosen)[:, None]), dim=1)
-        has_ended = targets.eq(IDS["</s>"]).any(1).view(-1, rows).all(1)
-        for source in has_ended.nonzero()[:, 0].tolist():
-            for target in targets.view(-1, rows, targets.shape[1])[source]:
-                text = str(TOKENIZER.decode(target, skip_special_tokens=True))
-                assert not delinearize(text, ["a"] * words[active[source]]).is_repaired
-                assert target.tolist().index(IDS["</s>"]) <= limits[active[source]]
-        kept = (~has_ended).nonzero()[:, 0]
-        if not len(kept):
-            return
-        processor.keep(kept)
-        targets = targets.view(-1, rows, targets.shape[1])[kept].flatten(0, 1)
-        active = [active[source] for source in kept]
 
 
 def test_sentence_beyond_its_limit_gets_the_places_that_fit() -> None:

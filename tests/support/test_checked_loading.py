@@ -31,16 +31,13 @@ def test_complete_model_loads_as_transformers_loads_it(saved: Path) -> None:
         assert torch.equal(weight, expected), name
 
 
-def test_folder_without_a_model_is_an_error_of_one_line(saved: Path, tmp_path: Path) -> None:
+def test_folder_without_a_model_is_an_error_of_one_line(tmp_path: Path) -> None:
     for name, message in (
-        (str(tmp_path), "has no config.json, so it holds no model; name a folder with a model."),
-        (str(saved / "config.json"), "is a file; name the folder of a model, or a model on the Hub."),
-        (str(tmp_path / "none"), "there is no such folder; name one with a model, or a model on the Hub."),
+        (str(tmp_path), "cannot be loaded: Unrecognized model"),
+        (str(tmp_path / "none"), "no folder here, so a name on the Hub: cannot be loaded: Repo id must be"),
     ):
-        for load in (load_model, load_tokenizer):
-            with pytest.raises(UserError) as error:
-                load(name)
-            assert str(error.value) == f"{name}: {message}"
+        with user_error(f"^{name}: {message}"):
+            load_model(name)
     tiny_model().save_pretrained(tmp_path)
     with user_error("has no tokenizer; save the model's tokenizer there with save_pretrained"):
         load_tokenizer(str(tmp_path))

@@ -6,12 +6,7 @@ import pytest
 
 from tests.helpers import user_error
 from vaswani_transformer.support.errors import OutputError, UserError
-from vaswani_transformer.support.files import (
-    atomic_folder,
-    staged_files,
-    write_atomically,
-    write_errors,
-)
+from vaswani_transformer.support.files import atomic_folder, staged_files, write_atomically, write_errors
 
 
 def write_model(folder: Path, text: str = "new") -> None:

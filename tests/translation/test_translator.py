@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 from transformers import FSMTConfig, FSMTForConditionalGeneration, GenerationConfig
 
 from tests.builders import small_model, tiny_marian
-from tests.helpers import (
-    FLOAT32,
-    WITH_SCORES,
-    ModelAndTokenizer,
-    model_of_pairs,
-    paper_model_of_pairs,
-    tiny_model,
-)
+from tests.helpers import FLOAT32, WITH_SCORES, ModelAndTokenizer, model_of_pairs, paper_model_of_pairs, tiny_model
 from tests.nar_models import FAMILY, family_of_pairs
 from tests.translation.commands import SOURCES, TARGETS
 from vaswani_transformer import VaswaniTransformerTokenizer
@@ -28,7 +21,6 @@ from vaswani_transformer.translation.translator import (
     TooLongError,
     Translator,
     batches_by_length,
-    log_probabilities,
     translate,
 )
 
@@ -242,16 +234,6 @@ def test_target_ends_with_its_end_token_or_where_its_padding_begins(pad: int) ->
     translator = Translator(model, tokenizer)
     assert translator.target_lengths(targets).tolist() == [2, 3, 4, 1]
     assert translator.target_lengths(torch.tensor([[5, 6, 8, pad]])).tolist() == [4 if pad == 2 else 3]
-
-
-def test_log_probabilities_are_those_of_each_pair_by_itself(model_and_tokenizer: ModelAndTokenizer) -> None:
-    model, tokenizer = model_and_tokenizer
-    batch = tokenizer(SOURCES, text_target=TARGETS, padding=True, return_tensors="pt")
-    labels = batch["labels"].masked_fill(batch["labels"] == tokenizer.pad_token_id, -100)
-    actual = log_probabilities(model, batch["input_ids"], batch["attention_mask"], labels)
-    for source, target, value in zip(SOURCES, TARGETS, actual, strict=True):
-        pair = tokenizer([source], text_target=[target], return_tensors="pt")
-        torch.testing.assert_close(value, -model(**pair).loss * pair["labels"].shape[1], **FLOAT32)
 
 
 def test_model_of_another_architecture_translates_too() -> None:

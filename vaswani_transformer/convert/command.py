@@ -95,10 +95,7 @@ def save(imported: ImportResult, options: argparse.Namespace) -> None:
     if imported.difference is None:
         sys.stdout.write("No original to compare it with.\n")
     else:
-        sys.stdout.write(
-            f"Largest difference on random sentences: {imported.difference:.1e}, of log-probabilities down to "
-            f"-{imported.largest:.1f}\n"
-        )
+        sys.stdout.write(f"Largest difference of log-probabilities on random sentences: {imported.difference:.1e}\n")
 
 
 def main(arguments: list[str] | None = None) -> None:

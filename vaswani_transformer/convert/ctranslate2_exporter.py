@@ -18,6 +18,7 @@ from ..model import VaswaniTransformerForConditionalGeneration
 from ..stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
 from ..support.errors import UserError
 from ..support.files import atomic_folder, write_errors
+from ..tokenizer import check_own_vocabulary
 
 QUANTIZATIONS = (
     "float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16",
@@ -41,8 +42,8 @@ def start_token_id(model: VaswaniTransformerForConditionalGeneration) -> int | N
 def check_convertible(model: nn.Module) -> None:
     if not isinstance(model, VaswaniTransformerForConditionalGeneration):
         raise UserError(
-            f"A {type(model).__name__} is not a VaswaniTransformerForConditionalGeneration; convert another model "
-            "into one first, and merge adapters with merge_and_unload()."
+            f"A {type(model).__name__} is not a VaswaniTransformerForConditionalGeneration; merge adapters with "
+            "merge_and_unload()."
         )
     config = model.config
     if config.attention_window is not None:
@@ -156,12 +157,8 @@ def set_vocabulary(
     config, unknown = model.config, None
     strings = [str(index) for index in range(config.vocab_size)]
     if tokenizer is not None:
+        check_own_vocabulary(model, tokenizer)
         tokens = {index: token for token, index in tokenizer.get_vocab().items()}
-        if (largest := max(tokens)) >= config.vocab_size:
-            raise UserError(
-                f"The tokenizer has ids up to {largest} and the model a vocabulary of {config.vocab_size} entries; "
-                "give the model's own tokenizer."
-            )
         strings = [tokens.get(index, f"<no token {index}>") for index in range(config.vocab_size)]
         unknown = tokenizer.unk_token_id
     spec.register_source_vocabulary(strings)

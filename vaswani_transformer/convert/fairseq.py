@@ -16,14 +16,7 @@ from ..config import VaswaniTransformerConfig
 from ..support.checked_loading import check_finite, load_errors
 from ..support.errors import UserError
 from .fairseq_tokenizer import SPECIAL_TOKENS, fairseq_tokenizer
-from .foreign import (
-    TABLES,
-    ForeignModel,
-    ImportResult,
-    build_model,
-    check_equivalence,
-    concatenated_sinusoids,
-)
+from .foreign import TABLES, ForeignModel, ImportResult, build_model, check_equivalence, concatenated_sinusoids
 
 LONGEST = 1_000_000  # largest plausible number of positions
 UNSUPPORTED_SETTINGS = (
@@ -153,6 +146,6 @@ def from_fairseq(
             f"{model.config.vocab_size}; give the model's own dict.txt."
         )
     reference = as_fsmt(original, model.config)
-    difference, largest = (None, None) if reference is None else check_equivalence(model, reference, name)
+    difference = None if reference is None else check_equivalence(model, reference, name)
     model.generation_config = model.config.make_generation_config(num_beams=5, max_source_relative_length=50)
-    return ImportResult(model, tokenizer, difference, largest)
+    return ImportResult(model, tokenizer, difference)

@@ -49,23 +49,15 @@ EXAMPLES = {  # by the source's language
 
 @dataclass(frozen=True)
 class PageContent:
-    """Content of the page for one text.
-
-    note: a sentence for the reader, or empty.
-    source, target: input and output of the model.
-    tree: text drawing of a parser's tree.
-    rows: rows of `COLUMNS` for the open beams and finished targets of each step.
-    finished: finished targets with their scores, best first.
-    passes: target after each iteration or layer, as texts with `CHANGED` or None.
-    """
+    """Content of the page for one text."""
 
     note: str = ""
     source: str = ""
     target: str = ""
-    tree: str = ""
-    rows: list[list[str | int]] = field(default_factory=list)
-    finished: list[tuple[str, str]] = field(default_factory=list)
-    passes: list[tuple[str, str | None]] = field(default_factory=list)
+    tree: str = ""  # text drawing of a parser's tree
+    rows: list[list[str | int]] = field(default_factory=list)  # of `COLUMNS`: open beams and finished targets
+    finished: list[tuple[str, str]] = field(default_factory=list)  # score and target, and target; best first
+    passes: list[tuple[str, str | None]] = field(default_factory=list)  # texts with `CHANGED` or None
 
 
 def page_content(

@@ -19,18 +19,12 @@ from ..translation.translator import Translator
 
 @dataclass(frozen=True)
 class Candidate:
-    """Open beam or finished target of an autoregressive search.
+    """Open beam or finished target of an autoregressive search."""
 
-    tokens: new tokens.
-    log_prob: log P(Y | X) in nats.
-    length_penalty: lp(Y).
-    is_finished: whether it ended with an end token or at its limit.
-    """
-
-    tokens: tuple[int, ...]
-    log_prob: float
-    length_penalty: float
-    is_finished: bool
+    tokens: tuple[int, ...]  # new tokens
+    log_prob: float  # log P(Y | X) in nats
+    length_penalty: float  # lp(Y)
+    is_finished: bool  # ended with an end token or at its limit
 
     @property
     def score(self) -> float:

@@ -28,7 +28,7 @@ from transformers.utils import logging
 from ..config import VaswaniTransformerConfig
 from ..tokenizer import check_vocabulary
 from .errors import UserError, one_line
-from .files import MODEL_MARKER, read_json
+from .files import read_json
 
 logger = logging.get_logger(__name__)
 
@@ -39,17 +39,6 @@ SOURCE = {"revision", "local_files_only", "trust_remote_code"}  # settings that 
 SPARE_NUMBERS = 1 << 24  # weights that a file may omit, such as a table of positions
 PACKED = 8  # 4-bit weights stored in a 32-bit number
 FIX_OF_CONFIG = "Restore the config.json that was saved with the weights, or save the model again."
-
-
-def check_model_name(model: str) -> None:
-    """Check before any request to the Hub that a name is not a file, a folder without a model or a missing folder."""
-    path = Path(model)
-    if path.is_file():
-        raise UserError(f"{model}: is a file; name the folder of a model, or a model on the Hub.")
-    if path.is_dir() and not (path / MODEL_MARKER).is_file():
-        raise UserError(f"{model}: has no {MODEL_MARKER}, so it holds no model; name a folder with a model.")
-    if model.startswith((".", "/", "~")) and not path.is_dir():
-        raise UserError(f"{model}: there is no such folder; name one with a model, or a model on the Hub.")
 
 
 @contextlib.contextmanager
@@ -81,7 +70,6 @@ def own_model_types(config_class: type[VaswaniTransformerConfig] = VaswaniTransf
 
 def load_config(name: str, trust_remote_code: bool = False, **settings: Any) -> PreTrainedConfig:
     """Return the configuration of a model, without loading its weights."""
-    check_model_name(name)
     with load_errors(name if Path(name).is_dir() else f"{name}: no folder here, so a name on the Hub"):
         return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **settings)
 
@@ -187,11 +175,8 @@ def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: 
 def load_tokenizer(name: str, tokenizer_class: Any = AutoTokenizer, **settings: Any) -> PreTrainedTokenizerBase:
     """Load a tokenizer from a folder, which may have no model, or the Hub; see `load_model`."""
     folder = Path(name)
-    has_files = folder.is_dir() and any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern))
-    if not has_files:
-        check_model_name(name)
-        if folder.is_dir():
-            raise UserError(f"{name}: has no tokenizer; save the model's tokenizer there with save_pretrained.")
+    if folder.is_dir() and not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
+        raise UserError(f"{name}: has no tokenizer; save the model's tokenizer there with save_pretrained.")
     with load_errors(f"{name}: its tokenizer"):
         return tokenizer_class.from_pretrained(name, **{"trust_remote_code": False} | settings)
 
