@@ -93,7 +93,7 @@ class Handler(BaseHTTPRequestHandler):
     def repository(self, name: str, writes: bool = False) -> Repository:
         """Return the repository `name`; only its owner reads a private one, and only its owner writes."""
         repository = self.hub.repositories.get(name)
-        is_owner = self.user() == name.removeprefix("spaces/").partition("/")[0]
+        is_owner = self.user() == name.partition("/")[0]
         if repository is None or (repository.private and not is_owner):
             raise RequestError(404 if self.user() else 401, "RepoNotFound", "Repository not found")
         if writes and not is_owner:
@@ -109,7 +109,7 @@ class Handler(BaseHTTPRequestHandler):
         if (request.get("organization") or owner) != owner:
             owner = request["organization"]
             raise RequestError(403, "Forbidden", f"You have no rights to create a model under {owner}")
-        name = f"{'spaces/' if request.get('type') == 'space' else ''}{owner}/{request['name']}"
+        name = f"{owner}/{request['name']}"
         answer = {"url": f"{self.server.url}/{name}", "name": name}
         if name in self.hub.repositories:
             return self.answer(409, answer | {"error": "You already created this model repo"})
@@ -125,7 +125,7 @@ class Handler(BaseHTTPRequestHandler):
         repository = self.repository(name)
         sha, commit = repository.at(revision)
         siblings = [{"rfilename": path} for path in sorted(commit.files)]
-        answer = {"id": name.removeprefix("spaces/"), "sha": sha, "private": repository.private, "siblings": siblings}
+        answer = {"id": name, "sha": sha, "private": repository.private, "siblings": siblings}
         self.answer(200, answer | {"tags": [], "likes": 0})
 
     def branch(self, content: bytes, name: str, branch: str) -> None:
@@ -218,7 +218,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200, file.content, headers)
 
 
-NAME = r"(?:models/)?(?P<name>(?:spaces/)?[\w.-]+/[\w.-]+)"  # a Space is a separate repository
+NAME = r"(?:models/)?(?P<name>[\w.-]+/[\w.-]+)"
 ROUTES: list[tuple[str, re.Pattern, Callable]] = [
     (method, re.compile(pattern.replace("NAME", NAME)), respond)
     for method, pattern, respond in (

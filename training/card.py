@@ -1,7 +1,6 @@
 """Write the model card of a run: `python -m training.card RESULTS.json OWNER/NAME [--output=FILE]`."""
 
 import argparse
-import html
 import json
 import shlex
 from pathlib import Path
@@ -12,11 +11,10 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from training.data import describe_unknown
 from training.prepare import SOURCES
 from training.recipe import Recipe, recipe_of
-from training.tasks import Metric, make_task
+from training.tasks import make_task
 from vaswani_transformer.support.errors import exit_on_user_error
 
 TEMPLATE = Path(__file__).parent / "card_template.md"
-ROWS = 12  # largest number of rows of the table of evaluations
 AT_ONCE = "which predicts all words of an output at once"
 INTRODUCTIONS = {  # first paragraph by kind of model; "glat" is nat with glancing
     "autoregressive": 'The original Transformer of ["Attention Is All You Need"](https://arxiv.org/abs/1706.03762)',
@@ -41,20 +39,10 @@ def variant(recipe: Recipe) -> str:
     return "glat" if kind == "nat" and recipe.training.glancing else kind
 
 
-def as_text(tree: Any) -> Any:
-    """Return nested values with single-line strings and escaped HTML."""
-    if isinstance(tree, dict):
-        return {name: as_text(value) for name, value in tree.items()}
-    if isinstance(tree, list):
-        return [as_text(value) for value in tree]
-    return html.escape(" ".join(tree.split()), quote=False) if isinstance(tree, str) else tree
-
-
 def make_card(results: dict[str, Any], repository: str, license: str = "apache-2.0") -> ModelCard:
     """Return the model card of a run, with a `model-index` of the scores and signatures in its metadata."""
     examples = results.get("test", {}).get("examples")
     source = examples[0]["source"] if examples else EXAMPLE
-    results = as_text(results)
     recipe = recipe_of(results["recipe"])
     task = make_task(recipe)
     data, data_license, hub_name = describe_data(recipe, results.get("source"))
@@ -102,8 +90,6 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
         repository=json.dumps(repository),
         example=json.dumps(source, ensure_ascii=False),
         scores=score_lines(results, recipe),
-        search=describe_search(results.get("test", results["validation"])),
-        curve=curve_table(results["curve"], task.best_metric),
         unknown=describe_unknown(results.get("tokens", {})),
         command=training_command(recipe, repository),
     )
@@ -142,16 +128,6 @@ def score_lines(results: dict[str, Any], recipe: Recipe) -> list[str]:
 
 def describe_search(scores: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in scores["search"].items() if "token_id" not in name)
-
-
-def curve_table(curve: list[dict[str, Any]], metric: Metric) -> str:
-    """Return a table of at most `ROWS` evaluations, evenly spaced."""
-    evaluated = [entry for entry in curve if "eval_loss" in entry]
-    rows = [f"| step | validation loss | {metric.title} |", "| ---: | ---: | ---: |"]
-    for number in sorted({round(index * (len(evaluated) - 1) / (ROWS - 1)) for index in range(ROWS) if evaluated}):
-        entry = evaluated[number]
-        rows.append(f"| {entry['step']:,} | {entry['eval_loss']:.3f} | {entry[f'eval_{metric.key}']:.2f} |")
-    return "\n".join(rows)
 
 
 def training_command(recipe: Recipe, repository: str) -> str:

@@ -1,56 +1,30 @@
-"""Publish a finished run on the Hugging Face Hub: `python -m training.publish RUN OWNER/NAME [--private] [--space]`.
+"""Publish a finished run on the Hugging Face Hub: `python -m training.publish RUN OWNER/NAME [--private]`.
 
 One commit has the run's weights, tokenizer, generation settings, `results.json`, `recipe.yaml`, the card, and the
-model's code. So the model loads without this package. `--space` adds a Space with the page of `vaswani-demo`.
-`--dry_run=FOLDER` writes the same files into a folder.
+model's code. So the model loads without this package. `--dry_run=FOLDER` writes the same files into a folder.
 """
 
 import argparse
 import json
 import tempfile
 from fnmatch import fnmatch
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, RepoCard, get_token
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from transformers.utils.logging import disable_progress_bar
 
 from training.card import make_card
 from training.train import RESULTS
-from vaswani_transformer import VaswaniTransformerTokenizer, __version__
+from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.generation import CallSettings
-from vaswani_transformer.model import ProjectedModel
 from vaswani_transformer.support.checked_loading import load_model, load_tokenizer
 from vaswani_transformer.support.errors import UserError, exit_on_user_error, one_line
 from vaswani_transformer.support.files import atomic_folder, read_json, write_errors
 
 LICENSE = Path(__file__).parent.parent / "LICENSE"
-SPACE = Path(__file__).parent / "space_template.md"
 REPLACED = ["*.safetensors", "*.safetensors.index.json", "*.py", "training_args.bin"]  # of an earlier commit
-APP = '''"""The page of a model; it runs the installed package, and no code of the model."""
-
-from vaswani_transformer.demo import load_page
-
-load_page("{repository}", revision={revision!r}).launch(run_history=False)
-'''
-
-
-def load_run(run: Path, results: dict[str, Any]) -> tuple[ProjectedModel, Any]:
-    """Load a run's model and tokenizer, and check that its search is that of its results."""
-    model, tokenizer = load_model(str(run), local_files_only=True), load_tokenizer(str(run), local_files_only=True)
-    if not isinstance(model, ProjectedModel):
-        raise UserError(f"{run}: is a model of another package; got {type(model).__name__}. Name the folder of a run.")
-    search = CallSettings(None, model, {}).search()
-    scored = results["test"]["search"] if "test" in results else search
-    for name in sorted(scored.keys() | search.keys()):
-        if search.get(name) != scored.get(name):
-            raise UserError(
-                f"{run}: {name} in its generation_config.json is not that of {RESULTS}; got {search.get(name)!r}, "
-                f"expected {scored.get(name)!r}. Restore the file."
-            )
-    return model, tokenizer
 
 
 def write_repository(folder: Path, run: Path, results: dict[str, Any], repository: str, license: str) -> None:
@@ -58,7 +32,14 @@ def write_repository(folder: Path, run: Path, results: dict[str, Any], repositor
 
     The texts of the test set may be private, so `results.json` has only its scores, and the card one sentence.
     """
-    model, tokenizer = load_run(run, results)
+    model, tokenizer = load_model(str(run), local_files_only=True), load_tokenizer(str(run), local_files_only=True)
+    search = CallSettings(None, model, {}).search()
+    if "test" in results and (scored := results["test"]["search"]) != search:
+        name = next(name for name in sorted(scored.keys() | search.keys()) if search.get(name) != scored.get(name))
+        raise UserError(
+            f"{run}: {name} in its generation_config.json is not that of {RESULTS}; got {search.get(name)!r}, "
+            f"expected {scored.get(name)!r}. Restore the file."
+        )
     model.with_remote_code().save_pretrained(folder)
     if isinstance(tokenizer, VaswaniTransformerTokenizer):  # Transformers has the code of others
         tokenizer = tokenizer.with_remote_code()
@@ -72,38 +53,24 @@ def write_repository(folder: Path, run: Path, results: dict[str, Any], repositor
     (folder / "LICENSE-code").write_bytes(LICENSE.read_bytes())
 
 
-def write_space(folder: Path, repository: str, revision: str | None, license: str) -> None:
-    """Write the three files of a model's Space into `folder`, with the installed versions."""
-    pins = {name: version(name).partition("+")[0] for name in ("torch", "transformers")}
-    settings = {"name": repository.partition("/")[2], "repository": repository, "license": license}
-    folder.mkdir(parents=True, exist_ok=True)
-    RepoCard(SPACE.read_text(encoding="utf-8").format(gradio=version("gradio"), **settings)).save(folder / "README.md")
-    (folder / "app.py").write_text(APP.format(repository=repository, revision=revision), encoding="utf-8")
-    lines = [f"{name}=={pin}\n" for name, pin in {"vaswani-transformer": __version__, **pins}.items()]
-    (folder / "requirements.txt").write_text("".join(lines), encoding="utf-8")
-
-
-def upload(folder: Path, repository: str, options: argparse.Namespace, repo_type: str = "model") -> str:
+def upload(folder: Path, repository: str, private: bool | None, revision: str | None) -> str:
     """Upload a folder in one commit, which also deletes weights and code of an earlier one; return its address.
 
     The Hub's `upload_folder` makes several commits where Xet is installed, so readers could load half of a model.
     """
-    api, sdk = HfApi(), "gradio" if repo_type == "space" else None
-    revision = options.revision if repo_type == "model" else None
+    api = HfApi()
     files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     try:
-        api.create_repo(repository, private=options.private, exist_ok=True, repo_type=repo_type, space_sdk=sdk)
-        if options.private and not api.repo_info(repository, repo_type=repo_type).private:
+        api.create_repo(repository, private=private, exist_ok=True)
+        if private and not api.repo_info(repository).private:
             raise UserError(f"{repository}: exists and is public; make it private on the Hub, or give another name.")
         if revision is not None:
             api.create_branch(repository, branch=revision, exist_ok=True)
-        there = set(api.list_repo_files(repository, revision=revision, repo_type=repo_type)) - files.keys()
+        there = set(api.list_repo_files(repository, revision=revision)) - files.keys()
         stale = [name for name in sorted(there) if any(fnmatch(name, pattern) for pattern in REPLACED)]
         changes: list[Any] = [CommitOperationAdd(name, path) for name, path in files.items()]
         changes += [CommitOperationDelete(name) for name in stale]
-        commit = api.create_commit(
-            repository, changes, commit_message="Publish a run", revision=revision, repo_type=repo_type
-        )
+        commit = api.create_commit(repository, changes, commit_message="Publish a run", revision=revision)
         return str(commit.commit_url)
     except UserError:
         raise
@@ -118,22 +85,15 @@ def publish(options: argparse.Namespace) -> str:
     """Publish a finished run, or write the files into a folder; return the address or folder."""
     run, repository = options.run, options.repository
     results = read_json(run / RESULTS, "give the training command again to finish the run.")
-    if options.dry_run is None and get_token() is None:
-        raise UserError("There is no token of the Hugging Face Hub; log in with `hf auth login`, or set HF_TOKEN.")
     if options.dry_run is not None:
         with atomic_folder(options.dry_run) as staging:
             write_repository(staging, run, results, repository, options.license)
-            if options.space:
-                write_space(staging / "space", repository, options.revision, options.license)
         return str(options.dry_run)
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as space:
-        if options.space:  # first, since it can lack a package
-            write_space(Path(space), repository, options.revision, options.license)
+    if get_token() is None:
+        raise UserError("There is no token of the Hugging Face Hub; log in with `hf auth login`, or set HF_TOKEN.")
+    with tempfile.TemporaryDirectory() as folder:
         write_repository(Path(folder), run, results, repository, options.license)
-        address = upload(Path(folder), repository, options)
-        if options.space:
-            upload(Path(space), repository, options, "space")
-        return address
+        return upload(Path(folder), repository, options.private, options.revision)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -147,15 +107,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--private", action="store_true", default=None, help="make the repository private")
     parser.add_argument("--revision", help="the branch to publish on; made if it does not exist (main)")
     parser.add_argument("--license", default="apache-2.0", help="the Hub's name for the weights' license (apache-2.0)")
-    parser.add_argument("--space", action="store_true", help="also publish a Space of that name, where the model runs")
     parser.add_argument("--dry_run", type=Path, help="write the files into this folder and upload nothing")
     options = parser.parse_args(arguments)
     disable_progress_bar()
     what_now = "; what the repository shows is complete"
-    with (
-        exit_on_user_error(PackageNotFoundError, what_now=what_now),
-        write_errors(options.run, "make room, or give another folder"),
-    ):
+    with exit_on_user_error(what_now=what_now), write_errors(options.run, "make room, or give another folder"):
         address = publish(options)
         print(f"{'Wrote' if options.dry_run else 'Published'} {options.repository}: {address}")
 

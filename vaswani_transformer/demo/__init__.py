@@ -1,4 +1,4 @@
-"""Web page to try a model: the command `vaswani-demo MODEL`, and the Space that `training.publish` writes.
+"""Web page to try a model: the command `vaswani-demo MODEL`.
 
 It needs Gradio (`pip install "vaswani-transformer[demo]"`).
 """
