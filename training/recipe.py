@@ -7,9 +7,7 @@ import argparse
 import dataclasses
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field, make_dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -355,8 +353,9 @@ FAMILIES = {
     )
 }
 FILE_KINDS = ("json", "csv", "parquet", "text", "trees")
-DATA_KINDS = {"grammar": GrammarData, "hub": HubData} | dict.fromkeys(FILE_KINDS, FileData)
+DATA_KINDS = dict.fromkeys(FILE_KINDS, FileData) | {"grammar": GrammarData, "hub": HubData}
 OPTIMIZERS = {"paper": PaperOptimizer, "radam": RectifiedOptimizer}
+KINDS = {"data.kind": DATA_KINDS, "model.kind": FAMILIES, "training.optimizer": OPTIMIZERS}  # the first is the default
 TOKENIZER_SETS = {"vocab_size", "bos_token_id", "pad_token_id", "eos_token_id", "mask_token_id"}
 
 
@@ -432,37 +431,38 @@ class RecipeParser(ArgumentParser):
         raise UserError(f"{text.rstrip('.')}. --help lists the fields of its kinds.")
 
 
-def choice_of(name: str, tree: dict[str, Any], arguments: list[str], choices: Iterable[str], default: str) -> str:
-    """Return the value of a field that determines which other fields exist, such as `model.kind`.
-
-    It is read before the parser exists, from `--model.kind=cmlm` or `--model.kind cmlm`, else from the YAML file.
-    """
-    pairs = [text.partition("=") for text in arguments] + [(option, "", value) for option, value in pairwise(arguments)]
-    given = [value for option, _, value in pairs if option == f"--{name}" and value]
-    group, _, member = name.partition(".")
-    fields = tree.get(group)
-    value = given[-1] if given else (fields.get(member) if isinstance(fields, dict) else None) or default
-    if value not in list(choices):
-        raise UserError(f"{name}: got {value!r}, expected one of {', '.join(choices)}.")
-    return value
+def kinds_of(tree: dict[str, Any], arguments: list[str]) -> dict[str, str]:
+    """Return the fields that determine which other fields exist, from the arguments, else from the YAML file."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in KINDS:
+        parser.add_argument(f"--{name}", dest=name, nargs="?")
+    given, kinds = vars(parser.parse_known_args(arguments)[0]), {}
+    for name, choices in KINDS.items():
+        group, _, member = name.partition(".")
+        fields = tree.get(group)
+        in_file = fields.get(member) if isinstance(fields, dict) else None
+        kinds[name] = given[name] or in_file or next(iter(choices))
+        if kinds[name] not in list(choices):
+            raise UserError(f"{name}: got {kinds[name]!r}, expected one of {', '.join(choices)}.")
+    return kinds
 
 
 def recipe_parser(tree: dict[str, Any], arguments: list[str]) -> RecipeParser:
     """Return a parser for the fields of a recipe's kinds of data, model and optimizer."""
-    data = choice_of("data.kind", tree, arguments, DATA_KINDS, "json")
-    family = FAMILIES[choice_of("model.kind", tree, arguments, FAMILIES, "autoregressive")]
-    optimizer = choice_of("training.optimizer", tree, arguments, OPTIMIZERS, "paper")
-    training = make_dataclass("Training", (), bases=(family.training, OPTIMIZERS[optimizer]), frozen=True)
+    kinds = kinds_of(tree, arguments)
+    family = FAMILIES[kinds["model.kind"]]
+    optimizer = OPTIMIZERS[kinds["training.optimizer"]]
+    training = make_dataclass("Training", (), bases=(family.training, optimizer), frozen=True)
     training.__doc__ = family.training.__doc__
-    groups = {"data": DATA_KINDS[data], "training": training, "decoding": family.decoding}
+    groups = {"data": DATA_KINDS[kinds["data.kind"]], "training": training, "decoding": family.decoding}
     fields = [(name, group, field(default_factory=group)) for name, group in groups.items()]
-    kinds = make_dataclass("Recipe", fields, bases=(Recipe,), frozen=True)
-    kinds.__doc__ = Recipe.__doc__
+    recipe = make_dataclass("Recipe", fields, bases=(Recipe,), frozen=True)
+    recipe.__doc__ = Recipe.__doc__
     parser = RecipeParser(
         prog="python -m training.train", usage="%(prog)s RECIPE.yaml [--any.field=value ...]", allow_abbrev=False
     )
     parser.add_argument("--recipe", action="config", help=argparse.SUPPRESS)
-    parser.add_class_arguments(kinds)
+    parser.add_class_arguments(recipe)
     return parser
 
 
@@ -513,8 +513,6 @@ def checked(parser: RecipeParser, values: Any) -> Recipe:
             f"training.keep_checkpoints: {training.keep_checkpoints} are too few to average the last {last} and keep "
             f"the best; give {last + 1}."
         )
-    if training.encoder_from is not None and training.start_from is not None:
-        raise UserError("training.start_from: the model has an encoder; leave training.encoder_from out.")
     if names := sorted(TOKENIZER_SETS & recipe.model.keys()):
         raise UserError(f"model.{names[0]}: the tokenizer sets it; see tokenizer.vocab_size and tokenizer.path.")
     # validate the model's fields; a loaded vocabulary has its own size

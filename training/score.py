@@ -70,25 +70,6 @@ def likelihood(
     return {"loss": total / count, "perplexity": math.exp(min(total / count, 700)), "target_tokens": count}
 
 
-class HistoryTranslator(Translator):
-    """Translator that counts the tokens changed by each iteration (CMLM) or layer (IterativeVAE)."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs, return_dict_in_generate=True, return_history=True)
-        self.changed: list[int] = []  # tokens changed by iteration 2, 3, ... in all texts so far
-        self.tokens = 0
-
-    def generate(self, **inputs: Any) -> Any:
-        """Return the output of `generate()`, and count the changes."""
-        output = super().generate(**inputs)
-        history = output.history[:, :, 1:]  # (R, B, T)
-        is_real = torch.arange(history.shape[2], device=history.device) < output.lengths[:, None]  # (B, T)
-        changed = ((history[1:] != history[:-1]) & is_real).sum((1, 2)).tolist()
-        self.changed = [a + b for a, b in zip(self.changed or [0] * len(changed), changed, strict=True)]
-        self.tokens += int(is_real.sum())
-        return output
-
-
 def translate_all(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list[str], recipe: Recipe, tokens: int
 ) -> tuple[list[str], dict[str, Any]]:
@@ -96,18 +77,13 @@ def translate_all(
     is_own = model.config.model_type == recipe.family.model_class.config_class.model_type
     config: Any = model.config
     settings: Any = {"generation_config": recipe.generation_config(config, tokenizer)} if is_own else {}
-    make_translator = HistoryTranslator if is_non_autoregressive(model) else Translator
     constraint = make_task(recipe).constraint(model, tokenizer)
     settings |= {"batch_tokens": tokens, "too_long": "keep", "constraint": constraint}
-    translate = make_translator(model, tokenizer, **settings)
+    translate = Translator(model, tokenizer, **settings)
     start = time.perf_counter()
     hypotheses = [translation.hypotheses[0] for translation in translate(sources)]
     seconds, output_tokens = time.perf_counter() - start, sum(hypothesis.tokens for hypothesis in hypotheses)
-    changed = []
-    if isinstance(translate, HistoryTranslator):
-        changed = [count / max(1, translate.tokens) for count in translate.changed]
     return [hypothesis.text for hypothesis in hypotheses], {
-        **({"changed_by_iteration": changed} if changed else {}),
         "seconds": seconds,
         "output_tokens": output_tokens,
         "sentences_per_second": len(hypotheses) / seconds,
@@ -167,8 +143,6 @@ def report(scores: dict[str, Any]) -> None:
     else:
         nll = scores["nll_at_gold_length"]
         print(f"{'nll_at_gold_length':<20} {nll:>8.3f}  nats a position, each predicted by itself, {tokens}")
-    if changed := scores.get("changed_by_iteration"):
-        print(f"{'changed':<20} {' '.join(f'{each:.3f}' for each in changed)}  of the tokens, by iteration 2, 3, ...")
     print("search: " + ", ".join(f"{name} {value}" for name, value in scores["search"].items()))
     if note := scores.get("note"):
         print(note)

@@ -92,6 +92,25 @@ def training_arguments(recipe: Recipe, run: Path, selection: Metric, use_cache: 
     return arguments
 
 
+def make_optimizer(recipe: Recipe, model: Any) -> tuple[torch.optim.Optimizer, Any]:
+    """Return Adam with the schedule of equation (3) (5.3), or rectified Adam with exponential decay."""
+    training = recipe.training
+    if training.optimizer == "paper":
+        optimizer = paper_adam(model.parameters())
+        scale = training.learning_rate_scale
+        return optimizer, paper_schedule(optimizer, model.config.d_model, training.warmup_steps, scale)
+    optimizer = torch.optim.RAdam(
+        [parameter for parameter in model.parameters() if parameter.requires_grad],
+        lr=training.learning_rate,
+        betas=(0.9, 0.98),
+        eps=1e-8,
+        weight_decay=training.weight_decay,
+        decoupled_weight_decay=True,
+    )
+    decay, steps = training.learning_rate_decay, training.learning_rate_decay_steps
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: decay ** (done / steps))
+
+
 class PaperTrainer(Seq2SeqTrainer):
     """Trainer that follows a recipe.
 
@@ -127,11 +146,12 @@ class PaperTrainer(Seq2SeqTrainer):
         model._keys_to_ignore_on_save = set(model.all_tied_weights_keys) or None
         if (plugin := getattr(self.accelerator.state, "fsdp_plugin", None)) is not None:
             shard(model, plugin)
+        self.optimizer, self.lr_scheduler = make_optimizer(recipe, model)
         self.search = recipe.generation_config(model.config, data.tokenizer, in_evaluations=True)
         self.constraint = self.task.constraint(model, data.tokenizer)
-        self.course = Course(recipe)
+        self.progress = Progress(recipe)
         self.remove_callback(PrinterCallback)
-        self.add_callback(self.course)
+        self.add_callback(self.progress)
         if recipe.training.patience is not None:
             self.add_callback(EarlyStoppingCallback(recipe.training.patience))
         self.restart_log()
@@ -152,41 +172,13 @@ class PaperTrainer(Seq2SeqTrainer):
             self.train()
             return
         state: Any = TrainerState.load_from_json(str(checkpoint / STATE))
-        self.course.seconds = float((checkpoint / SECONDS).read_text())
+        self.progress.seconds = float((checkpoint / SECONDS).read_text())
         logger.info("Resuming from step %d of %d.", step_of(checkpoint), self.args.max_steps)
         has_stopped = state.stateful_callbacks["TrainerControl"]["args"]["should_training_stop"]
         if state.global_step >= self.args.max_steps or (has_stopped and self.args.max_steps <= state.max_steps):
             self.state = state
         else:
             self.train(resume_from_checkpoint=str(checkpoint))
-
-    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        if self.optimizer is None:
-            training, parameters = self.recipe.training, (self.model if model is None else model).parameters()
-            if training.optimizer == "paper":
-                self.optimizer = paper_adam(parameters)
-            else:
-                self.optimizer = torch.optim.RAdam(
-                    [parameter for parameter in parameters if parameter.requires_grad],
-                    lr=training.learning_rate,
-                    betas=(0.9, 0.98),
-                    eps=1e-8,
-                    weight_decay=training.weight_decay,
-                    decoupled_weight_decay=True,
-                )
-        return self.optimizer
-
-    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
-        """Create the schedule of equation (3) (5.3), or exponential decay."""
-        training, optimizer = self.recipe.training, optimizer or self.optimizer
-        if self.lr_scheduler is None and training.optimizer == "paper":
-            scale = training.learning_rate_scale
-            self.lr_scheduler = paper_schedule(optimizer, self.model.config.d_model, training.warmup_steps, scale)
-        elif self.lr_scheduler is None:
-            decay, steps = training.learning_rate_decay, training.learning_rate_decay_steps
-            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: decay ** (done / steps))
-        self._created_lr_scheduler = True
-        return self.lr_scheduler
 
     def get_train_dataloader(self) -> DataLoader:
         """Return this rank's batches by token budget (5.1); the trainer state determines the epoch."""
@@ -309,8 +301,8 @@ class PaperTrainer(Seq2SeqTrainer):
             "eval_loss": "validation loss {:.3f}",
         }
         if text := ", ".join(form.format(logs[name]) for name, form in shown.items() if name in logs):
-            step, last, begun = self.state.global_step, self.state.max_steps, self.course.begun
-            left = (time.monotonic() - begun) / max(1, step - self.course.first_step) * (last - step) / 60
+            step, last, begun = self.state.global_step, self.state.max_steps, self.progress.begun
+            left = (time.monotonic() - begun) / max(1, step - self.progress.first_step) * (last - step) / 60
             logger.info("Step %d of %d: %s; %.0f min left", step, last, text, left)
 
     # An evaluation
@@ -393,14 +385,15 @@ class PaperTrainer(Seq2SeqTrainer):
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         self.check_finite()
-        training, course, start = self.recipe.training, self.course, time.perf_counter()
+        progress, start = self.progress, time.perf_counter()
         checkpoint = self.run / CHECKPOINTS / f"checkpoint-{self.state.global_step}"
         begin_checkpoint(checkpoint)
         with write_errors(checkpoint, "make room, and the same command resumes the run", SafetensorError):
             super()._save_checkpoint(model, trial)
             if self.args.should_save:
-                (checkpoint / SECONDS).write_text(str(course.seconds + time.monotonic() - course.begun))
-            finish_checkpoint(checkpoint, training.keep_checkpoints, self.state.best_global_step, course.is_extra)
+                (checkpoint / SECONDS).write_text(str(progress.seconds + time.monotonic() - progress.begun))
+            keep = self.recipe.training.keep_checkpoints
+            finish_checkpoint(checkpoint, keep, self.state.best_global_step, progress.is_interrupted)
         self.log_time += time.perf_counter() - start
 
     def save_final_model(self) -> list[int]:
@@ -429,7 +422,7 @@ def sentence_losses(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.cat([cross_entropy(x.float().transpose(1, 2), y, reduction="none").sum(1) for x, y in chunks])
 
 
-class Course(TrainerCallback):
+class Progress(TrainerCallback):
     """Callback that saves and stops at a recipe's steps and minutes, excluding interruptions, and at a signal.
 
     After SIGTERM or Ctrl-C it saves the current step; several processes end without saving. A second signal ends the
@@ -441,7 +434,7 @@ class Course(TrainerCallback):
         self.seconds = 0.0  # of training, evaluation and saving before this process began
         self.begun = self.saved = time.monotonic()
         self.signal: int | None = None
-        self.is_extra = False  # the checkpoint is due to the signal only
+        self.is_interrupted = False  # only the signal asked for the next checkpoint
 
     def receive(self, number: int, frame: Any) -> None:
         if self.signal is not None:
@@ -454,8 +447,7 @@ class Course(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, *_: Any, **__: Any) -> None:
         self.begun = self.saved = time.monotonic()
         self.first_step = state.global_step
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self.receive)
+        self.handlers = {number: signal.signal(number, self.receive) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         training = self.training
@@ -471,7 +463,7 @@ class Course(TrainerCallback):
             self.end()
         if self.signal is not None:
             logger.warning("Interrupted: saving step %d; the same command resumes the run.", state.global_step)
-            self.is_extra = not control.should_save
+            self.is_interrupted = not control.should_save
             control.should_save = True
 
     def on_evaluate(self, args: Any, state: TrainerState, control: Any, metrics: Any = None, **_: Any) -> None:
@@ -491,5 +483,5 @@ class Course(TrainerCallback):
             self.end()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)

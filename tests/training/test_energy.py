@@ -132,7 +132,6 @@ def engine(arguments: list[str], teacher: Path, tmp_path: Path) -> EnergyTrainer
 
 
 def test_loss_of_a_step_is_the_energy_and_the_weighted_loss_of_the_length(engine: EnergyTrainer) -> None:
-    engine.create_optimizer_and_scheduler(1)
     (batch,), tokens = engine.get_batch_samples(iter(engine.get_train_dataloader()), 1, engine.args.device)
     is_real = batch["labels"].ne(-100)
     assert tokens == is_real.sum()

@@ -123,7 +123,7 @@ def test_gpu_that_only_emulates_bf16_trains_in_fp32(has_instructions: bool, monk
         ("data: [", r"own\.yaml: cannot be read as YAML \(while parsing"),
         ("[1, 2]", r"own\.yaml: a recipe is a mapping of keys to values; got list"),
         ("data: {kind: grammar, pth: 3}", r"Group 'data' does not accept option 'pth'"),
-        ("data: {kind: xml}", r"data\.kind: got 'xml', expected one of grammar, hub, json"),
+        ("data: {kind: xml}", r"data\.kind: got 'xml', expected one of json, csv, parquet"),
         ("model: {kind: lstm}", r"model\.kind: got 'lstm', expected one of autoregressive, nat, cmlm"),
         ("data: {kind: json}", r"data\.path: the recipe 'run' needs the folder of its data; give --data\.path="),
         ("data: {kind: grammar}\nmodel: {vocab_size: 9}", r"model\.vocab_size: the tokenizer sets it; see tokenizer"),
@@ -151,10 +151,6 @@ def test_invalid_file_is_an_error_of_one_line(recipe_file: WriteRecipe, text: st
         (["--model.d_model=7"], r"^model: .*d_model \(7\) must be even"),
         (["--model.d_model=abc"], r"^model: .*'d_model' expected int, got str"),
         (["--training.average_last=13"], r"^training\.keep_checkpoints: 13 are too few to average the last 13"),
-        (
-            ["--training.start_from=a", "--training.encoder_from=b"],
-            r"^training\.start_from: the model has an encoder; leave training\.encoder_from out",
-        ),
     ],
 )
 def test_invalid_argument_is_an_error_of_one_line(arguments: list[str], message: str) -> None:

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -142,26 +141,8 @@ def test_model_that_predicts_all_words_at_once_has_no_perplexity(score: Score, t
     model, tokenizer = save_family(family, tmp_path / "model")
     scores, output = score(model=tmp_path / "model")
     assert not {"perplexity", "loss"} & set(scores)
-    assert len(scores.get("changed_by_iteration", [])) == (1 if family == "iterative_vae" else 0)  # its second layer
     assert scores["nll_at_gold_length"] == pytest.approx(mean_loss(model, tokenizer, "token_loss")[0], rel=1e-4)
     assert f"nll_at_gold_length   {scores['nll_at_gold_length']:>8.3f}  nats a position" in output
-
-
-def test_tokens_that_each_iteration_changes_are_counted(score: Score, tmp_path: Path) -> None:
-    model, tokenizer = save_family("cmlm", tmp_path / "model", num_iterations=4, length_beam_size=3)
-    scores, output = score(model=tmp_path / "model")
-    changed, tokens = [0, 0, 0], 0
-    for source in SOURCES:
-        batch = tokenizer([source], return_tensors="pt")
-        generated: Any = model.generate(**batch, return_dict_in_generate=True, return_history=True)
-        changed = [
-            so_far + int(torch.ne(now, before).sum())
-            for so_far, (before, now) in zip(changed, pairwise(generated.history), strict=True)
-        ]
-        tokens += int(generated.lengths)
-    assert scores["changed_by_iteration"] == [count / tokens for count in changed]
-    assert scores["search"]["num_iterations"] == 4
-    assert "of the tokens, by iteration 2, 3, ..." in output
 
 
 def test_perplexity_is_per_target_token_including_the_end(score: Score) -> None:

@@ -17,7 +17,7 @@ from tests.training.changed_run import train_with_gradient
 from training.checkpoints import CHECKPOINTS, complete_checkpoints, step_of
 from training.machine import init_processes
 from training.recipe import Recipe
-from training.trainer import Course, PaperTrainer, sentence_losses
+from training.trainer import PaperTrainer, Progress, sentence_losses
 
 Reference = tuple[list[str], Path]  # the arguments and the folder of a run
 ONE_STEP = ["--training.steps=1", "--training.evaluation_steps=1", "--model.dropout=0.0"]
@@ -112,7 +112,6 @@ def test_killed_sharded_run_equals_an_unsharded_run_to_the_bit(tmp_path: Path) -
 def test_log_of_a_step_has_its_loss_and_its_parts(arguments: list[str], tmp_path: Path) -> None:
     """The oracle is the model's loss of the batch."""
     trainer = runs.trainer_in(arguments, tmp_path / "run", *CMLM)
-    trainer.create_optimizer_and_scheduler(1)
     (batch,), tokens = trainer.get_batch_samples(iter(trainer.get_train_dataloader()), 1, trainer.args.device)
     expected = trainer.model.train()(**batch)
     trainer.training_step(trainer.model, batch, tokens)
@@ -208,5 +207,5 @@ def test_lower_loss_decides_between_evaluations_with_the_same_metric(
     state: Any = TrainerState(best_metric=0.0, best_global_step=3)
     state.log_history = [{"step": 3, "eval_loss": losses[0]}]
     args = type("Arguments", (), {"metric_for_best_model": "bleu", "greater_is_better": True})
-    Course(Recipe()).on_evaluate(args, state, None, {"eval_bleu": 0.0, "eval_loss": losses[1]})
+    Progress(Recipe()).on_evaluate(args, state, None, {"eval_bleu": 0.0, "eval_loss": losses[1]})
     assert (state.best_metric < 0.0) == is_better
