@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +90,7 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
         example=json.dumps(source, ensure_ascii=False),
         scores=score_lines(results, recipe),
         unknown=describe_unknown(results.get("tokens", {})),
-        command=training_command(recipe, repository),
+        name=repository.rpartition("/")[2],
     )
 
 
@@ -128,19 +127,6 @@ def score_lines(results: dict[str, Any], recipe: Recipe) -> list[str]:
 
 def describe_search(scores: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in scores["search"].items() if "token_id" not in name)
-
-
-def training_command(recipe: Recipe, repository: str) -> str:
-    """Return the command that reproduces the training in a clone, with placeholders for local data."""
-    names = {"data.distilled": "DISTILLED", "training.encoder_from": "TEACHER", "training.start_from": "MODEL"}
-    names |= {"training.energy_from": "TEACHER", "tokenizer.path": repository}
-    options = ["--data.path=FOLDER"] if recipe.data.kind not in ("grammar", "hub") else []
-    for name, placeholder in names.items():
-        group, _, member = name.partition(".")
-        if getattr(getattr(recipe, group), member, None) is not None:
-            options.append(f"--{name}={placeholder}")
-    options.append(f"--output_dir=runs/{repository.rpartition('/')[2]}")
-    return " ".join(["python -m training.train recipe.yaml", *map(shlex.quote, options)])
 
 
 def main(arguments: list[str] | None = None) -> None:

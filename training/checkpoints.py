@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import TrainerState
 
-from vaswani_transformer.support.errors import UserError, one_line
+from vaswani_transformer.support.errors import one_line
 
 logger = logging.getLogger(__name__)
 CHECKPOINTS = "checkpoints"
@@ -80,14 +80,10 @@ def last_checkpoint(run: Path) -> Path | None:
 
 
 def mean_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
-    """Return the mean of each weight over checkpoints of one model, summed in float64, in the weight's dtype."""
+    """Return the mean of each weight over checkpoints of a run, summed in float64, in the weight's dtype."""
     sums: dict[str, Tensor] = {}
     for checkpoint in checkpoints:
         weights = load_file(checkpoint / WEIGHTS)
-        if sums and {name: weight.shape for name, weight in weights.items()} != {n: s.shape for n, s in sums.items()}:
-            raise UserError(
-                f"{checkpoint}: holds other weights than {checkpoints[0]}; average one model's checkpoints."
-            )
         sums = {name: weight.double() if not sums else sums[name] + weight for name, weight in weights.items()}
         dtypes = {name: weight.dtype for name, weight in weights.items()}
     return {name: (total / len(checkpoints)).to(dtypes[name]) for name, total in sums.items()}

@@ -6,7 +6,6 @@ import hashlib
 import io
 import logging
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +26,12 @@ from vaswani_transformer.parsing.linear import linear_tokens, linearize
 from vaswani_transformer.parsing.trees import ROOT, Tree, evaluation_tree, read_trees
 from vaswani_transformer.support.checked_loading import load_tokenizer
 from vaswani_transformer.support.errors import UserError, one_line
-from vaswani_transformer.tokenizer import text_encoder, unknown_words
+from vaswani_transformer.tokenizer import text_encoder
 
 logger = logging.getLogger(__name__)
 SPLITS = ("train", "validation", "test")
 SIDES = ("source", "target")
 MOST_UNKNOWN = 0.01  # share of target tokens above which there is a warning
-SAMPLE = 100_000  # targets in which to count unknown words
 Counts = dict[str, dict[str, int]]
 PAIRS_A_PROCESS = 50_000  # smallest number worth another process
 
@@ -64,7 +62,8 @@ def load_data(recipe: Recipe, run: Path | None = None) -> Data:
         tokenizer = load_tokenizer(str(run)) if run is not None else make_tokenizer(recipe, pairs["train"])
         tokens = tokenize(recipe, pairs, tokenizer)
     unknown = {str(split): count_unknown(rows, tokenizer) for split, rows in tokens.items()}
-    report_unknown(unknown, pairs, tokenizer)
+    if tokenizer.unk_token_id is not None and PartialState().is_main_process:
+        report_unknown(unknown)
     return Data(pairs, tokens, tokenizer, {str(split): fingerprint(rows) for split, rows in pairs.items()}, unknown)
 
 
@@ -152,16 +151,14 @@ def to_pairs(rows: Dataset, recipe: Recipe, split: str) -> Dataset:
     Drop pairs with an empty source or target, or stop with an error, as `data.empty` says.
     """
     names = {"source": recipe.data.source, "target": recipe.data.target}
-    feature = rows.features.get("translation")
-    columns = list(rows.column_names if feature is None else getattr(feature, "languages", None) or feature)
-    if missing := [name for name in names.values() if name not in columns]:
-        raise UserError(
-            f"data.{split}: has no {missing[0]!r}; it has {', '.join(columns)}. Set data.source and data.target."
-        )
+    if "translation" in rows.column_names:
+        rows = rows.select_columns("translation").flatten()
+        rows = rows.rename_columns({name: name.removeprefix("translation.") for name in rows.column_names})
+    if missing := [name for name in names.values() if name not in rows.column_names]:
+        columns = ", ".join(rows.column_names)
+        raise UserError(f"data.{split}: has no {missing[0]!r}; it has {columns}. Set data.source and data.target.")
 
     def pick(batch: dict[str, list[Any]]) -> dict[str, list[str]]:
-        if feature is not None:
-            batch = {name: [(pair or {}).get(name) for pair in batch["translation"]] for name in names.values()}
         return {
             side: ["" if text is None else str(text).strip() for text in batch[name]] for side, name in names.items()
         }
@@ -327,24 +324,16 @@ def describe_unknown(splits: dict[str, Counts]) -> str:
     return "; ".join(f"{name} {source:.2%} of source, {target:.2%} of target" for name, source, target in shares)
 
 
-def report_unknown(splits: dict[str, Counts], pairs: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Log the unknown tokens of each split, and warn of too many in the targets of a split."""
-    if tokenizer.unk_token_id is None or not PartialState().is_main_process:
-        return
+def report_unknown(splits: dict[str, Counts]) -> None:
+    """Log the share of unknown tokens, with advice if there are too many in the targets of a split."""
     logger.info("Unknown tokens: %s.", describe_unknown(splits))
-    for name, counts in splits.items():
-        share = counts["target"]["unknown"] / max(1, counts["target"]["tokens"])
-        if share > MOST_UNKNOWN:
-            texts = list(sample_texts(pairs[name], SAMPLE, ("target",)))
-            encoded = text_encoder(tokenizer)(text_target=texts, split_special_tokens=True)
-            words = Counter(word for row in unknown_words(tokenizer, encoded, texts) for word in row)
-            logger.warning(
-                "tokenizer: cannot spell the targets of %s; got %.1f%% unknown tokens, expected at most %.0f%%. The "
-                "commonest such words are %s. Train a tokenizer on these texts, or name another by tokenizer.path.",
-                *(name, 100 * share, 100 * MOST_UNKNOWN),
-                ", ".join(repr(word) for word, _ in words.most_common(5)),
-            )
-            return
+    shares = {name: counts["target"]["unknown"] / max(1, counts["target"]["tokens"]) for name, counts in splits.items()}
+    if bad := [name for name, share in shares.items() if share > MOST_UNKNOWN]:
+        logger.warning(
+            "tokenizer: cannot spell the targets of %s; got %.1f%% unknown tokens, expected at most %.0f%%. Train a "
+            "tokenizer on these texts, or name another by tokenizer.path.",
+            *(bad[0], 100 * shares[bad[0]], 100 * MOST_UNKNOWN),
+        )
 
 
 def processes_for(rows: Dataset) -> int | None:

@@ -54,29 +54,20 @@ class Energy:
         self.teacher = teacher.eval().requires_grad_(False)
         self.inputs, self.outputs = inputs, outputs
 
-    def __call__(
-        self,
-        logits: Tensor,
-        is_real: Tensor,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        operators: tuple[str, str] | None = None,
-    ) -> Tensor:
+    def __call__(self, logits: Tensor, is_real: Tensor, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Return the energy (B,) of each target, in nats.
 
         Args:
             logits: (B, T, V or more), logits of the student; entries beyond V, such as `<mask>`, are ignored.
             is_real: (B, T), True at the tokens of each target, including `</s>`.
             input_ids, attention_mask: (B, S), the source.
-            operators: operators for inputs and outputs; None for those of the instance.
         """
-        inputs, outputs = operators or (self.inputs, self.outputs)
         student = logits[..., : self.teacher.config.vocab_size][is_real]  # (N, V)
         log_probs = student.to(accumulation_dtype(student.dtype)).log_softmax(-1)
-        is_random = any("gumbel" in name for name in (inputs, outputs))
+        is_random = any("gumbel" in name for name in (self.inputs, self.outputs))
         noise = gumbel_noise(log_probs) if is_random else log_probs.new_zeros(())
-        read = OPERATORS[inputs](log_probs, noise)  # (N, V)
-        scored = read if inputs == outputs else OPERATORS[outputs](log_probs, noise)  # (N, V)
+        read = OPERATORS[self.inputs](log_probs, noise)  # (N, V)
+        scored = read if self.inputs == self.outputs else OPERATORS[self.outputs](log_probs, noise)  # (N, V)
         teacher = self.teacher_log_probs(read, is_real, input_ids, attention_mask)  # (N, V)
         is_last = (is_real.sum(1, keepdim=True) == is_real.cumsum(1))[is_real]  # (N,)
         ends = teacher[:, self.teacher.config.end_token_id]
@@ -87,8 +78,8 @@ class Energy:
     @torch.no_grad()
     def of_argmax(self, logits: Tensor, is_real: Tensor, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Return the teacher's negative log-likelihood (B,) of the most likely words and their end."""
-        one_hot = "straight_through_softmax"  # 1 at the most likely word
-        return self(logits, is_real, input_ids, attention_mask, (one_hot, one_hot))
+        one_hot = Energy(self.teacher, "straight_through_softmax", "straight_through_softmax")
+        return one_hot(logits, is_real, input_ids, attention_mask)
 
     def teacher_log_probs(
         self, read: Tensor, is_real: Tensor, input_ids: Tensor, attention_mask: Tensor | None

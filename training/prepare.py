@@ -215,23 +215,17 @@ def download(source: Source, names: list[str], again: bool = False) -> Files:
     return {name: Path(path).read_bytes() for name, path in zip(names, paths, strict=True)}
 
 
-def read_copy(copy: Path, names: list[str]) -> Files:
-    """Return the content of files in a local copy: a folder, a repository archive, or a single file."""
-    if copy.suffix == ".zip" and [copy.name] != names:
-        with zipfile.ZipFile(copy) as archive:
-            folder = archive.namelist()[0].partition("/")[0]
-            return {name: archive.read(f"{folder}/{name}") for name in names}
-    folder = copy.parent if [copy.name] == names else copy
-    return {name: (folder / name).read_bytes() for name in names}
-
-
 def read_source(source: Source, copy: Path | None) -> Files:
     """Return the content of a source's files, checked."""
     expected = source.expected
     names = list(expected)
     try:
-        files = download(source, names) if copy is None else read_copy(copy, names)
-    except (OSError, KeyError, IndexError, zipfile.BadZipFile, zlib.error) as error:
+        if copy is None:
+            files = download(source, names)
+        else:
+            folder = copy.parent if [copy.name] == names else copy  # the set may be a single file
+            files = {name: (folder / name).read_bytes() for name in names}
+    except OSError as error:
         raise UserError(
             f"--from={copy}: is no complete copy of {source.page} ({one_line(error)}); give another."
         ) from error
@@ -284,7 +278,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("name", metavar="NAME", choices=SOURCES, help="one of the sets below")
     parser.add_argument("--output", type=Path, metavar="FOLDER", required=True, help="a new folder for the files")
     parser.add_argument(
-        "--from", dest="copy", type=Path, metavar="PATH", help="a clone or archive of the source; nothing is downloaded"
+        "--from", dest="copy", type=Path, metavar="PATH", help="a local copy of the source; nothing is downloaded"
     )
     options = parser.parse_args(arguments)
     what_now = "; the same command resumes, with the files that were downloaded"

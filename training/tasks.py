@@ -114,14 +114,7 @@ class TranslationTask(Task):
         return bleu(predictions, references, self.tokenize, ORDERS[metric])
 
     def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, dict[str, Any]]:
-        """Return every common score of translations, by name, each as `score` and `signature`.
-
-        sacrebleu: BLEU with sacreBLEU's tokenization; omitted for tokenized texts.
-        chrf: chrF.
-        bleu_1, bleu_2: BLEU-1 and BLEU-2 with the recipe's tokenizer.
-        tokenized_bleu: BLEU of the texts' own tokens, or with Moses' tokenization.
-        compound_split_bleu: the same with split compounds, for German; the paper's En-De metric.
-        """
+        """Return the scores that docs/results.md defines, by name, each as `score` and `signature`."""
         is_tokenized = self.tokenize == "none"
         names = {} if is_tokenized else {"sacrebleu": BLEU}
         names |= {"chrf": CHRF, "bleu_1": BLEU_1, "bleu_2": BLEU_2}

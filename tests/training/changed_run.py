@@ -7,7 +7,6 @@ CHANGE is one of these; under FSDP2 the processes also pretend to have accelerat
 - `FILE@STEP`: the process is killed while it writes this file of a checkpoint, of which half is there.
 """
 
-import io
 import os
 import signal
 import sys
@@ -56,22 +55,13 @@ def train_with_gradient(arguments: list[str]) -> None:
 
 def die_at(file: str, step: int) -> None:
     """Let this process die while it writes this file of the checkpoint of a step, or before it marks the checkpoint."""
-    save, save_to_json, finish = torch.save, TrainerState.save_to_json, trainer.finish_checkpoint
-
-    def die(path: str | Path, content: bytes) -> None:
-        if (Path(path).name, Path(path).parent.name) == (file, f"checkpoint-{step}"):
-            Path(path).write_bytes(content[: len(content) // 2])
-            os.kill(os.getpid(), signal.SIGKILL)
+    save, finish = torch.save, trainer.finish_checkpoint
 
     def dying_save(content: Any, path: Any, *arguments: Any, **keywords: Any) -> None:
-        buffer = io.BytesIO()
-        save(content, buffer)
-        die(path, buffer.getvalue())
         save(content, path, *arguments, **keywords)
-
-    def dying_save_to_json(state: TrainerState, path: str) -> None:
-        save_to_json(state, path)
-        die(path, Path(path).read_bytes())
+        if (Path(path).name, Path(path).parent.name) == (file, f"checkpoint-{step}"):
+            os.truncate(path, os.path.getsize(path) // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def dying_finish(checkpoint: Path, *arguments: Any) -> None:
         if file == COMPLETE and checkpoint.name == f"checkpoint-{step}":
@@ -80,7 +70,6 @@ def die_at(file: str, step: int) -> None:
 
     # These have the name and the place of what they replace, but not all of its parameters
     torch.save = dying_save  # ty: ignore[invalid-assignment]
-    TrainerState.save_to_json = dying_save_to_json  # ty: ignore[invalid-assignment]
     trainer.finish_checkpoint = dying_finish  # ty: ignore[invalid-assignment]
 
 

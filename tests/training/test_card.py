@@ -16,9 +16,8 @@ from tests.helpers import ROOT, error_line, run_main
 from tests.hub_state import metadata_errors
 from tests.training.invented_results import DATA, REPOSITORY, SIGNATURE, results_of
 from training import card as card_module
-from training.card import INTRODUCTIONS, main, make_card, training_command
-from training.recipe import FAMILIES, FileData, GlancingTraining, TokenizerRecipe, recipe_of
-from training.train import without_folders
+from training.card import INTRODUCTIONS, main, make_card
+from training.recipe import FAMILIES, FileData, GlancingTraining
 
 CARD = ROOT / "model_card.md"
 RESULTS = ROOT / "training" / "recipes" / "results" / "multi30k.json"
@@ -120,25 +119,6 @@ def test_every_kind_of_model_has_a_first_sentence_and_a_tag(variant: str) -> Non
     assert card.text.count(INTRODUCTIONS[variant]) == 1
     assert {variant.replace("_", "-"), family.model_class.config_class.model_type} <= set(card.data.get("tags"))
     assert FAMILIES.keys() <= INTRODUCTIONS.keys()
-
-
-@pytest.mark.parametrize(
-    ("data", "training", "options"),
-    [
-        ({}, {}, ""),
-        ({}, {"encoder_from": "/a/teacher"}, " --training.encoder_from=TEACHER"),
-        ({"distilled": "/a/pairs"}, {"start_from": "/a/m"}, " --data.distilled=DISTILLED --training.start_from=MODEL"),
-    ],
-)
-def test_command_of_a_card_has_a_placeholder_for_each_local_model(
-    data: dict[str, Any], training: dict[str, Any], options: str
-) -> None:
-    results = results_of(data=FileData(path="/a/data", **data), tokenizer=TokenizerRecipe(path="/a/tokenizer"))
-    recipe = recipe_of(without_folders(results["recipe"] | {"training": results["recipe"]["training"] | training}))
-    assert "/a/" not in str(recipe)
-    command = "python -m training.train recipe.yaml --data.path=FOLDER"
-    end = " --tokenizer.path=owner/name --output_dir=runs/name"
-    assert training_command(recipe, "owner/name") == f"{command}{options}{end}"
 
 
 def test_example_of_the_card_has_the_sentence_that_was_translated() -> None:

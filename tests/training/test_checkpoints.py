@@ -10,7 +10,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import TrainerState
 
-from tests.helpers import user_error
 from training.checkpoints import (
     CHECKPOINTS,
     COMPLETE,
@@ -131,10 +130,3 @@ def test_mean_is_that_in_float64_and_has_the_dtype_of_the_weights(tmp_path: Path
     assert mean.dtype == dtype
     assert torch.equal(mean, expected.to(dtype))
     assert torch.equal(mean_weights(folders[:1])["x"], several[0]["x"])
-
-
-@pytest.mark.parametrize("other", [{"y": torch.zeros(1)}, {"x": torch.zeros(2)}])
-def test_mean_of_different_models_is_an_error(tmp_path: Path, other: dict[str, Tensor]) -> None:
-    folders = [write(tmp_path, 3), write(tmp_path, 6, other)]
-    with user_error(r"checkpoint-6: holds other weights than .*checkpoint-3; average one model's checkpoints"):
-        mean_weights(folders)

@@ -14,7 +14,6 @@ from tests.helpers import load_tokenizer, run_main
 from tests.training import runs
 from tests.training.changed_run import train_with_gradient
 from training.families import FlowTrainer
-from training.publish import main as publish
 from training.recipe import FAMILIES
 from training.train import main
 from vaswani_transformer.support.modes import eval_mode
@@ -74,7 +73,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, arguments: list[str]) -> 
 
 @pytest.mark.slow
 @FAMILY
-def test_run_leaves_a_folder_that_loads_decodes_and_publishes(finished: FolderOf, tmp_path: Path, family: str) -> None:
+def test_run_leaves_a_folder_that_loads_and_decodes(finished: FolderOf, family: str) -> None:
     folder = finished(family)
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), load_tokenizer(folder)
     kind = SETTINGS[family][0].partition("=")[2]
@@ -86,8 +85,6 @@ def test_run_leaves_a_folder_that_loads_decodes_and_publishes(finished: FolderOf
         assert search.get("num_iterations") == (3 if family == "CMLM" else None)
         assert not search.keys() & {"max_length", "num_beams", "length_penalty", "max_source_relative_length"}
     assert model.generate(**tokenizer(["one tree"], return_tensors="pt")).shape[0] == 1
-    publish([str(folder), "owner/name", f"--dry_run={tmp_path / 'hub'}"])
-    assert (tmp_path / "hub" / f"{kind}.py").exists()
 
 
 @pytest.mark.slow
@@ -112,10 +109,9 @@ def test_log_has_the_parts_of_the_loss_at_every_step(finished: FolderOf, family:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["GLAT", "CMLM"])
-def test_validation_loss_is_that_of_a_pass_that_sees_no_word(finished: FolderOf, family: str) -> None:
+def test_validation_loss_is_that_of_a_pass_that_sees_no_word(finished: FolderOf) -> None:
     """The oracle, without the Trainer, is each pair by itself, in evaluation mode, with the length of the reference."""
-    folder = finished(family)
+    folder = finished("CMLM")
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder).eval(), load_tokenizer(folder)
     total, tokens = 0.0, 0
     for text in runs.LANGUAGE:
@@ -126,16 +122,12 @@ def test_validation_loss_is_that_of_a_pass_that_sees_no_word(finished: FolderOf,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "step"), [*((family, 3) for family in SETTINGS), ("FlowSeq", 6)], ids=lambda value: str(value)
-)
+@pytest.mark.parametrize(("family", "step"), [("GLAT", 3), ("CMLM", 3), ("IterativeVAE", 3), ("FlowSeq", 6)])
 def test_run_resumes_to_the_bit_from_the_middle_of_an_epoch(
     arguments: list[str], finished: FolderOf, tmp_path: Path, family: str, step: int
 ) -> None:
     """Dropout, noise, masks, glancing, the optimizer and FlowSeq's phases are included; its flow starts at step 4."""
     folder = finished(family)
-    if family == "FlowSeq":
-        assert bool(runs.weights(folder, step)["flow.started"]) == (step > 4)
     runs.assert_resumes(given(arguments, family), folder, step, tmp_path / "again")
 
 
@@ -219,26 +211,17 @@ def test_scores_by_drawn_latents_do_not_depend_on_a_kill_before_them(arguments: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [*SETTINGS, "ENGINE"])
-def test_run_of_two_processes_starts_one_model_and_resumes_to_the_bit(
-    arguments: list[str], teacher: Path, tmp_path: Path, family: str
-) -> None:
-    """FlowSeq's flow starts from the pairs of both."""
-    engine = ["--model.kind=cmlm", f"--training.energy_from={teacher}", f"--tokenizer.path={teacher}", STEPS]
-    settings = [*arguments, *engine] if family == "ENGINE" else given(arguments, family)
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
+def test_flowseq_on_two_processes_starts_one_flow_and_resumes_to_the_bit(arguments: list[str], tmp_path: Path) -> None:
+    settings, whole, killed = given(arguments, "FlowSeq"), tmp_path / "whole", tmp_path / "killed"
     runs.run_to_end(settings, whole, launcher=runs.TWO_PROCESSES)
-    results = runs.results_in(whole)
-    assert (results["processes"], results["steps"]) == (2, 9)
-    if family == "FlowSeq":
-        assert bool(runs.weights(whole, 6)["flow.started"])
+    assert bool(runs.weights(whole, 6)["flow.started"])
     runs.rewound(whole, 6, killed)
     runs.run_to_end(settings, killed, launcher=runs.TWO_PROCESSES)
     runs.assert_same_checkpoints(whole, killed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["GLAT", "CMLM", "FlowSeq", "ENGINE"])
+@pytest.mark.parametrize("family", ["FlowSeq", "ENGINE"])
 def test_steps_are_the_same_on_two_processes_in_two_micro_batches_each(
     arguments: list[str], teacher: Path, tmp_path: Path, family: str
 ) -> None:

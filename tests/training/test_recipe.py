@@ -139,17 +139,12 @@ def test_invalid_file_is_an_error_of_one_line(recipe_file: WriteRecipe, text: st
     ("arguments", "message"),
     [
         (["--training.steps=0"], r"^training\.steps: Not of type PositiveInt: 0 does not conform to restriction v>0"),
-        (["--training.steps=many"], r"^training\.steps: .*'many'"),
         (["--training.minutes=-1"], r"^training\.minutes: .* v>0, got -1\. --help lists the fields"),
         (["--training.stps=3"], r"^unrecognized arguments: --training\.stps=3"),
-        (["--training.step=3"], r"^unrecognized arguments: --training\.step=3"),
-        (["steps=3"], r"^unrecognized arguments: steps=3"),
         (["--training.steps"], r"training\.steps: expected one argument"),
-        (["--training.glancing=[0.5,0.3]"], r"unrecognized arguments: --training\.glancing"),
         (["--model.kind=nat", "--training.glancing=[0.5,2]"], r"^training\.glancing: .* got \[0\.5, 2\]"),
         (["--training.optimizer=radam"], r"does not accept option 'warmup_steps'"),
         (["--model.d_model=7"], r"^model: .*d_model \(7\) must be even"),
-        (["--model.d_model=abc"], r"^model: .*'d_model' expected int, got str"),
         (["--training.average_last=13"], r"^training\.keep_checkpoints: 13 are too few to average the last 13"),
     ],
 )

@@ -13,10 +13,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from tests.builders import tiny_marian
 from tests.helpers import (
-    BROKEN,
     PAIRS,
     Run,
-    break_model,
     error_line,
     model_of_pairs,
     no_space,
@@ -212,8 +210,6 @@ def test_model_of_another_kind_is_scored_by_its_own_search(score: Score, tmp_pat
     ("arguments", "message"),
     [
         (["--data.test=null"], "data.test: own has none; name one, or give another --split."),
-        (["--data.test=nothing.jsonl"], "nothing.jsonl cannot be read as json (Unable to find"),
-        (["--data.target=fr"], "data.test: has no 'fr'; it has en, de. Set data.source"),
         (["--nothing=1"], "unrecognized arguments: --nothing=1."),
         (["--output=/nothing/scores.json"], "--output=/nothing/scores.json: give a new file in an existing folder."),
         (["--output={recipe}"], "--output={recipe}: give a new file in an existing folder.\n"),
@@ -227,19 +223,6 @@ def test_invalid_option_or_data_ends_the_command_with_one_line(
     given = [argument.format(recipe=recipe) for argument in arguments]
     assert message.format(recipe=recipe) in error_line(run(*given))
     assert recipe.read_text() == before
-
-
-def test_missing_model_or_recipe_ends_the_command_with_one_line(run: Run) -> None:
-    for result in (run(model="./nothing"), run(recipe="nothing.yaml")):
-        assert "there is no such" in error_line(result)
-
-
-def test_broken_weights_end_the_command_before_the_data_is_read(
-    run: Run, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broken = break_model(saved, tmp_path / "model", "nan")
-    monkeypatch.setattr("training.score.load_pairs", lambda *_: pytest.fail("the data was read"))
-    assert error_line(run(model=broken)).startswith(f"{broken}: {BROKEN['nan']}")
 
 
 def test_scores_that_cannot_be_written_are_still_printed(
