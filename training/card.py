@@ -7,7 +7,6 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from training.data import describe_unknown
 from training.prepare import SOURCES
 from training.recipe import Recipe, recipe_of
 from training.tasks import make_task
@@ -89,7 +88,6 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
         repository=json.dumps(repository),
         example=json.dumps(source, ensure_ascii=False),
         scores=score_lines(results, recipe),
-        unknown=describe_unknown(results.get("tokens", {})),
         name=repository.rpartition("/")[2],
     )
 

@@ -315,25 +315,22 @@ def count_unknown(rows: Dataset, tokenizer: PreTrainedTokenizerBase) -> Counts:
     return counts
 
 
-def describe_unknown(splits: dict[str, Counts]) -> str:
-    """Describe the share of unknown tokens in sources and targets of each split."""
-    shares = [
-        (name, *(counts[side]["unknown"] / max(1, counts[side]["tokens"]) for side in SIDES))
-        for name, counts in splits.items()
-    ]
-    return "; ".join(f"{name} {source:.2%} of source, {target:.2%} of target" for name, source, target in shares)
-
-
 def report_unknown(splits: dict[str, Counts]) -> None:
     """Log the share of unknown tokens, with advice if there are too many in the targets of a split."""
-    logger.info("Unknown tokens: %s.", describe_unknown(splits))
-    shares = {name: counts["target"]["unknown"] / max(1, counts["target"]["tokens"]) for name, counts in splits.items()}
-    if bad := [name for name, share in shares.items() if share > MOST_UNKNOWN]:
-        logger.warning(
-            "tokenizer: cannot spell the targets of %s; got %.1f%% unknown tokens, expected at most %.0f%%. Train a "
-            "tokenizer on these texts, or name another by tokenizer.path.",
-            *(bad[0], 100 * shares[bad[0]], 100 * MOST_UNKNOWN),
-        )
+    shares = {
+        name: {side: counts[side]["unknown"] / max(1, counts[side]["tokens"]) for side in SIDES}
+        for name, counts in splits.items()
+    }
+    texts = (f"{name} {of['source']:.2%} of source, {of['target']:.2%} of target" for name, of in shares.items())
+    logger.info("Unknown tokens: %s.", "; ".join(texts))
+    for name, of in shares.items():
+        if of["target"] > MOST_UNKNOWN:
+            logger.warning(
+                "tokenizer: cannot spell the targets of %s; got %.1f%% unknown tokens, expected at most %.0f%%. Train "
+                "a tokenizer on these texts, or name another by tokenizer.path.",
+                *(name, 100 * of["target"], 100 * MOST_UNKNOWN),
+            )
+            return
 
 
 def processes_for(rows: Dataset) -> int | None:

@@ -86,32 +86,20 @@ def split_compounds(text: str) -> str:
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", text)
 
 
-STATISTICS = {
-    "distinct_1": "distinct words / all words of all outputs",
-    "distinct_2": "distinct bigrams / all bigrams of all outputs",
-    "repeats": "words equal to their left neighbor / all words of the outputs",
-    "reference_repeats": "the same for the references",
-    "length_ratio": "words of the outputs / words of the references",
-}
-"""Definitions of the statistics; unlike in Li et al. 2016, distinct-n is relative to the number of n-grams."""
-
-
-def repeats(texts: Iterable[str]) -> float:
-    """Return the share of words that equal the preceding word."""
-    rows = [text.split() for text in texts]
-    return sum(left == right for words in rows for left, right in pairwise(words)) / max(1, sum(map(len, rows)))
-
-
 def text_statistics(predictions: list[str], references: list[str]) -> dict[str, float]:
-    """Return every statistic of `STATISTICS` by name; 0 for a share of nothing."""
-    rows = [text.split() for text in predictions]
-    words, bigrams = [word for row in rows for word in row], [pair for row in rows for pair in pairwise(row)]
+    """Return statistics that docs/results.md defines; 0 for a share of nothing.
+
+    Unlike in Li et al. 2016, distinct-n is relative to the number of n-grams.
+    """
+    outputs, targets = ([text.split() for text in texts] for texts in (predictions, references))
+    words, bigrams = [word for row in outputs for word in row], [pair for row in outputs for pair in pairwise(row)]
+    target_words, target_bigrams = sum(map(len, targets)), [pair for row in targets for pair in pairwise(row)]
     return {
         "distinct_1": len(set(words)) / max(1, len(words)),
         "distinct_2": len(set(bigrams)) / max(1, len(bigrams)),
-        "repeats": repeats(predictions),
-        "reference_repeats": repeats(references),
-        "length_ratio": len(words) / max(1, sum(len(text.split()) for text in references)),
+        "repeats": sum(left == right for left, right in bigrams) / max(1, len(words)),
+        "reference_repeats": sum(left == right for left, right in target_bigrams) / max(1, target_words),
+        "length_ratio": len(words) / max(1, target_words),
     }
 
 

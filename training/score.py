@@ -18,9 +18,9 @@ from transformers.utils import logging
 
 from training.data import fingerprint, load_pairs
 from training.machine import commit, hardware, versions
-from training.metrics import STATISTICS, lm_scores
+from training.metrics import lm_scores
 from training.recipe import Recipe, load_recipe, to_dict
-from training.tasks import PARSING_STATISTICS, make_task
+from training.tasks import make_task
 from vaswani_transformer.support.command_line import positive_argument
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import write_atomically, write_errors
@@ -129,28 +129,18 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
 
 
 def report(scores: dict[str, Any]) -> None:
+    """Print every score, with its signature or definition if it has one, and the search."""
     for name, value in scores.items():
-        if isinstance(value, dict) and "signature" in value:
-            brevity = f"  BP {value['brevity_penalty']:.3f}" if "brevity_penalty" in value else ""
-            print(f"{name:<20} {value['score']:>8.2f}  {value['signature']}{brevity}")
-        elif text := (STATISTICS | PARSING_STATISTICS).get(name):
-            print(f"{name:<20} {value:>8.3f}  {text}")
-    if lm := scores.get("lm"):
-        print(f"{'lm':<20} {lm['score']:>8.3f}  {lm['definition']}; of the references {lm['reference']:.3f}")
-    tokens = f"of {scores['target_tokens']} sub-word tokens, </s> counted"
-    if "perplexity" in scores:
-        print(f"{'perplexity':<20} {scores['perplexity']:>8.2f}  {tokens}")
-    else:
-        nll = scores["nll_at_gold_length"]
-        print(f"{'nll_at_gold_length':<20} {nll:>8.3f}  nats a position, each predicted by itself, {tokens}")
+        if isinstance(value, dict) and "score" in value:
+            print(f"{name:<24} {value['score']:>10.2f}  {value.get('signature') or value['definition']}")
+        elif isinstance(value, float):
+            print(f"{name:<24} {value:>10.3f}")
+    if "lm" in scores:
+        print(f"{'lm of the references':<24} {scores['lm']['reference']:>10.2f}")
     print("search: " + ", ".join(f"{name} {value}" for name, value in scores["search"].items()))
-    if note := scores.get("note"):
-        print(note)
-    print(
-        f"{scores['sentences']} sentences of {scores['split']} in {scores['seconds']:.1f} s: "
-        f"{scores['sentences_per_second']:.1f} sentences and {scores['output_tokens_per_second']:.0f} output tokens a "
-        f"second on {scores['device']}"
-    )
+    if "note" in scores:
+        print(scores["note"])
+    print(f"{scores['sentences']} sentences of {scores['split']} on {scores['device']}")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -139,9 +139,6 @@ class DialogueTask(TranslationTask):
         return Task.all_scores(self, predictions, references)
 
 
-PARSING_STATISTICS = {"repaired": "percent of the sentences whose output was malformed and was repaired"}
-
-
 class ParsingTask(Task):
     """Constituency parsing (6.3) with linear trees, scored by labeled brackets as in EVALB."""
 
@@ -163,6 +160,7 @@ class ParsingTask(Task):
         return {"score": getattr(scores, metric.key), "signature": bracket_signature(scores)}
 
     def statistics(self, predictions: list[str], references: list[str]) -> dict[str, float]:
+        """Return the percentage of the sentences whose output was malformed and was repaired."""
         return {"repaired": score_linear(predictions, references)[1]}
 
     def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, dict[str, Any]]:

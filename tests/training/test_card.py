@@ -66,7 +66,7 @@ def test_card_has_languages_data_license_size_time_hardware_and_code() -> None:
     for fact in (
         *("language:\n- en\n- de\n", "license: cc-by-nc-4.0", "| Data | multi30k |", "the data: its owners' |"),
         *("1,234,567 parameters: the paper's base", "4 a GPU, 62 minutes"),
-        *("Unknown tokens: train 0.50% of source, 0.50% of target.", "a" * 40 + " with changes", "--data.path=FOLDER"),
+        *("a" * 40 + " with changes", "--data.path=FOLDER"),
         *("num_beams 4, length_penalty 0.6: BLEU 28.46", "- published on the same test set: 41.02 BLEU by somebody"),
     ):
         assert fact in text

@@ -85,10 +85,10 @@ def test_scores_are_printed_and_written_each_with_its_signature(score: Score) ->
     for name, single in expected.items():
         assert scores[name]["score"] == single["score"]
         assert scores[name]["signature"] == single["signature"]
-        assert f"{name:<20} {scores[name]['score']:>8.2f}  {scores[name]['signature']}" in output
+        assert f"{name:<24} {scores[name]['score']:>10.2f}  {scores[name]['signature']}" in output
     assert len({single["signature"] for single in expected.values()}) == 4
     assert (scores["split"], scores["sentences"], scores["recipe"]) == ("test", 6, "own")
-    assert f"perplexity           {scores['perplexity']:>8.2f}  of {scores['target_tokens']} sub-word tokens" in output
+    assert f"{'perplexity':<24} {scores['perplexity']:>10.3f}\n" in output
     assert scores["sentences_per_second"] == pytest.approx(6 / scores["seconds"])
     assert scores["output_tokens_per_second"] == pytest.approx(scores["output_tokens"] / scores["seconds"])
     assert scores["output_tokens"] == sum(map(len, model_of_pairs()[1](translations)["input_ids"]))
@@ -105,15 +105,15 @@ def test_scores_name_model_data_commit_and_machine_and_define_the_statistics(
     assert scores["hardware"] == hardware(torch.device("cpu"))
     expected = text_statistics(list(PAIRS.values()), REFERENCES)
     assert {name: scores[name] for name in expected} == expected
-    line = f"length_ratio         {scores['length_ratio']:>8.3f}  words of the outputs / words of the references"
-    assert line in output
+    assert f"{'length_ratio':<24} {scores['length_ratio']:>10.3f}\n" in output
 
 
 def test_language_model_learns_from_the_recipes_training_targets(score: Score, tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text((tmp_path / "test.jsonl").read_text())
     scores, output = score("--lm_score", "--data.train=train.jsonl")
     assert (lm := scores["lm"]) == lm_scores(REFERENCES, list(PAIRS.values()), REFERENCES)
-    assert f"{lm['score']:.3f}  {lm['definition']}; of the references {lm['reference']:.3f}\n" in output
+    assert f"{lm['score']:.2f}  {lm['definition']}\n" in output
+    assert f"{'lm of the references':<24} {lm['reference']:>10.2f}\n" in output
 
 
 def save_family(family: str, folder: Path, **settings: Any) -> tuple[NarModel, VaswaniTransformerTokenizer]:
@@ -140,7 +140,7 @@ def test_model_that_predicts_all_words_at_once_has_no_perplexity(score: Score, t
     scores, output = score(model=tmp_path / "model")
     assert not {"perplexity", "loss"} & set(scores)
     assert scores["nll_at_gold_length"] == pytest.approx(mean_loss(model, tokenizer, "token_loss")[0], rel=1e-4)
-    assert f"nll_at_gold_length   {scores['nll_at_gold_length']:>8.3f}  nats a position" in output
+    assert f"{'nll_at_gold_length':<24} {scores['nll_at_gold_length']:>10.3f}\n" in output
 
 
 def test_perplexity_is_per_target_token_including_the_end(score: Score) -> None:
@@ -168,7 +168,7 @@ def test_recorded_search_has_the_saved_settings_that_the_recipe_leaves_open(scor
 
 def test_another_split_and_other_fields_of_the_recipe_can_be_given(run: Run, tmp_path: Path) -> None:
     output, _, _ = run("--split=validation", "--data.target=en", "--data.source=de")
-    assert "2 sentences of validation in" in output
+    assert "2 sentences of validation on" in output
     assert "compound_split_bleu" not in output
 
 
