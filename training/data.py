@@ -15,7 +15,6 @@ import datasets
 import numpy as np
 from accelerate import PartialState
 from datasets import Dataset, DatasetDict, Features, Value, load_dataset
-from datasets.exceptions import DatasetGenerationError
 from transformers import AddedToken, PreTrainedTokenizerBase
 
 from training.recipe import Recipe
@@ -112,11 +111,9 @@ def read_split(recipe: Recipe, split: str, name: str) -> Dataset:
         except (ValueError, OSError) as error:
             raise UserError(f"{where}: {data.path} cannot be loaded ({one_line(error)}); see data.path.") from error
     if data.kind == "trees":
-        try:
-            trees = Dataset.from_generator(tree_pairs, gen_kwargs={"folder": folder, "names": name})
-        except DatasetGenerationError as error:
-            raise (error.__cause__ or error) from error
-        return to_pairs(trees.rename_columns({"source": data.source, "target": data.target}), recipe, split)
+        codes = Features({data.source: Value("string"), data.target: Value("string")})
+        rows = [dict(zip(codes, pair, strict=True)) for pair in tree_pairs(folder, name)]
+        return to_pairs(Dataset.from_list(rows, codes), recipe, split)
     if data.kind == "text":
         paths = [folder / name.replace("{language}", language) for language in (data.source, data.target)]
         sides = [load_files("text", [str(path)], where, encoding="utf-8-sig") for path in paths]
@@ -204,7 +201,7 @@ def hold_out(train: Dataset, sizes: dict[str, int], seed: int) -> dict[str, Data
     return splits | {"train": train.select(np.setdiff1d(np.arange(len(train)), drawn[:needed]))}
 
 
-def tree_pairs(folder: Path, names: str) -> Iterator[dict[str, str]]:
+def tree_pairs(folder: Path, names: str) -> Iterator[tuple[str, str]]:
     """Yield the sentences of bracketed files with their normalized linear trees."""
     for pattern in [names] if (folder / names).exists() else names.split():
         root = Path(pattern).anchor  # "/" of an absolute pattern
@@ -216,7 +213,7 @@ def tree_pairs(folder: Path, names: str) -> Iterator[dict[str, str]]:
                 lines = enumerate(io.TextIOWrapper(file, encoding="utf-8-sig"), start=1)
                 for _, tree in read_trees(((number, line.rstrip("\n")) for number, line in lines), str(path)):
                     cleaned = evaluation_tree(tree) or Tree(ROOT, ())
-                    yield {"source": " ".join(cleaned.words), "target": linearize(cleaned)}
+                    yield " ".join(cleaned.words), linearize(cleaned)
 
 
 def fingerprint(pairs: Dataset) -> dict[str, Any]:

@@ -196,6 +196,8 @@ def test_trees_are_read_as_sentences_and_linear_trees(tmp_path: Path) -> None:
     assert {name: len(rows) for name, rows in pairs.items()} == {"train": 2, "validation": 1, "test": 2}
     assert pairs["test"][1]["source"] == "the dog barks ."
     assert pairs["test"][1]["target"] == "(S(NP()DT()NN)NP(VP()VBZ)VP().)S"
+    (tmp_path / "a.mrg").write_text(tree.replace("dog", "cat"))
+    assert load_pairs(recipe)["test"][0]["source"] == "the cat barks ."
     with user_error(r"no file matches 'x\.mrg'"):
         load_pairs(recipe_for(tmp_path, kind="trees", file="x.mrg"))
     tokenizer = make_tokenizer(recipe, pairs["train"])

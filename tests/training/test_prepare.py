@@ -156,7 +156,7 @@ def test_no_sentence_of_tatoeba_is_in_two_splits(
 def test_gum_has_the_documents_of_its_splits_without_reddit(copy: Copy, tmp_path: Path) -> None:
     assert run("gum", tmp_path / "set", f"--from={copy('gum')}") == 0
     names = ("train.ptb.gz", "validation.ptb.gz")
-    sentences = [[pair["source"] for pair in tree_pairs(tmp_path / "set", name)] for name in names]
+    sentences = [[source for source, _ in tree_pairs(tmp_path / "set", name)] for name in names]
     assert sentences == [["cat", "cow"], ["dog", "!"]]
     assert (tmp_path / "set" / "LICENSE.txt").read_bytes() == b"a license"
 
