@@ -1,6 +1,5 @@
 """Data and settings of a run of a second or two."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -32,5 +31,4 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     arguments = [*make_arguments(made), "--training.steps=9"]
     (made / "data" / PREPARED).write_text('{"name": "gum"}')
     folder = tmp_path_factory.mktemp("runs") / "whole"
-    begin = time.perf_counter()
-    return FinishedRun(arguments, folder, train_in(arguments, folder), time.perf_counter() - begin)
+    return FinishedRun(arguments, folder, train_in(arguments, folder))

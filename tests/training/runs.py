@@ -41,17 +41,13 @@ TINY: dict[str, Any] = {
     },
 }
 
-# Patience is exhausted, because a model that learns nothing is never better than at its first evaluation.
-TIRED = ["--training.patience=2", "--training.learning_rate_scale=1e-30"]
-
 
 class FinishedRun(NamedTuple):
-    """The arguments of a run, its folder and its results, and the seconds that it took."""
+    """The arguments of a run, its folder and its results."""
 
     arguments: list[str]
     folder: Path
     results: dict[str, Any]
-    seconds: float
 
 
 def make_arguments(folder: Path, **texts: Sequence[str]) -> list[str]:
@@ -166,24 +162,6 @@ def wait_for_checkpoint(process: Process, folder: Path, step: int = 1) -> None:
         time.sleep(0.02)
 
 
-def kill_after(step: int, process: Process, folder: Path) -> None:
-    """Kill a run after its checkpoint of this step."""
-    wait_for_checkpoint(process, folder, step)
-    kill(process)
-    assert not (folder / "results.json").exists()
-
-
-def finish(process: Process, seconds: float = 300) -> str:
-    """Return the output of a run, which must succeed."""
-    try:
-        output, errors = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        kill(process)
-        raise
-    assert process.returncode == 0, errors
-    return output
-
-
 def results_in(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "results.json").read_text(encoding="utf-8"))
 
@@ -193,9 +171,16 @@ def entries(results: dict[str, Any], name: str = "loss") -> list[dict[str, Any]]
     return [entry for entry in results["curve"] if name in entry]
 
 
-def run_to_end(arguments: list[str], folder: Path, *more: str, seconds: float = 300, **launch: Any) -> str:
+def run_to_end(arguments: list[str], folder: Path, *more: str, **launch: Any) -> str:
     """Start the command, which must succeed, and return its output."""
-    return finish(start(arguments, folder, *more, **launch), seconds)
+    process = start(arguments, folder, *more, **launch)
+    try:
+        output, errors = process.communicate(timeout=300)
+    except subprocess.TimeoutExpired:
+        kill(process)
+        raise
+    assert process.returncode == 0, errors
+    return output
 
 
 def weights(folder: Path, step: int | None = None) -> dict[str, Tensor]:
@@ -223,19 +208,13 @@ def assert_same_checkpoints(first: Path, second: Path) -> None:
         assert equal(weights(folder), weights(expected)), folder
 
 
-def rewind(folder: Path, step: int) -> None:
-    """Turn a finished run into one that was killed after its checkpoint of this step."""
-    for checkpoint in complete_checkpoints(folder):
-        if step_of(checkpoint) > step:
-            shutil.rmtree(checkpoint)
-    for name in ("results.json", "model.safetensors"):
-        (folder / name).unlink()
-
-
 def rewound(folder: Path, step: int, copy: Path) -> Path:
     """Copy a finished run as one that was killed after its checkpoint of this step."""
-    shutil.copytree(folder, copy)
-    rewind(copy, step)
+    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("results.json"))
+    (copy / "model.safetensors").unlink()
+    for checkpoint in complete_checkpoints(copy):
+        if step_of(checkpoint) > step:
+            shutil.rmtree(checkpoint)
     return copy
 
 

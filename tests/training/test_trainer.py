@@ -89,8 +89,10 @@ def test_killed_sharded_run_equals_an_unsharded_run_to_the_bit(tmp_path: Path) -
     settings = [*arguments, "--training.steps=9", "--training.evaluation_beams=2", "--score.examples=16"]
     unsharded, sharded = tmp_path / "whole", tmp_path / "sharded"
     runs.run_to_end(settings, unsharded, launcher=runs.TWO_PROCESSES)
-    runs.kill_after(1, runs.start(settings, sharded, launcher=runs.TWO_SHARDS), sharded)
-    assert runs.last_step(sharded) < 9
+    process = runs.start(settings, sharded, launcher=runs.TWO_SHARDS)
+    runs.wait_for_checkpoint(process, sharded)
+    runs.kill(process)
+    assert 0 < runs.last_step(sharded) < 9
     runs.run_to_end(settings, sharded, launcher=runs.TWO_SHARDS)
     runs.assert_same_checkpoints(unsharded, sharded)
     results = [runs.results_in(folder) for folder in (unsharded, sharded)]
