@@ -27,7 +27,7 @@ from transformers import GenerationConfig
 from transformers.utils import logging
 
 from bench.measuring import Row, clock, make_parser, median_ratio, pad, report, rotated, table
-from training.metrics import bleu, chrf, repeats, text_statistics
+from training.metrics import bleu, chrf, text_statistics
 from vaswani_transformer import prepare_for_inference
 from vaswani_transformer.support.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
@@ -220,7 +220,7 @@ def refinement(arms: list[Arm], sources: list[str], references: list[str], token
         for number, outputs in enumerate(texts, start=1):
             scores = {
                 "BLEU": f"{bleu(outputs, references, tokenize)['score']:.2f}",
-                "repeats": f"{repeats(outputs):.2%}",
+                "repeats": f"{text_statistics(outputs, references)['repeats']:.2%}",
             }
             share = f"{changed[number] / tokens:.1%}" if number > 1 else None
             table_rows.append({"model": arm.name, "iteration or layer": number} | scores | {"tokens changed": share})
