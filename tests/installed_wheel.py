@@ -2,6 +2,7 @@
 
 import subprocess
 import tempfile
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerToke
 
 
 def main() -> None:
-    """Create a model, save it, load it by its Auto classes, translate with it, and start all commands."""
+    """Create a model, save it, load it by its Auto classes, translate with it, and import all commands."""
     assert not (Path(vaswani_transformer.__file__).parent.parent / "pyproject.toml").exists(), (
         "not the installed package"
     )
@@ -38,8 +39,9 @@ def main() -> None:
         command = ["vaswani-translate", folder, "--dtype=int8", "--device=cpu"]
         lines = subprocess.run(command, input="the dogs sleep.\n\n", capture_output=True, text=True, check=True).stdout
         assert lines.count("\n") == 2
-        for command in ("vaswani-convert", "vaswani-demo", "vaswani-parse"):
-            subprocess.run([command, "--help"], capture_output=True, check=True)
+    for command in entry_points(group="console_scripts"):
+        if command.name.startswith("vaswani-"):
+            command.load()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from tests.training.runs import make_arguments
 from training import average, distill, publish, score, train
 from vaswani_transformer import VaswaniFlowSeqConfig
 from vaswani_transformer.convert import command as convert
-from vaswani_transformer.figures import __main__ as figures
 from vaswani_transformer.parsing import command as parse
 from vaswani_transformer.support.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
 from vaswani_transformer.support.errors import UserError
@@ -75,7 +74,6 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], None], str, str]] = {
     "fsmt": (convert.main, "fsmt {model} {out}", LOADS),
     "marian": (convert.main, "marian {model} {out}", LOADS),
     "fairseq": (convert.main, "fairseq {model}/own.pt {out}", "own.pt"),
-    "figures": (figures.main, "{model} one --output={out}", LOADS),
     "publish": (publish.main, "{model} owner/name --dry_run={out}", LOADS),
     "score": (score.main, "{model} {recipe}", LOADS),
     "distill": (distill.main, "{model} {recipe} --output_dir={out}", LOADS),

@@ -38,7 +38,7 @@ FILES, FOLDERS, PARTS, *_ = (re.findall(r"\w+", " ".join(table[2:])) for table i
 ROOMS = dict.fromkeys(FOLDERS, ()) | {
     "convert": ("translation",),
     "demo": ("figures", "parsing", "translation"),
-    "parsing": ("figures", "translation"),
+    "parsing": ("translation",),
     "translation": ("cpu",),
 }
 LIBRARIES = {"huggingface_hub", "tokenizers", "torch", "transformers"} | sys.stdlib_module_names

@@ -34,7 +34,6 @@ from vaswani_transformer.convert.ctranslate2_exporter import ACTIVATIONS, to_ctr
     ids=str,
 )
 def test_converted_model_has_the_same_probabilities(overrides: dict[str, Any], tmp_path: Path) -> None:
-    """gelu_fast and gelu_new are one formula with other rounding, far closer to each other than to the exact GELU."""
     model = uneven_model(**overrides)
     to_ctranslate2(model, None, tmp_path / "converted")
     assert_same_probabilities(model, tmp_path / "converted")

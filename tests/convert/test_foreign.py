@@ -1,11 +1,9 @@
 """Models of FSMT and Marian: imported, they compute the same and translate the same; others end in one line."""
 
-import argparse
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,11 +11,10 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, FSMTTokenizer, MarianMTModel, MarianTokenizer, PreTrainedModel
 
 from tests.convert.originals import END, PAD, V, assert_alike, fsmt, marian
-from tests.helpers import error_line, load_tokenizer, no_space, run_main
+from tests.helpers import error_line, load_tokenizer, run_main
 from tests.nar_models import tiny_nat
-from vaswani_transformer.convert.command import main, save
+from vaswani_transformer.convert.command import main
 from vaswani_transformer.convert.foreign import from_fsmt, from_marian
-from vaswani_transformer.support.errors import OutputError
 
 
 def import_again(original: PreTrainedModel, folder: Path) -> Any:
@@ -172,11 +169,3 @@ def test_model_that_cannot_be_converted_ends_the_command_with_one_line(
     capsys.readouterr()  # the bar of saving
     assert message in error_line(run_main(main, [part.format(**folders) for part in arguments], capsys))
     assert {path.name for path in tmp_path.iterdir()} == {"nat", "broken"}
-
-
-def test_import_that_the_disk_does_not_hold_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
-    imported: Any = SimpleNamespace(model=SimpleNamespace(save_pretrained=no_space), tokenizer=None)
-    options = argparse.Namespace(output=tmp_path / "out", force=False)
-    with pytest.raises(OutputError, match=r"out: cannot be written: No space .*; make room, or name another folder"):
-        save(imported, options)
-    assert not any(tmp_path.iterdir())

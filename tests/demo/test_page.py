@@ -100,7 +100,6 @@ def test_non_autoregressive_model_shows_its_last_pass_under_the_pages_settings()
     [
         ({"recipe": RECIPE}, "English to German", EXAMPLES["en"]),
         ({"recipe": RECIPE, "test": {"examples": [{"source": "Hi."}]}}, "English to German", ["Hi."]),
-        ({"recipe": {"data": {"source": "sentence", "target": "tree"}}}, None, []),
         ([], None, []),
         (None, None, []),
     ],

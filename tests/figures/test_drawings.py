@@ -52,7 +52,6 @@ def test_heads_and_layer_choose_what_is_drawn() -> None:
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ({"stack": "both"}, "stack: no such attention; got 'both', expected one of encoder"),
         ({"layer": 0}, r"layer: out of range; got 0, expected 1 to 2\."),
         ({"word": 99}, r"word: out of range; got 99, expected 1 to 16"),
     ],

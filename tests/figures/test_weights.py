@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel
 
 from tests.helpers import FLOAT32, PAIRS, model_of_pairs, tiny_model
 from tests.nar_models import FAMILY, family_of_pairs
@@ -91,12 +90,6 @@ def test_model_is_unchanged_afterwards(target: str | None, fails: bool, monkeypa
             attention_maps(model, tokenizer, "hello", target), attention_maps(model, tokenizer, "hello", target)
         )
     assert state_of(model) == before
-
-
-def test_model_without_a_projection_is_an_error() -> None:
-    model, tokenizer = model_of_pairs()
-    with pytest.raises(ValueError, match="VaswaniTransformerModel generates no text"):
-        attention_maps(AutoModel.from_config(model.config), tokenizer, "hello")
 
 
 @pytest.mark.parametrize(("family", "prepares"), [*((family, False) for family in FAMILY), ("cmlm", True)])

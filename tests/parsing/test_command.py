@@ -1,4 +1,4 @@
-"""The command and `parse`: a tree a line with the line's words, resuming, drawing, and errors of one line."""
+"""The command and `parse`: a tree a line with the line's words, drawing, and errors of one line."""
 
 from pathlib import Path
 
@@ -65,20 +65,6 @@ def test_tree_of_any_output_has_the_words_of_its_line(run: Run) -> None:
     escaped = [text.replace("(", "-LRB-").replace(")", "-RRB-").split() for text in texts]
     assert ([tree.words for tree in read(output)], status) == (escaped, 0)
     assert errors == "2 of the 3 sentences had malformed output, and their trees were repaired.\n"
-
-
-def test_output_file_is_resumed_and_a_finished_one_stays(run: Run, tmp_path: Path) -> None:
-    source, target, record = tmp_path / "sentences.txt", tmp_path / "trees.ptb", tmp_path / "trees.ptb.record"
-    source.write_text(lines(SENTENCES), encoding="utf-8")
-    arguments = ("--tokenized", "--window=2", "--input", source, "--output", target)
-    assert run(*arguments) == ("", "", 0)
-    assert target.read_text(encoding="utf-8") == lines(TREES)
-    assert "is finished already" in run(*arguments)[1]
-    record.write_text(record.read_text(encoding="utf-8").replace('"output"', '"before"'), encoding="utf-8")
-    target.write_text(f"{lines(TREES[:3])}(TOP (S", encoding="utf-8")
-    assert "resumes after line 3" in run(*arguments)[1]
-    assert target.read_text(encoding="utf-8") == lines(TREES)
-    assert "was made with another tokenized" in error_line(run(*arguments[1:]))
 
 
 @pytest.mark.parametrize(

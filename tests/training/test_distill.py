@@ -173,7 +173,7 @@ def test_search_is_the_models_unless_it_is_given(distill: Run, tmp_path: Path) -
         (["--data.train=test.jsonl"], "holds another distillation, its data differs; give the same command"),
         (["--data.train=no.jsonl"], "no.jsonl"),
         (["--nothing=1"], "nothing"),
-        (["--device=nowhere"], "--device=nowhere: the model cannot run there"),
+        (["--device=nowhere"], "--device=nowhere: cannot be loaded"),
     ],
 )
 def test_distillation_that_cannot_be_written_ends_the_command_with_one_line(

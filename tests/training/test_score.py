@@ -213,7 +213,7 @@ def test_model_of_another_kind_is_scored_by_its_own_search(score: Score, tmp_pat
         (["--nothing=1"], "unrecognized arguments: --nothing=1."),
         (["--output=/nothing/scores.json"], "--output=/nothing/scores.json: give a new file in an existing folder."),
         (["--output={recipe}"], "--output={recipe}: give a new file in an existing folder.\n"),
-        (["--device=nowhere"], "--device=nowhere: the model cannot run there"),
+        (["--device=nowhere"], "--device=nowhere: cannot be loaded"),
     ],
 )
 def test_invalid_option_or_data_ends_the_command_with_one_line(

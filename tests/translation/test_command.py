@@ -30,7 +30,7 @@ from tests.helpers import (
     tiny_model,
     user_error,
 )
-from tests.nar_models import FAMILY, family_of_pairs
+from tests.nar_models import family_of_pairs
 from tests.translation.commands import SOURCES, TARGETS, lines, run_on
 from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
@@ -181,21 +181,6 @@ def test_non_autoregressive_model_translates_by_its_options_and_scores_by_its_ow
     assert [row["score"] for row in actual] == pytest.approx([score for _, score in expected], abs=2e-3)
 
 
-@pytest.mark.parametrize(
-    ("family", "options", "setting"),
-    [
-        ("nat", ["--beams=4"], "num_beams"),
-        ("transformer", ["--iterations=2"], "num_iterations"),
-    ],
-    ids=str,
-)
-def test_option_of_another_family_ends_the_command_with_one_line(
-    run: Run, tmp_path: Path, family: str, options: list[str], setting: str
-) -> None:
-    save(tmp_path, *(family_of_pairs(family) if family in FAMILY else model_of_pairs()))
-    assert setting in error_line(run(*options, stdin=b"cat\n", model=tmp_path))
-
-
 @pytest.fixture(scope="module")
 def folder_of_words(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Save a model whose vocabulary holds every word of its texts, "hello" and "world" among them."""
@@ -266,7 +251,7 @@ def test_batch_too_large_for_the_device_ends_the_command_with_the_way_out(
         ([f"--output={ROOT}"], f"{ROOT}: Is a directory"),
         ([f"--input={__file__}", f"--output={__file__}"], f"{__file__}.record: cannot be read"),
         (["--format=jsonl"], "standard input, line 1: got cat, expected"),
-        (["--device=nowhere"], "--device=nowhere: the model cannot run there: "),
+        (["--device=nowhere"], "--device=nowhere: cannot be loaded: "),
         (["--beams=0"], "argument --beams: got '0', expected an integer of at least 1"),
         (["--beam=1"], "unrecognized arguments: --beam=1"),
         ([], "standard input, line 2: not UTF-8 ('utf-8' codec can't decode byte 0xff in position 0: "),
@@ -369,15 +354,15 @@ def test_record_has_the_complete_search_and_a_device_has_none(run: Run, tmp_path
 @pytest.mark.slow
 def test_killed_command_leaves_an_output_that_can_resume(run: Run, folder: str, tmp_path: Path) -> None:
     source, uninterrupted, path = (tmp_path / name for name in ("source", "whole", "path"))
-    source.write_text(lines(SOURCES * 20))
+    source.write_text(lines(SOURCES * 8))
     arguments = ("--window=7", "--nbest=2", "--scores", "--input", str(source))
     process = ForkedCommand("vaswani_transformer.translation", [folder, *arguments, "--output", str(path)])
-    while not path.exists() or path.stat().st_size < 300:
+    while not path.exists() or path.stat().st_size < 200:
         assert process.poll() is None
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    assert 0 < path.read_text().count("\n") < 240
+    assert 0 < path.read_text().count("\n") < 96
     assert run(*arguments, "--output", path)[2] == 0
     run(*arguments, "--output", uninterrupted)
     assert path.read_bytes() == uninterrupted.read_bytes()
@@ -390,7 +375,7 @@ def test_interactive_session_prints_a_line_for_a_line(run: Run) -> None:
     assert errors.startswith("standard input, line 1: not UTF-8 (")
     options = ("--interactive", "--too_long=error", "--max_source_tokens=8")
     output, errors, _ = run(*options, stdin=lines(SOURCES[:3]).encode())
-    assert (output, errors) == (lines(TARGETS[:2]), "9 tokens, more than 8; shorten the line.\n")
+    assert (output, errors.partition(";")[0]) == (lines(TARGETS[:2]), "Text 0 has 9 tokens, more than 8")
 
 
 @pytest.mark.parametrize(("is_terminal", "prompt"), [(False, ""), (True, "> ")])

@@ -25,11 +25,10 @@ QUANTIZATIONS = (
 )  # fmt: skip
 
 # By CTranslate2's names; its "GELU" is the exact one, with the error function.
-ACTIVATIONS = {"relu": "RELU", "quick_gelu": "GELUSigmoid", "tanh": "Tanh", "sigmoid": "Sigmoid"}
-ACTIVATIONS |= dict.fromkeys(("gelu", "gelu_python"), "GELU") | dict.fromkeys(("silu", "swish"), "SWISH")
-ACTIVATIONS |= dict.fromkeys(
-    ("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_accurate"), "GELUTanh"
-)
+ACTIVATIONS = {
+    "relu": "RELU", "gelu": "GELU", "gelu_new": "GELUTanh", "gelu_pytorch_tanh": "GELUTanh",
+    "quick_gelu": "GELUSigmoid", "silu": "SWISH", "swish": "SWISH", "tanh": "Tanh", "sigmoid": "Sigmoid",
+}  # fmt: skip
 
 
 def start_token_id(model: VaswaniTransformerForConditionalGeneration) -> int | None:

@@ -43,18 +43,12 @@ TABLES = ("encoder.embed_positions.weight", "decoder.embed_positions.weight")
 
 @dataclass
 class ForeignModel:
-    """Model of another tool.
+    """Model of another tool."""
 
-    settings: fields of this package's configuration.
-    state: other weights, in float32, by fairseq's names.
-    tables: position tables (P, d_model) of encoder and decoder.
-    bias: bias (V,) of the logits, or None.
-    """
-
-    settings: dict[str, Any]
-    state: dict[str, Tensor]
-    tables: list[Tensor]
-    bias: Tensor | None = None
+    settings: dict[str, Any]  # fields of this package's configuration
+    state: dict[str, Tensor]  # other weights, in float32, by fairseq's names
+    tables: list[Tensor]  # position tables (P, d_model) of encoder and decoder
+    bias: Tensor | None = None  # bias (V,) of the logits
 
 
 @dataclass

@@ -33,11 +33,9 @@ class Candidate:
 
 
 class SearchRecorder(LogitsProcessor):
-    """Logits processor that records the candidates of each `steps` of an autoregressive search for one target.
+    """Logits processor that records the candidates of each of the `steps` of an autoregressive search for one target.
 
-    Args:
-        settings: settings of the call, including the mask of its source.
-        constraint: a processor that excludes tokens, applied before recording; or None.
+    `settings` are those of the call, including the mask of its source; a `constraint` is applied before recording.
     """
 
     def __init__(self, settings: CallSettings, constraint: LogitsProcessor | None) -> None:
@@ -79,15 +77,10 @@ class SearchRecorder(LogitsProcessor):
 
 
 class RecordingTranslator(Translator):
-    """Translator of one text that records its search.
+    """Translator of one text that records its search."""
 
-    Attributes:
-        steps: candidates after each step of an autoregressive search.
-        history: (R, T), target after each iteration or layer of a non-autoregressive model.
-    """
-
-    steps: list[list[Candidate]]
-    history: list[list[int]]
+    steps: list[list[Candidate]]  # candidates after each step of an autoregressive search
+    history: list[list[int]]  # (R, T), target after each iteration or layer of a non-autoregressive model
 
     def generate(self, **inputs: Any) -> Any:
         """Return the output of `generate()`, and record the search."""

@@ -63,7 +63,7 @@ def draw_attention(
         word: number of a word above, to draw only its lines; None for all words.
 
     Raises:
-        ValueError: there is no such stack, layer, head or word.
+        ValueError: there is no such layer, head or word.
         ImportError: Matplotlib is not installed.
     """
     weights, queries, keys = maps.weights(stack), maps.queries(stack), maps.keys(stack)
@@ -138,7 +138,7 @@ def draw_heat_maps(
         heads: numbers of the heads; None for all.
 
     Raises:
-        ValueError: there is no such stack, layer or head.
+        ValueError: there is no such layer or head.
         ImportError: Matplotlib is not installed.
     """
     weights, queries, keys = maps.weights(stack), maps.queries(stack), maps.keys(stack)

@@ -63,14 +63,8 @@ class AttentionMaps:
         return getattr(self, STACKS[stack][1])
 
     def weights(self, stack: str) -> np.ndarray:
-        """Return the (N, H, Q, K) weights of "encoder", "decoder" or "cross" attention.
-
-        Raises:
-            ValueError: the model has no attention of that name.
-        """
-        if stack not in STACKS:
-            raise ValueError(f"stack: no such attention; got {stack!r}, expected one of {', '.join(STACKS)}.")
-        return getattr(self, stack)
+        """Return the (N, H, Q, K) weights of "encoder", "decoder" or "cross" attention."""
+        return {"encoder": self.encoder, "decoder": self.decoder, "cross": self.cross}[stack]
 
 
 class Pass(NamedTuple):
@@ -141,14 +135,14 @@ def attention_maps(
         **generate_kwargs: arguments of `model.generate`, which override the model's settings.
 
     Raises:
-        ValueError: the model cannot generate, or a target is given for a non-autoregressive model.
+        ValueError: a target is given for a non-autoregressive model.
     """
-    name, is_autoregressive = type(model).__name__, not is_non_autoregressive(model)
+    is_autoregressive = not is_non_autoregressive(model)
     if target is not None and not is_autoregressive:
-        problem = f"{name} predicts all words at once and reads no target; got {target!r}, expected None"
+        problem = (
+            f"{type(model).__name__} predicts all words at once and reads no target; got {target!r}, expected None"
+        )
         raise ValueError(f"target: {problem}. Leave it out.")
-    if is_autoregressive and not hasattr(model, "prepare_decoder_input_ids_from_labels"):
-        raise ValueError(f"{name} generates no text; load the model with AutoModelForSeq2SeqLM.")
     encode = text_encoder(tokenizer)
     batch = {name: tensor.to(model.device) for name, tensor in encode(source, return_tensors="pt").items()}
     with eval_mode(model):

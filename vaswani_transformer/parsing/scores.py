@@ -129,13 +129,10 @@ def score_trees(gold: Iterable[Tree], predicted: Iterable[Tree], own_punctuation
             the trees disagree. Otherwise the gold tags determine it for both trees, and every sentence counts.
 
     Raises:
-        UserError: the numbers of trees differ, or two trees differ in their words.
+        ValueError: the numbers of trees differ, or two trees differ in their words.
     """
-    golds, others = list(gold), list(predicted)
-    if len(golds) != len(others):
-        raise UserError(f"predicted: got {len(others)} trees, expected {len(golds)} as in gold. Pair them.")
     total = BracketScores()
-    for number, (right, other) in enumerate(zip(golds, others, strict=True), start=1):
+    for number, (right, other) in enumerate(zip(gold, predicted, strict=True), start=1):
         if right.words != other.words and not own_punctuation:
             raise UserError(f"predicted, tree {number}: its words are not those of the gold tree. Pair the trees.")
         total += score_sentence(right, other, own_punctuation)

@@ -248,9 +248,6 @@ def translate_typed(form: LineFormat) -> None:
         where = f"standard input, line {number}"
         try:
             (translation,) = translator([form.read(line, where)])
-        except TooLongError as error:
-            log(f"{error.tokens} tokens, more than {error.limit}; shorten the line.")
-            continue
         except UserError as error:
             log(str(error))
             continue

@@ -18,7 +18,7 @@ from ..support.checked_loading import (
     load_tokenizer,
     own_model_types,
 )
-from ..support.errors import UserError, one_line
+from ..support.errors import UserError
 
 MODEL_FILES = (
     "*.bin", "*.index.json", "*.model", "*.py", "*.safetensors", "*.spm", "*config.json", "*vocab*",
@@ -29,21 +29,13 @@ MODEL_FILES = (
 
 @dataclasses.dataclass(frozen=True)
 class LoadOptions:
-    """Options for loading a model.
+    """Options for loading a model."""
 
-    Attributes:
-        model: a folder, or a name on the Hub.
-        device: the device; None for an accelerator if available, else the CPU.
-        dtype: dtype of products with weights, or "auto".
-        revision: revision of a model on the Hub; None for its main branch.
-        trust_remote_code: whether to run the model's own code.
-    """
-
-    model: str
-    device: str | None = None
-    dtype: str = "auto"
-    revision: str | None = None
-    trust_remote_code: bool = False
+    model: str  # a folder, or a name on the Hub
+    device: str | None = None  # None for an accelerator if available, else the CPU
+    dtype: str = "auto"  # of products with weights
+    revision: str | None = None  # of a model on the Hub; None for its main branch
+    trust_remote_code: bool = False  # whether to run the model's own code
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Self:
@@ -88,10 +80,8 @@ def load_model_and_tokenizer(options: LoadOptions) -> tuple[PreTrainedModel, Pre
     On a CPU a model of this package is prepared with `prepare_for_inference`, except in float16.
     """
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    try:
+    with load_errors(f"--device={options.device}"):
         device = torch.zeros(1, device=options.device or accelerator or "cpu").device
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"--device={options.device}: the model cannot run there: {one_line(error)}") from error
     name, dtype, settings, is_on_cpu = options.model, options.dtype, options.hub_settings, device.type == "cpu"
     config = load_config(name, **settings)
     is_prepared = config.model_type in own_model_types() and is_on_cpu and dtype != "float16"

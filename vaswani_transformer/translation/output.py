@@ -52,15 +52,11 @@ class ResumableFile(StreamOutput):
     results. At the end it gets the size and digest of the file. On resuming, an unfinished file is truncated after its
     last complete result. The open file is locked, where the system has such locks.
 
-    Args:
-        path: the file.
-        lines_per_text: the lines of a text's result.
-        settings: what the results depend on, besides the texts.
-        batches: what they depend on only by the rounding of sums.
+    `settings` are what the results depend on, besides the texts, and `batches` what they depend on only by the rounding
+    of sums. The command adds to the record the search, and the weight layouts of a prepared model, which affect
+    rounding.
 
     Attributes:
-        record: content of the record; the command adds the search, and the weight layouts of a prepared model, which
-            affect rounding.
         done: number of texts with a result from an earlier command.
         is_finished: whether all texts have one.
         batching_changed: whether the unfinished file was started with other `batches`.
