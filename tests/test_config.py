@@ -171,6 +171,11 @@ def test_override_of_an_unknown_field_is_an_error_with_the_list() -> None:
     assert (config.d_model, str(config.dtype), config._attn_implementation) == (64, "torch.bfloat16", "eager")
 
 
+def test_tensor_parallel_plans_are_on_the_classes_and_not_on_the_config() -> None:
+    assert VaswaniTransformerConfig.base_model_tp_plan is None
+    assert VaswaniTransformerConfig().base_model_tp_plan is None
+
+
 @pytest.mark.parametrize(
     "side", [{}, {"decoder": True}, {"encoder": True}, {"decoder": True, "encoder": True}], ids=str
 )

@@ -118,6 +118,16 @@ def test_cached_steps_equal_one_pass(
     torch.testing.assert_close(stepwise(model, batch, cache, step)[kept], complete[kept], **FLOAT32)
 
 
+def test_padding_tokens_count_without_a_mask() -> None:
+    model, target = MODELS["sinusoidal"], random_tokens(1, 3)
+    source = torch.tensor([[5, 6, 1, 1]])
+    everything = model(input_ids=source, decoder_input_ids=target).logits
+    masked = model(input_ids=source, attention_mask=torch.ones_like(source), decoder_input_ids=target).logits
+    torch.testing.assert_close(everything, masked, **FLOAT32)
+    two = model(input_ids=source[:, :2], decoder_input_ids=target).logits
+    assert (everything - two).abs().max() > 1e-2
+
+
 @pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_padded_source_without_a_mask_is_a_warning(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is Transformers' own; every way to a source of tokens passes it."""
