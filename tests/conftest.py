@@ -40,10 +40,9 @@ LONGEST = (
     "training/test_train.py",
     "test_docs.py",
     "test_bench.py",
+    "test_transformers_suite.py",
     "test_compile_export.py",
     "training/test_publish.py",
-    "training/test_family.py",
-    "test_publishing.py",
 )
 
 
