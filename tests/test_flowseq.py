@@ -182,12 +182,14 @@ def test_divergence_is_that_of_its_definition_and_the_loss_weighs_it() -> None:
     mean, log_variance = model.encode_target(encoded, mask, labels.clamp(min=0))
     std = (log_variance / 2).exp()
     latents = mean + std * noise
-    noise_of_flow, log_det = model.flow(latents, model.flow_inputs(encoded, mask))
+    inputs = model.flow_inputs(encoded, mask)
+    noise_of_flow, log_det = model.flow(latents, inputs)
     divergence = 0.0
     for row, length in enumerate((5, 2)):
         log_q = Normal(mean[row, :length], std[row, :length]).log_prob(latents[row, :length]).sum()
         log_p = Normal(0.0, 1.0).log_prob(noise_of_flow[row, :length]).sum() + log_det[row]
         divergence += (log_q - log_p) / 7
+        torch.testing.assert_close(model.flow.log_prob(latents, inputs)[0][row], log_p, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(outputs.kl_loss, divergence, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(outputs.log_determinant, log_det.sum() / 7, rtol=1e-4, atol=1e-4)
     expected = functional.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten())
