@@ -30,9 +30,10 @@ class Commit:
 
 @dataclass
 class Hub:
-    """The commits of each branch of each repository, oldest first."""
+    """The commits of each branch of each repository, oldest first; `address` is where it is served."""
 
     branches: dict[str, dict[str, list[Commit]]] = field(default_factory=dict)
+    address: str = ""
 
     def at(self, name: str, revision: str = "main") -> Commit:
         """Return the commit of this branch or SHA; raise KeyError if there is none."""
@@ -48,7 +49,7 @@ class Hub:
         request = json.loads(content)
         name = f"{request.get('organization') or 'somebody'}/{request['name']}"
         self.branches.setdefault(name, {"main": [Commit("initial commit", {})]})
-        return {"name": name}
+        return {"name": name, "url": f"{self.address}/{name}"}
 
     def create_branch(self, _: bytes, name: str, branch: str) -> dict[str, Any]:
         self.branches[name].setdefault(branch, list(self.branches[name]["main"]))
@@ -58,6 +59,10 @@ class Hub:
         commit = self.at(name, revision)
         siblings = [{"rfilename": path} for path in commit.files]
         return {"id": name, "sha": commit.sha, "private": False, "siblings": siblings, "tags": [], "likes": 0}
+
+    def tree(self, _: bytes, name: str, revision: str) -> list[dict[str, Any]]:
+        files = self.at(name, revision).files
+        return [{"type": "file", "path": path, "size": len(files[path]), "oid": path} for path in files]
 
     def upload_modes(self, content: bytes, **_: str) -> dict[str, Any]:
         """Let the client put every file into the commit itself, without LFS."""
@@ -75,15 +80,17 @@ class Hub:
                 files[path] = base64.b64decode(change["value"]["content"])
         commit = Commit(header["value"]["summary"], files)
         self.branches[name][branch].append(commit)
-        return {"success": True, "commitOid": commit.sha}
+        url = f"{self.address}/{name}/commit/{commit.sha}"
+        return {"success": True, "commitOid": commit.sha, "commitUrl": url}
 
 
 NAME = r"(?P<name>[\w.-]+/[\w.-]+)"
-ROUTES: list[tuple[str, Callable[..., dict[str, Any]]]] = [
+ROUTES: list[tuple[str, Callable[..., Any]]] = [
     ("GET /api/whoami-v2", lambda hub, _: {"type": "user", "name": "somebody", "orgs": []}),
     ("POST /api/validate-yaml", lambda hub, _: {"errors": [], "warnings": []}),
     ("POST /api/repos/create", Hub.create),
     (f"GET /api/models/{NAME}(/revision/(?P<revision>.+))?", Hub.info),
+    (f"GET /api/models/{NAME}/tree/(?P<revision>[^/]+)", Hub.tree),
     (f"POST /api/models/{NAME}/branch/(?P<branch>.+)", Hub.create_branch),
     (f"POST /api/models/{NAME}/preupload/.+", Hub.upload_modes),
     (f"POST /api/models/{NAME}/commit/(?P<branch>.+)", Hub.commit),
@@ -110,18 +117,13 @@ class Requests(BaseHTTPRequestHandler):
     def serve(self) -> None:
         """Answer with JSON as one of `ROUTES` says, or with a file."""
         content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        path, address = unquote(urlsplit(self.path).path), f"http://{self.headers['Host']}"
+        path = unquote(urlsplit(self.path).path)
         try:
             for pattern, respond in ROUTES:
                 if match := re.fullmatch(pattern, f"{self.command} {path}"):
                     given = {name: value for name, value in match.groupdict().items() if value is not None}
-                    result = respond(self.hub, content, **given)
-                    name = given.get("name", result.get("name"))
-                    urls = {
-                        "url": f"{address}/{name}",
-                        "commitUrl": f"{address}/{name}/commit/{result.get('commitOid')}",
-                    }
-                    return self.answer(200, json.dumps(urls | result).encode(), Content_Type="application/json")
+                    result = json.dumps(respond(self.hub, content, **given))
+                    return self.answer(200, result.encode(), Content_Type="application/json")
             owner, name, _, revision, file = path.removeprefix("/").split("/", 4)
             commit = self.hub.at(f"{owner}/{name}", revision)
             file_content = commit.files[file]
@@ -139,8 +141,9 @@ def serving(hub: Hub) -> Generator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("RequestsOfHub", (Requests,), {"hub": hub}))
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    hub.address = f"http://127.0.0.1:{server.server_port}"
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield hub.address
     finally:
         server.shutdown()
         server.server_close()

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import ROOT, error_line, run_main
-from tests.hub_state import metadata_errors
 from tests.training.invented_results import DATA, REPOSITORY, SIGNATURE, results_of
 from training import card as card_module
 from training.card import INTRODUCTIONS, main, make_card
@@ -26,7 +25,6 @@ RESULTS = ROOT / "training" / "recipes" / "results" / "multi30k.json"
 def test_card_is_what_the_code_makes_of_the_results(tmp_path: Path) -> None:
     main([str(RESULTS), "OWNER/multi30k-en-de", f"--output={tmp_path / 'card.md'}"])
     assert CARD.read_bytes() == (tmp_path / "card.md").read_bytes()
-    assert metadata_errors(CARD.read_text(encoding="utf-8")) == []
 
 
 def test_card_without_results_is_an_error_of_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,7 +56,6 @@ def test_model_index_holds_every_score_with_its_signature(scores: tuple[float, f
     }
     assert found["validation", "bleu"].metric_args == {"signature": SIGNATURE}
     assert f"BLEU {scores[0]:.2f}, `{SIGNATURE}`" in card.text
-    assert metadata_errors(str(card)) == []
 
 
 def test_card_has_languages_data_license_size_time_hardware_and_code() -> None:
