@@ -38,7 +38,7 @@ def parse_with_argparse(module: str, arguments: list[str]) -> None:
             raise ParsedError
         return parsed
 
-    main = importlib.import_module(module).main
+    main = getattr(importlib.import_module(module), "main", None) or importlib.import_module(f"{module}.__main__").main
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
         # they read a recipe from the arguments that their parsers leave

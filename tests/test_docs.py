@@ -1,15 +1,16 @@
 """README and docs: every Python block runs, every shell command parses, every link has a target, the site builds."""
 
 import ast
+import json
 import os
 import re
-import runpy
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -28,6 +29,7 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 # The pages of the paper in code run as one program, in test_paper_page.py; blocks that hold one of these texts run in
 # test_tutorials.py and convert/test_fine_tuning.py, with their own models.
 RUN_ELSEWHERE = ("books-en-it", "runs/opus-en-de")
+JSON = {"Content-Type": "application/json"}
 
 
 def page_name(page: Path) -> str:
@@ -133,7 +135,7 @@ def test_exported_model_decodes_greedily(page_outputs: PageOutputs, quickstart: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["prepare_for_inference", "ctranslate2"])
-def test_service_translates_the_sentences_of_a_text(
+def test_service_answers_a_request_with_the_translation_of_its_sentences(
     engine: str, page_outputs: PageOutputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CTranslate2's service loads the model that an earlier block of its page converts."""
@@ -141,9 +143,22 @@ def test_service_translates_the_sentences_of_a_text(
     (block,) = [block for block in blocks_to_run(page) if "FastAPI()" in block and f"import {engine}" in block]
     _, folder = page_outputs(page)
     (folder / "service.py").write_text(block, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.chdir(folder)
-    answer = runpy.run_path("service.py")["translate_text"]("The dogs are asleep. Where are they?")
-    assert answer["translation"] == "Die Hunde schlafen. Wo sind sie?"  # as the page prints
+    text = "The dogs are asleep. Where are they?"
+    command = [sys.executable, "-m", "uvicorn", "service:app", "--port=0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            log = iter(process.stderr.readline, "")
+            address = next(found[0] for found in (re.search(r"http://[\d.:]+", line) for line in log) if found)
+            request = Request(f"{address}/translate", json.dumps({"text": text}).encode(), JSON)
+            with urlopen(request, timeout=60) as answer:
+                assert re.fullmatch(r".+\. .+\?", json.load(answer)["translation"])
+            with urlopen(f"{address}/health", timeout=60) as answer:
+                assert answer.status == 200
+        finally:
+            process.terminate()
 
 
 BLOCKS = [(page_name(page), block) for page in PAGES for block in blocks_of(page, "bash")]

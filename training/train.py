@@ -281,10 +281,10 @@ def report(results: dict[str, Any], recipe: Recipe) -> None:
     print(f"{minutes:.1f} minutes in all. {recipe.note}")
     print(f"{best.title} {scores[best.key]:.2f} on {scores['sentences']} unseen sentences ({signature})", flush=True)
     if scores["examples"]:
-        folder = shlex.quote(recipe.output_dir)
+        folder, source = shlex.quote(recipe.output_dir), shlex.quote(scores["examples"][0]["source"])
         logger.info("Next, %s what you type, and see attention:", task.verb)
         logger.info("%s %s --interactive", task.command, folder)
-        logger.info("vaswani-demo %s", folder)
+        logger.info("python -m vaswani_transformer.figures %s %s", folder, source)
 
 
 def main(arguments: list[str] | None = None) -> None:

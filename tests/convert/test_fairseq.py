@@ -204,6 +204,8 @@ def test_dictionary_of_final_pieces_gives_the_ids_of_subword_nmt_and_fairseq(tmp
     [
         ("a -0\nb -1\n", [4, 5, 2]),  # scores of sentencepiece as counts
         ("a 2 \nb 1\t\r\n", [4, 5, 2]),
+        ("<s> 0 #fairseq:overwrite\n</s> 0 #fairseq:overwrite\na 2\nb 1\n", [6, 7, 2]),
+        ("a 2\nb 1\na 1 #fairseq:overwrite \n", [6, 5, 2]),
     ],
 )
 def test_dictionary_is_read_as_fairseq_reads_it(dictionary: str, ids: list[int], tmp_path: Path) -> None:

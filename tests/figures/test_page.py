@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from tests.builders import random_attention_maps
-from tests.helpers import model_of_pairs
+from tests.helpers import error_line, model_of_pairs, run_main
 from vaswani_transformer.figures import attention_page, render_page
+from vaswani_transformer.figures.__main__ import main
 from vaswani_transformer.figures.style import head_colors
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -93,6 +94,36 @@ def test_page_needs_no_other_file() -> None:
     assert not [name for element in page.elements for name in element if name in ("src", "href", "action", "srcset")]
     policy = page.one("meta", **{"http-equiv": "Content-Security-Policy"})["content"]
     assert policy.startswith("default-src 'none';")
+
+
+def test_command_writes_a_page_and_prints_its_path(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "page.html"
+    main([str(saved), "the cat is black", "--output", str(output)])
+    assert capsys.readouterr().out == f"{output}\n"
+    assert output.read_text(encoding="utf-8") == attention_page(*model_of_pairs(), "the cat is black")
+    main([str(saved), "the cat is black", "--target", "no", "--output", str(output), "--force"])
+    assert Page(output.read_text(encoding="utf-8")).all("bdi")[1]["text"] == "no"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{folder}", "hello", "--output", "{folder}/none/a.html"], "{folder}/none/a.html: cannot be written: No such"),
+        (
+            ["{folder}/none", "hello", "--output", "{folder}/page.html"],
+            "{folder}/none: its tokenizer: cannot be loaded: ",
+        ),
+        (["{folder}", "hello", "--output", "{folder}/config.json"], "{folder}/config.json: the file exists; give"),
+    ],
+)
+def test_command_error_is_one_line(
+    arguments: list[str], message: str, saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [argument.format(folder=saved) for argument in arguments]
+    assert message.format(folder=saved) in error_line(run_main(main, given, capsys))
+    assert not (saved / "page.html").exists()
 
 
 def opened(text: str, folder: Path, address: str = "", actions: str = "") -> Page:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -40,7 +39,7 @@ from vaswani_transformer import (
 from vaswani_transformer.cpu import linear
 from vaswani_transformer.cpu.model import Prepared
 from vaswani_transformer.translation import command, loading
-from vaswani_transformer.translation.command import LineFormat, json_text, lines_of
+from vaswani_transformer.translation.command import LineFormat, TranslationOptions, json_text, lines_of
 from vaswani_transformer.translation.loading import LoadOptions
 from vaswani_transformer.translation.translator import Hypothesis, Translation, translate
 
@@ -96,7 +95,7 @@ def test_json_lines_give_json_lines(run: Run, folder: str) -> None:
 
 def test_line_ends_only_at_a_line_feed_and_a_byte_order_mark_is_no_text() -> None:
     stream = "\ufeffone\r\n\n  two\rthree \u2028four\n\ufefffive"
-    form = LineFormat(Namespace(format="text"))
+    form = LineFormat(TranslationOptions("a model"))
     texts = [form.read(line, "f") for line in lines_of(io.BytesIO(stream.encode()))]
     assert texts == ["one", "", "two\rthree \u2028four", "\ufefffive"]
 
@@ -135,7 +134,7 @@ def test_line_without_a_text_is_an_error_that_names_it(line: str, language: str 
 
 def test_translation_is_written_on_one_line() -> None:
     translation = Translation([Hypothesis("a\nb\r\nc\rd", 1, None)], 1, False, 1)
-    form = LineFormat(Namespace(format="text", scores=False, nbest=None))
+    form = LineFormat(TranslationOptions("a model"))
     assert form.write(translation, 1) == ["a b  c d"]
 
 

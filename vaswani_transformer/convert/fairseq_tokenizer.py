@@ -20,14 +20,19 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_dictionary(path: Path) -> list[str]:
-    """Return the special tokens and the tokens of a `dict.txt`, in the order of their ids in fairseq."""
+    """Return the special tokens and the tokens of a `dict.txt`, in the order of their ids in fairseq.
+
+    A line with `#fairseq:overwrite` redefines a token; its earlier entries get names that occur in no text.
+    """
     tokens = list(SPECIAL_TOKENS)
     for number, line in enumerate(read_lines(path), start=1):
-        token, _, count = line.rstrip().rpartition(" ")
+        entry, _, flag = line.rstrip().rpartition(" ")
+        token, _, count = entry.rpartition(" ") if flag == "#fairseq:overwrite" else (entry, "", flag)
         if not token or not count.removeprefix("-").isdigit():
             raise UserError(f"{path}, line {number}: not a token and its count; give fairseq's dict.txt.")
         tokens.append(token)
-    return tokens
+    last = {token: index for each in (tokens, SPECIAL_TOKENS) for index, token in enumerate(each)}
+    return [token if last[token] == index else f"{token} {index}" for index, token in enumerate(tokens)]
 
 
 def read_merges(path: Path) -> list[tuple[str, str]]:

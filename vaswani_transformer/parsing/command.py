@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..translation.command import LineFormat, make_parser, run
+from ..translation.command import LineFormat, TranslationOptions, make_parser, run
 from ..translation.translator import Translation, Translator
 from .constraint import tree_constraint
 from .linear import delinearize
@@ -11,10 +11,19 @@ from .trees import draw_tree_text
 from .words import split_plain, split_tokenized
 
 
+@dataclass(frozen=True)
+class ParsingOptions(TranslationOptions):
+    """Options of `vaswani-parse`, described by its `--help`."""
+
+    tokenized: bool = False
+    draw: bool = False
+
+
 @dataclass
 class TreeFormat(LineFormat):
     """Input lines of sentences, and output lines of trees."""
 
+    options: ParsingOptions  # ty: ignore[incompatible-mutable-override]
     repaired: int = 0
 
     def read(self, line: bytes, where: str) -> str:
@@ -52,7 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
         "and contractions become words",
     )
     lines.add_argument("--draw", action="store_true", help="draw each tree as text instead of writing its brackets")
-    options = parser.parse_args(arguments)
+    options = ParsingOptions(**vars(parser.parse_args(arguments)))
     if options.draw and options.output:
         parser.error("--draw writes many lines a tree, for readers; leave out --output.")
     run(TreeFormat(options))

@@ -6,6 +6,7 @@ The file follows a line's way: options, input, model, search, output.
 import argparse
 import codecs
 import contextlib
+import io
 import json
 import os
 import re
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from tqdm import tqdm
@@ -30,6 +31,34 @@ RESULTS_DO_NOT_DEPEND_ON = {
     "model", "device", "revision", "trust_remote_code", "input", "output", "interactive", "batch_tokens", "sort_lines",
 }  # fmt: skip
 """Options outside the compared settings of a record: the model has a digest, and batches change only rounding."""
+
+
+@dataclass(frozen=True)
+class TranslationOptions(LoadOptions):
+    """Options of `vaswani-translate`, described by its `--help`; None for a default. `sort_lines` is `--window`."""
+
+    input: Path | None = None
+    output: Path | None = None
+    interactive: bool = False
+    format: Literal["text", "jsonl"] = "text"
+    field: str | None = None
+    source: str | None = None
+    scores: bool = False
+    nbest: int | None = None
+    beams: int | None = None
+    length_penalty: float | None = None
+    iterations: int | None = None
+    length_beam: int | None = None
+    max_length: int | None = None
+    max_source_tokens: int | None = None
+    too_long: TooLong = "truncate"
+    batch_tokens: int = 2048
+    sort_lines: int = 2048
+
+    def record(self) -> dict[str, Any]:
+        """Return the settings that results depend on: the model and options, without the texts."""
+        given = {name: value for name, value in vars(self).items() if name not in RESULTS_DO_NOT_DEPEND_ON}
+        return {"model": self.digest()} | given
 
 
 def make_parser(prog: str, description: str, texts: str, results: str) -> tuple[argparse.ArgumentParser, Any]:
@@ -65,7 +94,6 @@ def make_parser(prog: str, description: str, texts: str, results: str) -> tuple[
     machine.add_argument("--batch_tokens", help="source tokens at once (2048)", **size)
     machine.add_argument("--window", dest="sort_lines", help="lines sorted by length at once (2048)", **size)
     add_load_options(machine)
-    parser.set_defaults(format="text", field=None, source=None, scores=False, nbest=None)
     return parser, lines
 
 
@@ -90,7 +118,7 @@ def json_text(line: str, field: str | None, language: str | None, where: str) ->
 class LineFormat:
     """Input and output lines of `vaswani-translate`; `vaswani-parse` has a subclass."""
 
-    options: argparse.Namespace
+    options: TranslationOptions
 
     def read(self, line: bytes, where: str) -> str:
         """Return the text to translate of an input line, which `where` names in an error."""
@@ -106,7 +134,7 @@ class LineFormat:
     def load(self) -> Translator:
         """Return the translator with the command's model."""
         options = self.options
-        model, tokenizer = load_model_and_tokenizer(LoadOptions.of(options))
+        model, tokenizer = load_model_and_tokenizer(options)
         search: dict[str, Any] = {
             "num_beams": options.beams,
             "length_penalty": options.length_penalty,
@@ -158,10 +186,12 @@ def typed_lines() -> Iterator[bytes]:
         return
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives `input` editing and a history
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # else a byte that is not UTF-8 ends `input`
     prompt = "> " if sys.stdout.isatty() else ""
     with contextlib.suppress(EOFError):
         while True:
-            yield input(prompt).encode()
+            yield input(prompt).encode(errors="surrogateescape")
 
 
 def log(message: str) -> None:
@@ -175,16 +205,14 @@ def warn_of_truncation(translation: Translation, where: str) -> None:
         log(f"{where}: {translation.source_tokens} tokens, more than {limit}, so it was truncated; see --too_long.")
 
 
-def open_output(options: argparse.Namespace) -> StreamOutput:
+def open_output(options: TranslationOptions) -> StreamOutput:
     """Return the output: standard output, a pipe or device, or a resumable file."""
     if options.output is None:
         return StreamOutput(sys.stdout.buffer, "standard output")
     if options.output.exists() and not options.output.is_file():
         return StreamOutput(options.output.open("wb"), str(options.output))
     lines_per_text = options.nbest or 1 if options.format == "text" else 1
-    settings = {name: value for name, value in vars(options).items() if name not in RESULTS_DO_NOT_DEPEND_ON}
-    settings["model"] = LoadOptions.of(options).digest()
-    return ResumableFile(options.output, lines_per_text, settings, [options.batch_tokens, options.sort_lines])
+    return ResumableFile(options.output, lines_per_text, options.record(), [options.batch_tokens, options.sort_lines])
 
 
 def write_results(
@@ -281,7 +309,7 @@ def run(form: LineFormat) -> None:
 def main(arguments: list[str] | None = None) -> None:
     description = "Translate a text line by line, in order, by the model's own search."
     parser, lines = make_parser("vaswani-translate", description, "text to translate", "results")
-    lines.add_argument("--format", choices=("text", "jsonl"), help="format of input and output (text)")
+    lines.add_argument("--format", choices=("text", "jsonl"), default="text", help="format of input and output (text)")
     key = lines.add_mutually_exclusive_group()
     key.add_argument("--field", metavar="NAME", help='field of JSON Lines with the text: {"NAME": "..."} (text)')
     key.add_argument("--source", metavar="LANGUAGE", help='or its language, in {"translation": {"LANGUAGE": "..."}}')
@@ -289,7 +317,7 @@ def main(arguments: list[str] | None = None) -> None:
     lines.add_argument("--scores", action="store_true", help=scores_help)
     nbest_help = "write the N best, each after its line number and a tab"
     lines.add_argument("--nbest", type=positive_argument, metavar="N", help=nbest_help)
-    options = parser.parse_args(arguments)
+    options = TranslationOptions(**vars(parser.parse_args(arguments)))
     if options.format == "text" and (options.field or options.source):
         parser.error("--field and --source are of JSON Lines; give --format=jsonl as well.")
     run(LineFormat(options))

@@ -1,0 +1,41 @@
+"""The command `python -m vaswani_transformer.figures`, which writes a web page of a sentence's attention weights."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from transformers.utils import logging
+
+from ..support.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
+from ..support.command_line import add_model_argument
+from ..support.errors import exit_on_user_error
+from ..support.files import write_errors
+from .page import attention_page
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False,
+        prog="python -m vaswani_transformer.figures",
+        description="Write one HTML page that shows a model's attention on a sentence.",
+    )
+    add_model_argument(parser)
+    parser.add_argument("source", metavar="sentence", help="sentence to translate")
+    parser.add_argument("--target", help="its translation (default: the model's own)")
+    parser.add_argument("--output", type=Path, default=Path("attention.html"), help="the page (attention.html)")
+    parser.add_argument("--force", action="store_true", help="replace the file that --output names")
+    options = parser.parse_args(arguments)
+    if options.output.exists() and not options.force:
+        parser.error(f"{options.output}: the file exists; give another --output, or replace it with --force.")
+    logging.disable_progress_bar()
+    with exit_on_user_error(ValueError):
+        tokenizer, model = load_tokenizer(options.model), load_model(options.model)
+        check_tokenizer_fits(model, tokenizer, options.model)
+        page = attention_page(model, tokenizer, options.source, options.target)
+        with write_errors(options.output, "make room, or give another --output"):
+            options.output.write_text(page, encoding="utf-8")
+    sys.stdout.write(f"{options.output}\n")
+
+
+if __name__ == "__main__":
+    main()
