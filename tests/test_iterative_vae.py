@@ -18,6 +18,7 @@ from vaswani_transformer.iterative_vae import (
     LatentStep,
     divergence,
     gumbel_noise,
+    relaxed_divergence,
 )
 from vaswani_transformer.nar import canvas
 
@@ -77,6 +78,42 @@ def test_discrete_latent_is_the_embedding_of_one_word_with_the_gradient_of_the_r
     assert torch.equal(discrete(scores, table, None), table[scores.argmax(1)])
     with torch.no_grad():
         assert torch.equal(discrete(scores, table, lambda _: noise), table[words])
+
+
+def draw_latents(prior: Tensor, words: Tensor, b: float, is_relaxed: bool) -> Tensor:
+    """Return z (n, V) of a step whose prior has these logits (n, V), under a hint of weight b at `words` (n,)."""
+    scores = prior.scatter_add(1, words[:, None], prior.new_full((len(words), 1), b))
+    torch.manual_seed(0)
+    return make_step(is_relaxed=is_relaxed).embed(scores, torch.eye(prior.shape[1]).to(prior), gumbel_noise)
+
+
+def log_ratios(latents: Tensor, prior: Tensor, b: float) -> Tensor:
+    """Return (n, V), for a hint at each word the log-ratio of the densities of relaxed `latents` with and without it.
+
+    From Maddison et al. 2017, equation 10, at tau 1.
+    """
+    return b - latents.shape[1] * ((prior - latents.log()).softmax(1) * math.expm1(b)).log1p()
+
+
+@pytest.mark.parametrize("b", [2.0, 4.0, 6.0])
+def test_no_bound_lies_below_the_entropy_of_uniform_words_but_that_of_a_relaxed_latent_at_the_price_of_words(
+    b: float,
+) -> None:
+    """Words are uniform, whatever the source, and the reader is the best possible one: Bayes' rule."""
+    count, size = 20_000, 50
+    words, prior = torch.randint(0, size, (count,)), torch.zeros(count, size, dtype=torch.float64)
+    hint = torch.tensor([[b]], dtype=torch.float64)
+    price_of_words = float(divergence(prior[:1], words[:1, None], hint))
+
+    def losses(log_odds: Tensor) -> Tensor:
+        return -log_odds.log_softmax(1).gather(1, words[:, None])
+
+    relaxed = losses(log_ratios(draw_latents(prior, words, b, is_relaxed=True), prior, b))
+    discrete = losses(b * draw_latents(prior, words, b, is_relaxed=False))
+    error = 5 * float(torch.maximum(relaxed.std(), discrete.std())) / math.sqrt(count)
+    assert float(relaxed.mean()) + price_of_words < math.log(size) - 0.2 - error
+    assert float(relaxed.mean()) + float(relaxed_divergence(hint)) > math.log(size)
+    assert abs(float(discrete.mean()) + price_of_words - math.log(size)) < error
 
 
 @pytest.mark.parametrize("weight", [0.0, 1e-30, 1e-3, 0.7, 20.0, 88.7, 88.8, 100.0, 1000.0])
