@@ -132,17 +132,6 @@ def test_length_token_leaves_the_words_their_positions() -> None:
     assert torch.equal(hidden["cmlm"][:, 1:], hidden["ar"])
 
 
-def test_encoder_of_cmlm_shares_its_weights_and_adds_the_length_token() -> None:
-    tokens, model = random_tokens(3, 6), tiny_cmlm()
-    encoder = model.get_encoder()
-    assert all(
-        mine is other for mine, other in zip(encoder.parameters(), model.model.encoder.parameters(), strict=True)
-    )
-    embeds = model.model.encoder.embed_tokens(tokens)
-    assert torch.equal(encoder(inputs_embeds=embeds)[0], encoder(input_ids=tokens)[0])
-    assert model.model.encoder(tokens)[0].shape[1] == encoder(tokens)[0].shape[1] - 1 == 6
-
-
 def test_encoder_outputs_without_the_length_token_are_an_error() -> None:
     """Those of the body's encoder, which adds none: the first word would be taken for it."""
     model, (tokens, mask) = tiny_cmlm(), padded_batch([3, 7])

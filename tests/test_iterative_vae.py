@@ -319,15 +319,6 @@ def test_backward_pass_recomputes_the_latent_steps(monkeypatch: pytest.MonkeyPat
         torch.testing.assert_close(gradient_of_one, value, **FLOAT32)
 
 
-def test_embedding_with_a_hook_gives_the_same_states() -> None:
-    """Adapters and offloading wrap the embeddings, so that the latent reads them through the module."""
-    model, inputs = tiny_iterative_vae(), {"input_ids": random_tokens(3, 6), "labels": targets(5, 1, 4)}
-    expected, calls = model(**inputs).logits, []
-    model.model.decoder.embed_tokens.register_forward_hook(lambda *_: calls.append(1))
-    torch.testing.assert_close(model(**inputs).logits, expected, **FLOAT32)
-    assert calls
-
-
 def test_history_has_the_words_after_every_layer_and_ends_with_the_output() -> None:
     model, source = tiny_iterative_vae(decoder_layers=4), random_tokens(5, 6)
     generated: Any = model.generate(source, return_history=True, return_dict_in_generate=True, length_beam_size=3)

@@ -105,15 +105,6 @@ def test_decoder_layer_equals_torch(data: st.DataObject) -> None:
     torch.testing.assert_close(output[~hidden_target], expected[~hidden_target], **FLOAT32)
 
 
-def test_decoder_layer_without_an_encoder_skips_cross_attention() -> None:
-    config = tiny_config(attn_implementation="eager")
-    decoder = VaswaniTransformerDecoderLayer(config, 0).eval()
-    encoder = VaswaniTransformerEncoderLayer(config, 0).eval()
-    encoder.load_state_dict(decoder.state_dict(), strict=False)
-    states = torch.randn(2, 5, 32)
-    torch.testing.assert_close(decoder(states), encoder(states))
-
-
 def test_feed_forward_network_is_equation_2() -> None:
     feed_forward = FeedForward(tiny_config()).eval()
     random_weights(feed_forward)

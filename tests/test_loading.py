@@ -38,7 +38,6 @@ def load_from_the_meta_device(folder: Path) -> VaswaniTransformerForConditionalG
 LOADERS: dict[str, Callable[[Path], Any]] = {
     "class": VaswaniTransformerForConditionalGeneration.from_pretrained,
     "Auto class": AutoModelForSeq2SeqLM.from_pretrained,
-    "to the CPU": lambda folder: AutoModelForSeq2SeqLM.from_pretrained(folder, device_map="cpu"),
     "from the meta device": load_from_the_meta_device,
 }
 

@@ -217,7 +217,7 @@ def test_target_mask_of_another_shape_is_an_error(cached: int) -> None:
     """With a cache the mask covers the tokens in it too; a static cache may have a mask of its own width."""
     model, batch = MODELS["sinusoidal"], random_batch(2, 5, 4)
     tokens = batch.pop("decoder_input_ids")
-    for width in (1, 2, 3, 5):
+    for width in (2, 5):
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         if cached:
             model(**batch, decoder_input_ids=tokens[:, :cached], past_key_values=cache, use_cache=True)
@@ -253,17 +253,6 @@ def test_encoder_outputs_replace_the_source(as_tuple: bool) -> None:
     assert torch.equal(outputs.logits, expected)
 
 
-def test_tuple_is_returned_on_request() -> None:
-    model, batch = MODELS["sinusoidal"], random_batch()
-    outputs = model(**batch, use_cache=False, return_dict=False)
-    assert isinstance(outputs, tuple)
-    assert torch.equal(outputs[0], model(**batch).logits)
-    by_config = tiny_model(return_dict=False)
-    assert torch.equal(by_config(**batch)[0], outputs[0])
-    source = batch["input_ids"]
-    assert torch.equal(by_config.generate(source, max_new_tokens=3), model.generate(source, max_new_tokens=3))
-
-
 def test_decoder_runs_without_an_encoder() -> None:
     decoder, tokens = MODELS["sinusoidal"].get_decoder(), random_tokens(2, 5)
     outputs = decoder(tokens, use_cache=True)
@@ -280,14 +269,6 @@ def test_decoder_saves_and_loads_by_itself(tmp_path: Path) -> None:
     decoder.save_pretrained(tmp_path)
     again = VaswaniTransformerDecoder.from_pretrained(tmp_path)
     assert torch.equal(again(tokens).last_hidden_state, decoder(tokens).last_hidden_state)
-
-
-def test_dropout_is_the_only_difference_between_training_and_evaluation() -> None:
-    batch = random_batch()
-    still = tiny_model(dropout=0.0)
-    assert torch.equal(still.train()(**batch).logits, still.eval()(**batch).logits)
-    dropping = tiny_model(dropout=0.3).train()
-    assert not torch.equal(dropping(**batch).logits, dropping(**batch).logits)
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")

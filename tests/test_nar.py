@@ -523,16 +523,6 @@ def test_setting_without_an_effect_is_accepted(settings: dict[str, Any]) -> None
     assert torch.equal(model.generate(source, **settings), model.generate(source))
 
 
-def test_saved_beams_are_an_error_that_names_the_generation_config() -> None:
-    model: Any = tiny_nat()
-    source = random_tokens(2, 5)
-    expected = model.generate(source)
-    model.generation_config = GenerationConfig(num_beams=4)
-    with pytest.raises(ValueError, match=r"^num_beams: .* generation config\.$"):
-        model.generate(source)
-    assert torch.equal(model.generate(source, num_beams=None), expected)
-
-
 @pytest.mark.parametrize("size", [1, 127, 128, 129])
 def test_argmax_is_the_first_of_equal_numbers_in_any_vocabulary(size: int) -> None:
     for logits in (torch.randn(50, size), torch.randint(0, 3, (50, size)).float(), torch.full((2, size), -torch.inf)):

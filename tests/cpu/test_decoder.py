@@ -19,8 +19,6 @@ from vaswani_transformer import (
 )
 from vaswani_transformer.cpu.decoder import BeamCache, CachedCrossAttention, DecoderStep, PreparedDecoder
 from vaswani_transformer.cpu.encoder import PreparedEncoder
-from vaswani_transformer.cpu.layers import embed_fn
-from vaswani_transformer.embeddings import ScaledEmbedding
 from vaswani_transformer.layers import VaswaniTransformerDecoderLayer
 from vaswani_transformer.stacks import VaswaniTransformerDecoder
 
@@ -64,17 +62,6 @@ def assert_same_tokens(model: Any, **options: Any) -> None:
     """Assert that a model and its prepared copy find the same tokens for two sources."""
     call = source_batch([5, 3], max_new_tokens=8, num_beams=2) | options
     assert torch.equal(prepare_for_inference(model).generate(**call), model.generate(**call))
-
-
-def halved(module_class: Any) -> Any:
-    """Return a subclass with another forward."""
-    return type("Halved", (module_class,), {"forward": lambda self, input: module_class.forward(self, input) * 0.5})
-
-
-@pytest.mark.parametrize("kind", [ScaledEmbedding, halved(ScaledEmbedding)])
-def test_embed_fn_adds_positions_to_embeddings(kind: type[ScaledEmbedding]) -> None:
-    embed, ids, positions = kind(random_model().config), torch.tensor([3, 1, 3]), torch.randn(3, 32)
-    torch.testing.assert_close(embed_fn(embed)(ids, positions), embed(ids) + positions, **FLOAT32)
 
 
 @needs_float32

@@ -167,18 +167,6 @@ def test_prepared_model_is_of_its_class_and_has_a_dtype_and_a_device(dtype: str)
     assert prepared.generation_config.to_dict() == model.generation_config.to_dict()
 
 
-@pytest.mark.parametrize("dtype", EVERY_DTYPE)
-def test_model_is_prepared_and_decodes_alike_under_another_default_dtype(dtype: str) -> None:
-    model, call = random_model(), source_batch([5, 3], max_new_tokens=8)
-    true = prepare_for_inference(model, dtype).generate(**call)
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        generated = prepare_for_inference(model, dtype).to("cpu").generate(**call)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert torch.equal(generated, true)
-
-
 def test_body_and_a_single_stack_can_be_prepared() -> None:
     model, inputs = VaswaniTransformerModel(tiny_model().config).eval(), random_batch()
     torch.testing.assert_close(
