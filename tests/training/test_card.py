@@ -95,17 +95,6 @@ def test_card_of_a_parser_speaks_of_trees_and_says_what_f1_is_of() -> None:
     assert card.data.get("language") == ["en"]
 
 
-def test_card_of_a_dialogue_model_names_no_translation() -> None:
-    results = json.loads(json.dumps(results_of(task="dialogue")).replace('bleu"', 'bleu_2"'))
-    results["test"] |= {"bleu_1": 9.0, "bleu_1_signature": "s", "bleu_2_signature": "s"}
-    results["validation"]["bleu_2_signature"] = "s"
-    card = make_card(results, REPOSITORY)
-    assert card.data.get("pipeline_tag") == "text-generation"
-    assert "to answer `en` into `de`" in card.text
-    assert "BLEU-2 28.46" in card.text
-    assert not re.search("translation|translates", card.text)
-
-
 @pytest.mark.parametrize("variant", INTRODUCTIONS)
 def test_every_kind_of_model_has_a_first_sentence_and_a_tag(variant: str) -> None:
     kind = "nat" if variant == "glat" else variant

@@ -142,16 +142,6 @@ def test_dialogue_is_scored_by_bleu_1_and_2_and_described_by_its_variety() -> No
     assert task.scores(REPLIES, REFERENCES, task.best_metric).items() <= scores.items()
 
 
-def test_every_score_of_dialogue_is_a_metric_with_a_signature() -> None:
-    task = dialogue("13a")
-    scores = task.all_scores(REPLIES, REFERENCES)
-    assert list(scores) == [metric.key for metric in task.metrics]
-    assert task.best_metric in task.metrics
-    for name, score in scores.items():
-        assert score["score"] == task.scores(REPLIES, REFERENCES, *task.metrics)[name]
-        assert f"order:{name[-1]}" in score["signature"]
-
-
 def test_command_calls_a_reply_no_translation(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -45,14 +45,6 @@ def test_run_writes_model_recipe_results_and_checkpoints(finished_run: runs.Fini
 
 
 @pytest.mark.slow
-def test_run_resumed_in_the_middle_of_an_epoch_ends_with_the_same_bits(
-    finished_run: runs.FinishedRun, tmp_path: Path
-) -> None:
-    """Epochs have two steps; the process draws other random numbers before."""
-    runs.assert_resumes(finished_run.arguments, finished_run.folder, 3, tmp_path / "run")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("file", "launcher"), [("optimizer.pt", ()), (COMPLETE, runs.TWO_PROCESSES)])
 def test_run_killed_while_it_saves_resumes_to_the_same_bits(
     arguments: list[str], tmp_path: Path, file: str, launcher: tuple[str, ...]
