@@ -147,8 +147,7 @@ def distill(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
         limits = ("min_length_difference", "max_length_difference", "dtype")
         settings = {name: getattr(options, name) for name in limits}
         record = {
-            "teacher": Path(options.model).name,
-            "digest": LoadOptions.of(options).digest(),
+            "teacher": {"name": Path(options.model).name, "digest": LoadOptions.of(options).digest()},
             "data": {"source": recipe.data.source, "target": recipe.data.target, "sources": len(sources)},
             "search": translator.search,
             "settings": settings | {"max_length": recipe.data.max_length, "shares": shares},

@@ -186,11 +186,15 @@ def test_distillation_that_cannot_be_written_ends_the_command_with_one_line(
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_another_teacher_or_a_folder_of_other_files_is_an_error(distill: Run, folder: Path, tmp_path: Path) -> None:
+def test_another_teacher_or_a_folder_of_other_files_is_an_error(
+    distill: Run, saved: Path, folder: Path, tmp_path: Path
+) -> None:
     distill()
     tokenizer = model_of_pairs()[1]
-    save(tmp_path / "other", tiny_model(vocab_size=len(tokenizer)), tokenizer)
-    assert "its teacher differs" in error_line(distill(model=tmp_path / "other"))
+    other = save(tmp_path / saved.name, tiny_model(vocab_size=len(tokenizer)), tokenizer)
+    assert "its teacher differs" in error_line(
+        distill(model=other)
+    )  # it has the name of the first, as one trained anew
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "mine").write_text("mine")
     assert "used: holds files that are no distillation; give another" in error_line(distill(folder=tmp_path / "used"))
