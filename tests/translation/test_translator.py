@@ -269,12 +269,14 @@ def test_scores_begin_with_the_start_token_of_the_search(kind: str) -> None:
 def test_model_in_training_translates_without_dropout_and_stays_in_training(
     model_and_tokenizer: ModelAndTokenizer,
 ) -> None:
-    model, tokenizer = model_and_tokenizer
+    (model, tokenizer), modes = model_and_tokenizer, []
+    handle = model.model.encoder.register_forward_pre_hook(lambda stack, _: modes.append(stack.training))
     model.train()
     try:
         assert [translation.text for translation in translate(model, tokenizer, SOURCES)] == TARGETS
-        assert model.training
+        assert (modes, model.training) == ([False], True)
     finally:
+        handle.remove()
         model.eval()
 
 
