@@ -44,6 +44,13 @@ def test_batch_gives_what_each_source_gives_by_itself(lengths: list[int], side: 
         assert without_padding(together)[row] == without_padding(single)[0]
 
 
+def test_record_of_a_search_has_a_length_penalty_only_with_beams() -> None:
+    model = tiny_model()
+    model.generation_config = GenerationConfig(length_penalty=0.6)
+    assert "length_penalty" not in CallSettings(None, model, {}).search()
+    assert CallSettings(None, model, {"num_beams": 2}).search()["length_penalty"] == 0.6
+
+
 @pytest.mark.parametrize("way", [{}, {"use_cache": False}, {"num_beams": 1, "cache_implementation": "static"}])
 @pytest.mark.parametrize("first", [0, 7])
 def test_given_target_positions_count_on_from_the_last_one(way: dict[str, Any], first: int) -> None:

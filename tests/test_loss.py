@@ -116,7 +116,7 @@ def test_only_required_gradients_are_computed(needed: str) -> None:
     assert torch.equal(free.grad, both[0 if needed == "hidden" else 1])
 
 
-@pytest.mark.parametrize("items", [37, torch.tensor(37), torch.tensor(37.0)])
+@pytest.mark.parametrize("items", [1, 37, torch.tensor(1), torch.tensor(37.0)])
 def test_sum_is_divided_by_the_items_of_the_whole_batch(items: int | Tensor) -> None:
     hidden, weight, labels = case = random_case(20, 9)
     assert_equals_torch(case, items=items)

@@ -210,6 +210,13 @@ def test_half_precision_is_finite_and_close(family: str, dtype: torch.dtype) -> 
     assert model.generate(tokens, attention_mask=mask, length_beam_size=2).shape[0] == 2
 
 
+def test_predicted_length_is_at_least_that_of_the_end() -> None:
+    model = tiny_nat()
+    with torch.no_grad():
+        model.length_difference.proj.bias[0] = 100.0  # the smallest difference
+    assert model.generate(random_tokens(2, 6), return_dict_in_generate=True).lengths.tolist() == [1, 1]
+
+
 @pytest.mark.parametrize("family", FAMILY)
 def test_learned_positions_bound_the_predicted_length(family: str) -> None:
     model = FAMILY[family](position_embedding="learned", max_position_embeddings=6)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.batching.samplers import LENGTHS
 from vaswani_transformer import TokenBudgetBatchSampler
+from vaswani_transformer.batching.steps import step_bounds
 
 
 def bounds_pair_by_pair(ordered: list[tuple[int, int]], budgets: tuple[int, int], micro_batches: int) -> list[int]:
@@ -41,3 +42,8 @@ def test_steps_end_where_the_next_pair_would_exceed_a_budget(
     sides = [side for batch in micro for side in zip(*batch, strict=True)]
     positions = sum(len(side) * max(side) for side in sides)
     assert sampler.padding_share == pytest.approx(1 - sum(map(sum, pairs)) / positions)
+
+
+def test_pairs_of_one_token_fill_a_budget() -> None:
+    ones = np.ones(10, dtype=np.int32)
+    assert step_bounds(ones, ones, (5, 5), micro_batches=1).tolist() == [0, 5, 10]

@@ -1,6 +1,7 @@
 """One step, its log and an evaluation are means over target tokens, for any number of processes and micro-batches."""
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForSeq2SeqLM, TrainerState
+from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, TrainerState
 
 from tests.helpers import LargestTensor, user_error
 from tests.training import runs
 from tests.training.changed_run import train_with_gradient
-from training.checkpoints import CHECKPOINTS, complete_checkpoints, step_of
+from training.checkpoints import CHECKPOINTS, COMPLETE, SECONDS, complete_checkpoints, step_of
 from training.machine import init_processes
 from training.recipe import Recipe
 from training.trainer import PaperTrainer, Progress, sentence_losses
@@ -101,6 +102,21 @@ def test_killed_sharded_run_equals_an_unsharded_run_to_the_bit(tmp_path: Path) -
     assert results[0]["test"]["examples"] == results[1]["test"]["examples"]
     model = AutoModelForSeq2SeqLM.from_pretrained(sharded)
     assert model.lm_head.weight is model.model.shared.weight
+
+
+def test_checkpoint_that_is_written_again_has_no_mark_meanwhile_and_the_seconds_of_the_whole_run(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, marks = runs.trainer_in(arguments, tmp_path / "run"), []
+    checkpoint = tmp_path / "run" / CHECKPOINTS / "checkpoint-0"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / COMPLETE).touch()
+    monkeypatch.setattr(Seq2SeqTrainer, "_save_checkpoint", lambda *_: marks.append((checkpoint / COMPLETE).exists()))
+    trainer.progress.seconds, trainer.progress.begun = 100.0, time.monotonic() - 5
+    trainer._save_checkpoint(trainer.model, None)
+    assert marks == [False]
+    assert complete_checkpoints(tmp_path / "run") == [checkpoint]
+    assert 105 <= float((checkpoint / SECONDS).read_text()) < 165
 
 
 def test_log_of_a_step_has_its_loss_and_its_parts(arguments: list[str], tmp_path: Path) -> None:
