@@ -127,12 +127,18 @@ def compare(beams: int, count: int, options: argparse.Namespace) -> list[dict[st
     ]
 
 
-def main(arguments: list[str] | None = None) -> None:
+def decoding_parser(module: str, description: str | None, rounds: int) -> argparse.ArgumentParser:
+    """Return the parser of a command that decodes, without its arms and beams."""
     tiny = {"shape": "tiny", "batches": [2], "rounds": 1}
-    parser = measuring.make_parser("decode_against_marian", __doc__, tiny, rounds=5, threads=1)
+    parser = measuring.make_parser(module, description, tiny, rounds=rounds, threads=1)
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--lengths", choices=("equal", "mixed"), default="equal")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = decoding_parser("decode_against_marian", __doc__, rounds=5)
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
     options = parser.parse_args(arguments)

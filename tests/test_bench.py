@@ -19,6 +19,7 @@ SMALL = ["--training.steps=2", "--training.evaluation_steps=2"]
 COMMANDS: dict[str, tuple[list[str], str]] = {
     "data_pace": ([], "target tokens/s"),
     "decode_against_marian": (["--beams=1", "--arms", "ours", "int8"], "ratio to Marian"),
+    "decode_before_after": ([str(ROOT)], "same tokens"),
     "decode_family": (
         ["--model=AR=FOLDER/ar", "--model=CMLM=FOLDER/cmlm", "--data=DATA", "--history=2", "--refinement"],
         "tokens changed",

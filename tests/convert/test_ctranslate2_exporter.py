@@ -129,7 +129,7 @@ def test_lora_adapter_is_an_error_until_it_is_merged(tmp_path: Path) -> None:
     for name, weight in adapted.named_parameters():
         if "lora_B" in name:
             weight.data.normal_()
-    with pytest.raises(ValueError, match="merge adapters with merge_and_unload"):
+    with pytest.raises(ValueError, match=r"merge an adapter by merge_and_unload\(\)"):
         to_ctranslate2(adapted, None, tmp_path / "converted")
     with pytest.raises(ValueError, match=r"q_proj is a Linear that is wrapped"):
         to_ctranslate2(adapted.get_base_model(), None, tmp_path / "converted")

@@ -41,8 +41,8 @@ def start_token_id(model: VaswaniTransformerForConditionalGeneration) -> int | N
 def check_convertible(model: nn.Module) -> None:
     if not isinstance(model, VaswaniTransformerForConditionalGeneration):
         raise UserError(
-            f"A {type(model).__name__} is not a VaswaniTransformerForConditionalGeneration; merge adapters with "
-            "merge_and_unload()."
+            f"A {type(model).__name__} is not a VaswaniTransformerForConditionalGeneration, the only model that "
+            "CTranslate2 runs; merge an adapter by merge_and_unload()."
         )
     config = model.config
     if config.attention_window is not None:
