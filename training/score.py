@@ -132,7 +132,8 @@ def report(scores: dict[str, Any]) -> None:
     """Print every score, with its signature or definition if it has one, and the search."""
     for name, value in scores.items():
         if isinstance(value, dict) and "score" in value:
-            print(f"{name:<24} {value['score']:>10.2f}  {value.get('signature') or value['definition']}")
+            brevity = f"  BP {value['brevity_penalty']:.3f}" if "brevity_penalty" in value else ""
+            print(f"{name:<24} {value['score']:>10.2f}  {value.get('signature') or value['definition']}{brevity}")
         elif isinstance(value, float):
             print(f"{name:<24} {value:>10.3f}")
     if "lm" in scores:

@@ -86,6 +86,7 @@ def test_scores_are_printed_and_written_each_with_its_signature(score: Score) ->
         assert scores[name]["score"] == single["score"]
         assert scores[name]["signature"] == single["signature"]
         assert f"{name:<24} {scores[name]['score']:>10.2f}  {scores[name]['signature']}" in output
+    assert f"  BP {scores['sacrebleu']['brevity_penalty']:.3f}\n" in output
     assert len({single["signature"] for single in expected.values()}) == 4
     assert (scores["split"], scores["sentences"], scores["recipe"]) == ("test", 6, "own")
     assert f"{'perplexity':<24} {scores['perplexity']:>10.3f}\n" in output
