@@ -398,7 +398,7 @@ def test_returned_cache_has_every_row_and_every_token(way: str) -> None:
         {"encoder_repetition_penalty": 1.5},
         {"prefix_allowed_tokens_fn": lambda source, tokens: [END, 4 + source, 5 + len(tokens) % 7, 13]},
     ],
-    ids=str,
+    ids=lambda more: next(iter(more), "plain"),
 )
 @pytest.mark.parametrize("way", ["greedy", "sampling", "many"])
 def test_prefixes_and_processors_give_the_same_when_finished_sources_are_dropped(
