@@ -44,9 +44,11 @@ def write_recipe(folder: Path, options: argparse.Namespace) -> Recipe:
         with (folder / f"{split}.jsonl").open("w", encoding="utf-8") as file:
             for _ in range(count):
                 length = min(LONGEST, max(1, round(draw.lognormvariate(3.04, 0.6))))
-                sides = (max(1, round(length * draw.uniform(0.8, 1.3))) for _ in range(2))
-                pair = [" ".join(texts[start : start + size]) for size in sides if (start := draw.randrange(990_000))]
-                file.write(json.dumps(dict(zip(("en", "de"), pair, strict=True))) + "\n")
+                pair = {}
+                for language in ("en", "de"):
+                    start, size = draw.randrange(990_000), max(1, round(length * draw.uniform(0.8, 1.3)))
+                    pair[language] = " ".join(texts[start : start + size])
+                file.write(json.dumps(pair) + "\n")
     files = {"train": "train.jsonl", "validation": "validation.jsonl", "test": None}
     recipe = {"name": "pace", "data": {"kind": "json", "path": str(folder), "source": "en", "target": "de"} | files}
     recipe["tokenizer"] = {"vocab_size": options.vocabulary}
