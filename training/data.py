@@ -301,12 +301,13 @@ def tokenize(recipe: Recipe, pairs: DatasetDict, tokenizer: PreTrainedTokenizerB
 
 def count_unknown(rows: Dataset, tokenizer: PreTrainedTokenizerBase) -> Counts:
     """Count the tokens of sources and targets, and those that are `<unk>`."""
+    unknown = -1 if tokenizer.unk_token_id is None else tokenizer.unk_token_id
     counts: Counts = {side: {"tokens": 0, "unknown": 0} for side in SIDES}
     for table in rows.with_format("arrow").iter(100_000):
         for side, column in zip(SIDES, ("input_ids", "labels"), strict=True):
             ids = table[column].combine_chunks().flatten().to_numpy()
             counts[side]["tokens"] += len(ids)
-            counts[side]["unknown"] += int((ids == tokenizer.unk_token_id).sum())
+            counts[side]["unknown"] += int((ids == unknown).sum())
     return counts
 
 
