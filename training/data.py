@@ -148,7 +148,7 @@ def to_pairs(rows: Dataset, recipe: Recipe, split: str) -> Dataset:
     Drop pairs with an empty source or target, or stop with an error, as `data.empty` says.
     """
     names = {"source": recipe.data.source, "target": recipe.data.target}
-    if "translation" in rows.column_names:
+    if "translation" in rows.column_names and "translation" not in names.values():  # a field of each language
         rows = rows.select_columns("translation").flatten()
         rows = rows.rename_columns({name: name.removeprefix("translation.") for name in rows.column_names})
     if missing := [name for name in names.values() if name not in rows.column_names]:

@@ -7,6 +7,7 @@ import lzma
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -84,6 +85,12 @@ def test_pairs_are_the_same_in_every_format(tmp_path: Path, kind: str, name: str
     write(tmp_path / name)
     pairs = load_pairs(recipe_for(tmp_path, kind=kind, file=name))
     assert {split: rows.to_dict() for split, rows in pairs.items()} == dict.fromkeys(SPLITS, TEXTS)
+
+
+def test_plain_column_may_be_named_translation() -> None:
+    rows = datasets.Dataset.from_dict({"text": ["one"], "translation": ["eins"]})
+    recipe: Any = SimpleNamespace(data=SimpleNamespace(source="text", target="translation", empty="error"))
+    assert to_pairs(rows, recipe, "train").to_dict() == {"source": ["one"], "target": ["eins"]}
 
 
 def test_parallel_text_files_are_read_line_by_line(tmp_path: Path) -> None:
