@@ -13,21 +13,6 @@ from training.tasks import make_task
 from vaswani_transformer.support.errors import exit_on_user_error
 
 TEMPLATE = Path(__file__).parent / "card_template.md"
-AT_ONCE = "which predicts all words of an output at once"
-INTRODUCTIONS = {  # first paragraph by kind of model; "glat" is nat with glancing
-    "autoregressive": 'The original Transformer of ["Attention Is All You Need"](https://arxiv.org/abs/1706.03762)',
-    "nat": f"A non-autoregressive Transformer (NAT, [Gu et al. 2018](https://arxiv.org/abs/1711.02281)), {AT_ONCE}",
-    "glat": f"A Glancing Transformer (GLAT, [Qian et al. 2021](https://arxiv.org/abs/2008.07905)), {AT_ONCE}",
-    "cmlm": "A conditional masked language model (CMLM, "
-    f"[Ghazvininejad et al. 2019](https://arxiv.org/abs/1904.09324)), {AT_ONCE}",
-    "flowseq": f"A FlowSeq ([Ma et al. 2019](https://arxiv.org/abs/1909.02480)), {AT_ONCE}",
-    "iterative_vae": f"An IterativeVAE, {AT_ONCE} from a latent that its layers refine",
-}
-LIMITS = {
-    "translate": "It may drop, repeat or invent words in fluent sentences, and BLEU does not measure meaning.",
-    "answer": "It may answer anything with the same few phrases, contradict itself or invent facts.",
-    "parse": "It may attach a phrase to the wrong place or give it a wrong label.",
-}
 EXAMPLE = "Two dogs play in the snow."  # for results without a test sentence
 
 
@@ -80,8 +65,7 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
         recipe=recipe,
         task=task,
         metric=task.selection,
-        introduction=INTRODUCTIONS[variant(recipe)],
-        limits=LIMITS[task.verb],
+        variant=variant(recipe),
         data=data,
         license=license,
         data_license=data_license,

@@ -260,12 +260,10 @@ def make_tokenizer(recipe: Recipe, train: Dataset) -> PreTrainedTokenizerBase:
         tokenizer.add_tokens([AddedToken(label, normalized=False) for label in sorted(labels)])
     if recipe.family.needs_mask and tokenizer.mask_token_id is None:
         tokenizer.add_special_tokens({"mask_token": "<mask>"})
-    if tokenizer.pad_token_id is None or tokenizer("a")["input_ids"][-1:] != [tokenizer.eos_token_id]:
-        problem = "has no <pad>, or does not end a text with its end token; add them"
-        raise UserError(f"tokenizer.path: {settings.path} {problem} and save it again.")
-    if tokenizer.padding_side != "right":
-        problem = f"pads on the {tokenizer.padding_side}; set its padding_side to 'right'"
-        raise UserError(f"tokenizer.path: {settings.path} {problem} and save it again.")
+    ends_texts = tokenizer("a")["input_ids"][-1:] == [tokenizer.eos_token_id]
+    if tokenizer.pad_token_id is None or tokenizer.padding_side != "right" or not ends_texts:
+        needed = "needs <pad>, padding on the right, and its end token after each text"
+        raise UserError(f"tokenizer.path: {settings.path} {needed}; change it and save it again.")
     return tokenizer
 
 

@@ -83,16 +83,15 @@ def load_weights(model: PreTrainedModel, weights: dict[str, Tensor]) -> None:
 
 def commit() -> dict[str, str | bool] | None:
     """Return the checkout's commit and whether tracked files differ from it; None if git does not track this code."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(Path(__file__).parent), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
-
+    settings: Any = {"cwd": Path(__file__).parent, "capture_output": True, "text": True, "check": True, "timeout": 30}
     try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)
-        return {"hash": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
+        subprocess.run(["git", "ls-files", "--error-unmatch", Path(__file__).name], **settings)
+        described = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"], **settings
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
+    return {"hash": described.removesuffix("-dirty"), "dirty": described.endswith("-dirty")}
 
 
 def versions() -> dict[str, str]:

@@ -56,7 +56,6 @@ def run(recipe: Recipe) -> dict[str, Any]:
     init_processes()
     with open_run(recipe) as folder:
         data = load_data(recipe, folder if (folder / RECIPE).exists() else None)
-        check_same_data(folder, data)
         begin_run(recipe, folder, data)
         checkpoint = last_checkpoint(folder)
         model = make_model(recipe, data.tokenizer, is_new=checkpoint is None)
@@ -116,8 +115,8 @@ def check_same_run(recipe: Recipe, folder: Path) -> None:
         )
 
 
-def check_same_data(folder: Path, data: Data) -> None:
-    """Check that a resumed run has the pairs that it was begun with."""
+def begin_run(recipe: Recipe, folder: Path, data: Data) -> None:
+    """Check that a resumed run has its pairs; write recipe, fingerprints and tokenizer, and remove earlier results."""
     before = json.loads((folder / DATA).read_text(encoding="utf-8")) if (folder / DATA).exists() else {}
     for split, fingerprint in data.fingerprints.items():
         if before.get(split, fingerprint) != fingerprint:
@@ -126,10 +125,6 @@ def check_same_data(folder: Path, data: Data) -> None:
                 f"({before[split]['pairs']:,} then, {fingerprint['pairs']:,} now); restore them, or give another "
                 "--output_dir."
             )
-
-
-def begin_run(recipe: Recipe, folder: Path, data: Data) -> None:
-    """Write the recipe, the fingerprints of the data and the tokenizer, and remove the results of fewer steps."""
     PartialState().wait_for_everyone()
     if PartialState().is_main_process:
         with write_errors(folder, "make room, or give another --output_dir"):

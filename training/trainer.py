@@ -466,17 +466,6 @@ class Progress(TrainerCallback):
             self.is_interrupted = not control.should_save
             control.should_save = True
 
-    def on_evaluate(self, args: Any, state: TrainerState, control: Any, metrics: Any = None, **_: Any) -> None:
-        """Prefer the lower loss among evaluations with the same metric, such as BLEU 0.
-
-        It lowers the best metric by the smallest possible amount, so that the Trainer chooses the new evaluation.
-        """
-        best, key = state.best_metric, f"eval_{args.metric_for_best_model}"
-        losses = {entry["step"]: entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry}
-        before = losses.get(state.best_global_step, -math.inf)
-        if args.greater_is_better and best is not None and metrics.get(key) == best and metrics["eval_loss"] < before:
-            state.best_metric = math.nextafter(best, -math.inf)
-
     def on_save(self, *_: Any, **__: Any) -> None:
         self.saved = time.monotonic()
         if self.signal is not None:

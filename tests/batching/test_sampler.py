@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.batching.samplers import LENGTHS, sampler
-from vaswani_transformer.batching import TokenBudgetBatchSampler, steps
+from vaswani_transformer.batching import TokenBudgetBatchSampler
 
 
 @given(LENGTHS, st.integers(1, 3), st.integers(1, 2))
@@ -33,7 +33,8 @@ def test_ranks_together_get_every_pair_exactly_once_in_as_many_batches_each_and_
 
 
 def test_rank_is_by_default_the_one_that_accelerate_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "PartialState", lambda **_: SimpleNamespace(num_processes=2, process_index=1))
+    launch = SimpleNamespace(num_processes=2, process_index=1)
+    monkeypatch.setattr("vaswani_transformer.batching.sampler.PartialState", lambda **_: launch)
     pairs = [(3, 4)] * 50
     lengths = [3] * 50, [4] * 50
     by_default, given = TokenBudgetBatchSampler(*lengths, 60, 60), sampler(pairs, 1, num_processes=2)

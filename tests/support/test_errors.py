@@ -2,7 +2,6 @@
 
 import pytest
 
-import training
 from vaswani_transformer.support.errors import OutputError, UserError, exit_on_user_error, one_line
 
 
@@ -39,17 +38,3 @@ def test_interrupted_command_ends_with_one_line_and_status_130(capsys: pytest.Ca
 def test_other_errors_pass_through_a_command() -> None:
     with pytest.raises(RuntimeError, match="bug"), exit_on_user_error(KeyError):
         raise RuntimeError("bug")
-
-
-def test_training_command_without_its_packages_ends_with_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    monkeypatch.setattr("training.find_spec", lambda name: None if name == "datasets" else object())
-    for command in ("", "vaswani_transformer.translation"):
-        training.check_packages(command)
-    with pytest.raises(SystemExit) as ended:
-        training.check_packages("training.train")
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == (
-        'training.train: the package datasets is missing. Run pip install -e ".[train]".\n'
-    )

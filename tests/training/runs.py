@@ -24,7 +24,7 @@ from training.checkpoints import CHECKPOINTS, complete_checkpoints, step_of
 from training.data import Data, load_data
 from training.machine import init_processes
 from training.recipe import Recipe, load_recipe
-from training.train import begin_run, check_same_data, make_model, make_trainer, open_run, run
+from training.train import begin_run, make_model, make_trainer, open_run, run
 from training.trainer import PaperTrainer
 
 Process = ForkedCommand | subprocess.Popen[str]
@@ -82,7 +82,6 @@ def begun(recipe: Recipe) -> Data:
     init_processes()
     with open_run(recipe) as folder:
         data = load_data(recipe, folder if (folder / "recipe.yaml").exists() else None)
-        check_same_data(folder, data)
         begin_run(recipe, folder, data)
     return data
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.helpers import ROOT, error_line, run_main
 from tests.training.invented_results import DATA, REPOSITORY, SIGNATURE, results_of
 from training import card as card_module
-from training.card import INTRODUCTIONS, main, make_card
+from training.card import main, make_card
 from training.recipe import FAMILIES, FileData, GlancingTraining
 
 CARD = ROOT / "model_card.md"
@@ -95,16 +95,16 @@ def test_card_of_a_parser_speaks_of_trees_and_says_what_f1_is_of() -> None:
     assert card.data.get("language") == ["en"]
 
 
-@pytest.mark.parametrize("variant", INTRODUCTIONS)
+@pytest.mark.parametrize("variant", [*FAMILIES, "glat"])
 def test_every_kind_of_model_has_a_first_sentence_and_a_tag(variant: str) -> None:
     kind = "nat" if variant == "glat" else variant
     family = FAMILIES[kind]
     training = GlancingTraining(glancing=(0.5, 0.3)) if variant == "glat" else family.training()
     recipe: dict[str, Any] = {"model": {"kind": kind}, "training": training, "decoding": family.decoding()}
     card = make_card(results_of(**recipe), REPOSITORY)
-    assert card.text.count(INTRODUCTIONS[variant]) == 1
+    name = {"autoregressive": "original Transformer", "iterative_vae": "IterativeVAE", "flowseq": "FlowSeq"}
+    assert card.text.count(name.get(variant, f"({variant.upper()},")) == 1
     assert {variant.replace("_", "-"), family.model_class.config_class.model_type} <= set(card.data.get("tags"))
-    assert FAMILIES.keys() <= INTRODUCTIONS.keys()
 
 
 def test_example_of_the_card_has_the_sentence_that_was_translated() -> None:

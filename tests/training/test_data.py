@@ -251,9 +251,9 @@ def test_training_pairs_that_are_too_long_are_dropped_or_an_error_and_others_are
             tokenize(strict, load_pairs(strict), tokenizer)
 
 
-@pytest.mark.parametrize(("change", "message"), [("pad", r"pads on the left"), ("end", r"does not end a text")])
+@pytest.mark.parametrize("change", ["pad", "end"])
 def test_tokenizer_that_cannot_train_a_model_is_an_error(
-    folder: Path, tokenizer: VaswaniTransformerTokenizer, change: str, message: str
+    folder: Path, tokenizer: VaswaniTransformerTokenizer, change: str
 ) -> None:
     if change == "end":
         tokenizer.backend_tokenizer.post_processor = None
@@ -264,7 +264,7 @@ def test_tokenizer_that_cannot_train_a_model_is_an_error(
     recipe = recipe_of(
         {"data": {"kind": "json", "path": str(folder)}, "tokenizer": {"path": str(folder / "tokenizer")}}
     )
-    with user_error(rf"tokenizer\.path: .*{message}"):
+    with user_error(r"tokenizer\.path: .* needs <pad>, padding on the right, and its end token"):
         make_tokenizer(recipe, to_pairs(datasets.Dataset.from_dict({"en": ["a"], "de": ["b"]}), recipe, "train"))
 
 

@@ -10,15 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, TrainerState
+from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer
 
 from tests.helpers import LargestTensor, user_error
 from tests.training import runs
 from tests.training.changed_run import train_with_gradient
 from training.checkpoints import CHECKPOINTS, COMPLETE, SECONDS, complete_checkpoints, step_of
 from training.machine import init_processes
-from training.recipe import Recipe
-from training.trainer import PaperTrainer, Progress, sentence_losses
+from training.trainer import PaperTrainer, sentence_losses
 
 Reference = tuple[list[str], Path]  # the arguments and the folder of a run
 ONE_STEP = ["--training.steps=1", "--training.evaluation_steps=1", "--model.dropout=0.0"]
@@ -206,14 +205,3 @@ def test_evaluation_of_any_batch_size_gives_the_same_loss(arguments: list[str], 
         scores.append((metrics["loss"], len(texts)))
     np.testing.assert_allclose([loss for loss, _ in scores], scores[0][0], rtol=1e-5)
     assert {count for _, count in scores} == {16}
-
-
-@pytest.mark.parametrize(("losses", "is_better"), [((3.0, 2.0), True), ((2.0, 3.0), False)])
-def test_lower_loss_decides_between_evaluations_with_the_same_metric(
-    losses: tuple[float, float], is_better: bool
-) -> None:
-    state: Any = TrainerState(best_metric=0.0, best_global_step=3)
-    state.log_history = [{"step": 3, "eval_loss": losses[0]}]
-    args = type("Arguments", (), {"metric_for_best_model": "bleu", "greater_is_better": True})
-    Progress(Recipe()).on_evaluate(args, state, None, {"eval_bleu": 0.0, "eval_loss": losses[1]})
-    assert (state.best_metric < 0.0) == is_better

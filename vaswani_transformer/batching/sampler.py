@@ -3,10 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+import torch
+from accelerate import PartialState
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from .steps import Lengths, count_positions, length_keys, share_of_step, step_bounds
+from .steps import Lengths, count_positions, length_keys, step_bounds
 
 
 class TokenBudgetBatchSampler(Sampler[list[int]]):
@@ -51,13 +53,22 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         seed: int = 0,
         epoch: Callable[[], int] | None = None,
     ) -> None:
-        self.num_processes, self.rank = share_of_step(num_processes, rank, accumulation)
+        if num_processes is None or rank is None:
+            launch = PartialState(cpu=not torch.accelerator.is_available())  # needs `cpu` to join a launch on CPUs
+            num_processes = launch.num_processes if num_processes is None else num_processes
+            rank = launch.process_index if rank is None else rank
+        if min(num_processes, accumulation) < 1 or not 0 <= rank < num_processes:
+            raise ValueError(
+                f"num_processes, rank, accumulation: leave this rank no batch; got {num_processes}, {rank} and "
+                f"{accumulation}, expected at least 1, a rank below it, and at least 1. Correct them."
+            )
         sources, targets = (np.asarray(side, dtype=np.int32) for side in (source_lengths, target_lengths))
         if len(sources) != len(targets):
             counts = f"{len(sources)} and {len(targets)}"
             raise ValueError(f"source_lengths, target_lengths: got {counts}, expected as many. Give each pair's two.")
-        self.accumulation, self.seed, self.epoch, self._epoch = accumulation, seed, epoch, 0
-        self.micro_batches = self.num_processes * accumulation
+        self.num_processes, self.rank, self.accumulation = num_processes, rank, accumulation
+        self.seed, self.epoch, self._epoch = seed, epoch, 0
+        self.micro_batches = num_processes * accumulation
         if len(sources) < self.micro_batches:
             raise ValueError(
                 f"{len(sources)} pairs cannot be split over the {self.micro_batches} micro-batches of a step; "

@@ -4,49 +4,24 @@ import math
 from itertools import pairwise
 
 import numpy as np
-import torch
-from accelerate import PartialState
 from numpy.typing import NDArray
 
 Budgets = tuple[int, int]
 Lengths = NDArray[np.int32]
 
 
-def share_of_step(num_processes: int | None, rank: int | None, accumulation: int) -> tuple[int, int]:
-    """Return the number of processes that share a step, and the rank of this one.
+def length_keys(sources: Lengths, targets: Lengths, budgets: Budgets) -> NDArray[np.int64]:
+    """Return a sort key for each pair: by target bucket, then by source length in alternating direction.
 
-    Raises:
-        ValueError: a number is below 1, or the rank is not below `num_processes`.
-    """
-    if num_processes is None or rank is None:
-        launch = PartialState(cpu=not torch.accelerator.is_available())  # needs `cpu` to join a launch on CPUs
-        num_processes = launch.num_processes if num_processes is None else num_processes
-        rank = launch.process_index if rank is None else rank
-    if min(num_processes, accumulation) < 1 or not 0 <= rank < num_processes:
-        got = f"got {num_processes}, {rank} and {accumulation}, expected at least 1, a rank below it, and at least 1"
-        raise ValueError(f"num_processes, rank, accumulation: leave this rank no batch; {got}. Correct them.")
-    return num_processes, rank
-
-
-def bucket_width(sources: Lengths, targets: Lengths, budgets: Budgets) -> float:
-    """Return the width of target length buckets, in log length, for batches similar in both lengths.
-
+    Two pairs have the same key if and only if both lengths are equal. Buckets are intervals of log target length.
     K batches tile the plane of log target length and log length ratio. Since nearly all pairs lie within a range of
-    four standard deviations in each direction, square tiles are 4 sqrt(sigma_target sigma_ratio / K) wide. Rounding
-    makes the width equal on all processors.
+    four standard deviations in each direction, square tiles are 4 sqrt(sigma_target sigma_ratio / K) wide.
     """
     batches = max(side.sum(dtype=np.int64) / budget for side, budget in zip((sources, targets), budgets, strict=True))
     logs = np.log(np.maximum(targets, 1))
     ratios = np.log(np.maximum(sources, 1)) - logs
-    return float(f"{4 * math.sqrt(logs.std() * ratios.std() / max(batches, 1)):.6g}")
-
-
-def length_keys(sources: Lengths, targets: Lengths, budgets: Budgets) -> NDArray[np.int64]:
-    """Return a sort key for each pair: by target bucket, then by source length in alternating direction.
-
-    Two pairs have the same key if and only if both lengths are equal.
-    """
-    step = math.log1p(bucket_width(sources, targets, budgets))
+    width = float(f"{4 * math.sqrt(logs.std() * ratios.std() / max(batches, 1)):.6g}")  # the same on all processors
+    step = math.log1p(width)
     longest_source, longest_target = int(sources.max()), int(targets.max())
     numbers = [int(math.log(max(length, 1)) / step) if step else length for length in range(longest_target + 1)]
     keys = np.array(numbers, dtype=np.int64)[targets]
