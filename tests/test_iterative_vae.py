@@ -293,8 +293,8 @@ def test_padding_of_the_target_changes_no_training_loss() -> None:
         torch.testing.assert_close(wide_outputs[name], narrow_outputs[name], **FLOAT32)
 
 
-def test_backward_pass_recomputes_the_latent_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No tensor of the size tokens times vocabulary is kept, and the gradient is that without recomputation."""
+def test_backward_pass_recomputes_large_latent_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then no tensor of the size tokens times vocabulary is kept; the gradient is that without recomputation."""
     source, labels = random_tokens(3, 6), targets(5, 1, 4)
 
     def gradient() -> tuple[set[tuple[int, ...]], list[Tensor]]:
@@ -310,11 +310,11 @@ def test_backward_pass_recomputes_the_latent_steps(monkeypatch: pytest.MonkeyPat
         loss.backward()
         return shapes, [weight.grad for weight in model.parameters()]
 
-    shapes, gradients = gradient()
-    assert (10, 99) not in shapes
-    monkeypatch.setattr(iterative_vae, "checkpoint", lambda run, *inputs, use_reentrant: run(*inputs))
     shapes, expected = gradient()
     assert (10, 99) in shapes
+    monkeypatch.setattr(iterative_vae, "RECOMPUTED", 10 * 99 - 1)
+    shapes, gradients = gradient()
+    assert (10, 99) not in shapes
     for gradient_of_one, value in zip(gradients, expected, strict=True):
         torch.testing.assert_close(gradient_of_one, value, **FLOAT32)
 

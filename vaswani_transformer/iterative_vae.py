@@ -28,6 +28,9 @@ from .loss import accumulation_dtype, chunk_size
 from .nar import EncodedSource, NarLMOutput, NarSettings, NarTargets, Target, TargetInputs, argmax, canvas
 from .nat import PositionalDecoder, VaswaniNatConfig, VaswaniNatForConditionalGeneration, VaswaniNatModel
 
+RECOMPUTED = 2**25
+"""Scores, N V, of a latent step above which the backward pass recomputes them; below, they take some 100 MB a tensor."""
+
 latent_sample_type = checked_field(
     lambda value: value in ("discrete", "relaxed"), "is not a sample of a latent; choose 'discrete' or 'relaxed'."
 )
@@ -172,11 +175,12 @@ class LatentStep(nn.Module):
         noisy = scores if noise is None else scores + noise(scores)
         if not self.is_relaxed and (noise is None or not torch.is_grad_enabled()):
             return table[argmax(noisy)]
-        soft = (noisy / self.temperature).softmax(-1).to(table.dtype)  # (n, V)
+        cooled = noisy if self.temperature == 1 else noisy / self.temperature
+        soft = cooled.softmax(-1).to(table.dtype)  # (n, V)
         if self.is_relaxed:
             return soft @ table
         mean = soft @ table.detach()
-        return table[noisy.argmax(-1)] + (mean - mean.detach())  # a word's row, with the gradient of `mean` in s
+        return table[argmax(noisy)] + (mean - mean.detach())  # a word's row, with the gradient of `mean` in s
 
 
 @dataclass
@@ -204,18 +208,18 @@ class LatentPass:
         return states.index_copy(0, rows, mixed).view_as(hidden_states)
 
     def in_chunks(self, step: LatentStep, states: Tensor, words: Tensor | None, table: Tensor) -> Tensor:
-        """Apply a step to states (N, d_model) in chunks, recomputed in the backward pass to save memory."""
+        """Apply a step to states (N, d_model) in chunks; to save memory, the backward pass recomputes large ones."""
 
         def run(states: Tensor, words: Tensor | None, table: Tensor) -> tuple[Tensor, LatentTokens | None]:
             logits = self.project(states).to(states.device)  # (n, V)
             return step(states, logits, table, words, gumbel_noise if self.is_sampled else None, self.smoothing)
 
         size, results = chunk_size(states.device), []
-        is_learning = step.training and torch.is_grad_enabled()
+        recomputes = step.training and torch.is_grad_enabled() and len(states) * len(table) > RECOMPUTED
         for start in range(0, max(1, len(states)), size):
             rows = slice(start, start + size)
             inputs = states[rows], None if words is None else words[rows], table
-            results.append(checkpoint(run, *inputs, use_reentrant=False) if is_learning else run(*inputs))
+            results.append(checkpoint(run, *inputs, use_reentrant=False) if recomputes else run(*inputs))
         if words is not None:
             values = zip(*(tokens for _, tokens in results), strict=True)
             self.tokens.append(LatentTokens(*(torch.cat(chunks) * words.ne(-100) for chunks in values)))
