@@ -29,7 +29,7 @@ from .nar import EncodedSource, NarLMOutput, NarSettings, NarTargets, Target, Ta
 from .nat import PositionalDecoder, VaswaniNatConfig, VaswaniNatForConditionalGeneration, VaswaniNatModel
 
 RECOMPUTED = 2**25
-"""Scores, N V, of a latent step above which the backward pass recomputes them; below, they take some 100 MB a tensor."""
+"""Scores (N V, 128 MiB in float32) of a latent step above which the backward pass computes them again."""
 
 latent_sample_type = checked_field(
     lambda value: value in ("discrete", "relaxed"), "is not a sample of a latent; choose 'discrete' or 'relaxed'."
