@@ -10,17 +10,17 @@ from torch import Tensor, nn
 from tests.builders import DTYPES
 from tests.helpers import run_python
 from vaswani_transformer.cpu import linear as cpu_linear
-from vaswani_transformer.cpu.layers import compose
 from vaswani_transformer.cpu.linear import (
     FEW_ROWS,
     LAYOUTS,
     MANY_ROWS,
-    TransposedLinear,
-    TwoLayoutLinear,
+    ROUNDING,
+    PreparedLinear,
     chosen_layouts,
     int8_sum_overflows,
     is_supported,
     linear_factory,
+    transpose,
 )
 
 EVERY_LAYOUT = [(dtype, name) for dtype in DTYPES for name in LAYOUTS[dtype]]
@@ -28,7 +28,7 @@ EACH = pytest.mark.parametrize(("dtype", "name"), EVERY_LAYOUT)
 
 
 def test_every_dtype_of_this_cpu_has_a_layout() -> None:
-    assert all(is_supported(LAYOUTS[dtype][name]) for dtype, name in EVERY_LAYOUT)
+    assert all(is_supported(LAYOUTS[dtype][name], ROUNDING[dtype]) for dtype, name in EVERY_LAYOUT)
 
 
 @EACH
@@ -45,14 +45,14 @@ def test_layer_is_as_close_to_the_plain_one_as_its_dtype_allows(
     """
     linear = nn.Linear(48, 24, bias=bias).requires_grad_(False)
     hidden_states = torch.randn(*rows, 48)
-    layer: Any = LAYOUTS[dtype][name](linear)
+    layer = LAYOUTS[dtype][name](linear.weight, linear.bias)
     packed, true = layer(hidden_states), linear(hidden_states)
     assert (packed.shape, packed.dtype) == (true.shape, torch.float32)
     if not true.numel():
         return
     flat = hidden_states.flatten(0, -2)
     given = flat.clone()
-    assert torch.equal(compose(layer, nn.ReLU())(flat), packed.flatten(0, -2).relu())
+    assert torch.equal(layer.product(flat), packed.flatten(0, -2))
     assert torch.equal(flat, given)
     size = hidden_states.abs() @ linear.weight.abs().T + (linear.bias.abs() if bias else 0)
     largest = linear.weight.abs().amax(1)
@@ -69,7 +69,7 @@ def test_layer_is_as_close_to_the_plain_one_as_its_dtype_allows(
 def test_row_of_zero_weights_in_int8_gives_its_bias(name: str) -> None:
     linear = nn.Linear(8, 4).requires_grad_(False)
     linear.weight[1] = 0
-    layer = LAYOUTS["int8"][name](linear)
+    layer = LAYOUTS["int8"][name](linear.weight, linear.bias)
     torch.testing.assert_close(layer(torch.randn(3, 8))[:, 1], linear.bias[1].expand(3))
     torch.testing.assert_close(layer(torch.zeros(2, 8)), linear.bias.expand(2, 4))
 
@@ -77,13 +77,13 @@ def test_row_of_zero_weights_in_int8_gives_its_bias(name: str) -> None:
 SUMS = """
 import torch
 torch.backends.quantized.engine = "onednn"
-from vaswani_transformer.cpu.linear import QuantizedLinear, int8_sum_overflows
+from vaswani_transformer.cpu.linear import int8_sum_overflows, quantize
 torch.manual_seed(0)
-linear = torch.nn.Linear(64, 32)
+linear = torch.nn.Linear(64, 32).requires_grad_(False)
 torch.nn.init.uniform_(linear.weight, 0.5, 1.0)
 hidden_states = torch.rand(8, 64) + 0.5
 true = linear(hidden_states)
-error = (QuantizedLinear(linear)(hidden_states) - true).abs().max() / true.abs().max()
+error = (quantize(linear.weight, linear.bias)(hidden_states) - true).abs().max() / true.abs().max()
 print(int8_sum_overflows(), float(error))
 """
 
@@ -103,12 +103,10 @@ def test_int8_layer_uses_one_bit_less_if_its_sums_overflow() -> None:
 
 @pytest.mark.parametrize("error", [0.0, 1.0])
 def test_layout_whose_weights_are_wrong_is_not_used(error: float) -> None:
-    class Wrong(TransposedLinear):
-        def unpacked(self) -> tuple[Tensor, Tensor | None]:
-            return self.weight.t() + error, None
+    def wrong(weight: Tensor, bias: Tensor | None) -> PreparedLinear:
+        return PreparedLinear(transpose(weight, bias).product, lambda: (weight + error, bias))
 
-    with torch.no_grad():
-        assert is_supported(Wrong) == (error == 0.0)
+    assert is_supported(wrong) == (error == 0.0)
 
 
 several = pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if len(LAYOUTS[dtype]) > 1])
@@ -136,9 +134,8 @@ def test_layout_must_win_by_a_tenth_for_few_rows_and_for_many(
     names = list(LAYOUTS[dtype])
     expected = [names[times[1] < 0.9 * times[0]] for times in (few, many)]
     assert list(chosen_layouts.values()) == expected
-    assert isinstance(layer, TwoLayoutLinear) == (expected[0] != expected[1])
     for name, batch in zip(expected, (rows[:FEW_ROWS], rows), strict=True):
-        assert torch.equal(layer(batch), LAYOUTS[dtype][name](linear)(batch))
+        assert torch.equal(layer(batch), LAYOUTS[dtype][name](linear.weight, linear.bias)(batch))
     weight, bias = layer.unpacked()
     torch.testing.assert_close(weight, linear.weight, rtol=0, atol=1 / 127)
     assert torch.equal(bias, linear.bias)

@@ -12,7 +12,7 @@ from vaswani_transformer import prepare_for_inference
 from vaswani_transformer.cpu import model as cpu_model
 from vaswani_transformer.cpu.decoder import DecoderStep
 from vaswani_transformer.cpu.encoder import PreparedEncoder
-from vaswani_transformer.cpu.linear import LAYOUTS, PreparedLinear, TransposedLinear, is_supported, raw_op
+from vaswani_transformer.cpu.linear import LAYOUTS, PreparedLinear, chosen_layouts, is_supported, pack
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from vaswani_transformer.cpu.linear import LAYOUTS, PreparedLinear, TransposedLi
     ],
 )
 def test_prepared_model_without_a_function_of_torch_has_plain_layers_and_the_same_result(
-    function: str, dtype: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    function: str, dtype: str, no_layouts: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     namespace = torch.ops.mkldnn if function.startswith("_") else torch.ops.quantized
 
@@ -42,15 +42,18 @@ def test_prepared_model_without_a_function_of_torch_has_plain_layers_and_the_sam
     prepared = prepare_for_inference(model, dtype)
     assert ("cannot pack layers in int8 here; the copy has plain ones" in caplog.text) == (dtype == "int8")
     layers = [module for module in prepared.modules() if isinstance(module, nn.Linear | PreparedLinear)]
-    assert {type(layer) for layer in layers} == {TransposedLinear if dtype == "float32" else nn.Linear}
+    assert {type(layer) for layer in layers} == {PreparedLinear if dtype == "float32" else nn.Linear}
+    assert not chosen_layouts  # there is no choice
     assert torch.equal(prepared.generate(**call), model.generate(**call))
 
 
-def test_operator_without_its_compiled_function_is_called_as_it_is() -> None:
-    operator = torch.ops.mkldnn._linear_pointwise.default
-    assert raw_op(operator) is operator._op is not operator
-    renamed = SimpleNamespace(compiled=operator._op)
-    assert raw_op(renamed) is renamed
+def test_operator_without_its_compiled_function_is_called_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, rows, mkldnn = torch.randn(4, 3), torch.randn(2, 3), torch.ops.mkldnn
+    renamed = SimpleNamespace(default=lambda *args: mkldnn._linear_pointwise.default(*args))
+    expected = pack(weight, None).product(rows)
+    functions = {"_linear_pointwise": renamed, "_reorder_linear_weight": mkldnn._reorder_linear_weight}
+    monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace(**functions))
+    assert torch.equal(pack(weight, None).product(rows), expected)
 
 
 def test_fast_paths_are_on(monkeypatch: pytest.MonkeyPatch) -> None:

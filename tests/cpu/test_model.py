@@ -13,7 +13,7 @@ from torch import nn
 from tests.builders import KINDS, needs, random_model
 from tests.helpers import FLOAT32, PAIRS, model_of_pairs, random_batch, source_batch, tiny_model
 from vaswani_transformer import VaswaniTransformerModel, prepare_for_inference
-from vaswani_transformer.cpu.linear import LAYOUTS, PackedLinear, PreparedLinear, TransposedLinear, TwoLayoutLinear
+from vaswani_transformer.cpu.linear import LAYOUTS, PreparedLinear, chosen_layouts
 from vaswani_transformer.embeddings import Dropout
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -39,7 +39,7 @@ def test_float32_copy_finds_the_same_tokens_and_scores(
     outputs: dict[str, Any] = {"return_dict_in_generate": True, "output_scores": True}
     true = model.generate(**call, **outputs)
     prepared = prepare_for_inference(model)
-    assert type(prepared.lm_head) is {"onednn": PackedLinear, "torch": TransposedLinear}[layout]
+    assert {*chosen_layouts.values()} == {layout}
     generated = prepared.generate(**call, **outputs)
     assert torch.equal(generated.sequences, true.sequences)
     if "sequences_scores" in true:
@@ -160,8 +160,7 @@ def test_prepared_model_is_of_its_class_and_has_a_dtype_and_a_device(dtype: str)
     kinds = [type(module) for module in prepared.modules()]
     assert nn.Linear not in kinds
     assert Dropout not in kinds
-    layers = [module for module in prepared.modules() if isinstance(module, PreparedLinear)]
-    assert len(layers) - 2 * sum(isinstance(layer, TwoLayoutLinear) for layer in layers) == 25  # which hold two others
+    assert kinds.count(PreparedLinear) == 25
     assert prepared.get_input_embeddings() is prepared.model.shared
     assert prepared.model.encoder.embed_tokens.weight is prepared.model.shared.weight
     assert prepared.generation_config.to_dict() == model.generation_config.to_dict()

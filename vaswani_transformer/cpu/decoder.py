@@ -16,7 +16,6 @@ from .layers import GROWTH, Function, UnwrappedLayer, attend, embed_fn, raw_forw
 from .linear import PreparedLinear
 
 KeyValues = tuple[Tensor, Tensor]  # (B, H, d_k, S) and (B, H, S, d_v)
-Parameters = tuple[Tensor, Tensor | None]  # weight (out, in) and bias
 
 
 class BeamCache:
@@ -107,25 +106,24 @@ class CachedCrossAttention:
         self.heads, self.scaling = attention.config.num_heads, attention.scaling
         self.project_key_values = attention.project_key_values
         self.q_proj, self.o_proj = map(raw_forward, (attention.q_proj, attention.o_proj))
+        self.weights: tuple[Tensor, ...] = ()
         linears = (attention.q_proj, attention.o_proj)
-        queries, outputs = (linear.unpacked() if isinstance(linear, PreparedLinear) else None for linear in linears)
-        has_both = queries is not None and outputs is not None
-        self.weights: tuple[Tensor, ...] = self.weights_by_head(queries, outputs) if has_both else ()
+        unpacked = [linear.unpacked() for linear in linears if isinstance(linear, PreparedLinear)]
+        parameters = [pair for pair in unpacked if pair is not None]
+        if len(parameters) == 2:
+            (w_q, _), (w_o, _) = parameters
+            q_bias, o_bias = (weight.new_zeros(len(weight)) if bias is None else bias for weight, bias in parameters)
+            self.weights = (
+                w_q.unflatten(0, (self.heads, -1)) * self.scaling,  # (H, d_k, d_model)
+                q_bias.view(self.heads, -1, 1) * self.scaling,  # (H, d_k, 1)
+                w_o.unflatten(1, (self.heads, -1)).permute(1, 2, 0).contiguous(),  # (H, d_v, d_model)
+                o_bias,
+            )
 
     def source_key_values(self, memory: Tensor) -> KeyValues:
         """Return contiguous keys and values of the encoder's output (B, S, d_model)."""
         keys, values = self.project_key_values(memory)
         return keys.transpose(2, 3).contiguous(), values.contiguous()
-
-    def weights_by_head(self, queries: Parameters, outputs: Parameters) -> tuple[Tensor, ...]:
-        """Return W_Q / sqrt(d_k) (H, d_k, d_model), its bias (H, d_k, 1), W_O (H, d_v, d_model) and its bias."""
-        biases = [weight.new_zeros(len(weight)) if bias is None else bias for weight, bias in (queries, outputs)]
-        return (
-            queries[0].unflatten(0, (self.heads, -1)) * self.scaling,
-            biases[0].view(self.heads, -1, 1) * self.scaling,
-            outputs[0].unflatten(1, (self.heads, -1)).permute(1, 2, 0).contiguous(),
-            biases[1],
-        )
 
     def over(self, key_values: KeyValues, mask: Tensor | None, num_beams: int) -> Function:
         """Return a function of hidden states (k B, d_model) that attends to the sources; `mask` is (B, 1, 1, S)."""
@@ -182,7 +180,8 @@ class DecoderLayerStep(UnwrappedLayer):
         attended = attend(query, keys, values, cache.mask, self.scaling)  # (B H, k, d_v)
         hidden_states = self.norm(self.o_proj(self.merge_heads(attended, cache.num_sources)).add_(hidden_states))
         hidden_states = self.cross_attn_norm(cross_attend(hidden_states))
-        return self.ffn_norm(self.feed_forward(hidden_states).add_(hidden_states))
+        inner = self.activation(self.fc1(hidden_states))
+        return self.ffn_norm(self.fc2(inner).add_(hidden_states))
 
 
 class DecoderStep:

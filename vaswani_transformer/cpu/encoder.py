@@ -29,11 +29,12 @@ class EncoderLayerPass(UnwrappedLayer):
         keys, values = key_values.flatten(0, -3).split_with_sizes(self.head_widths, -1)  # (B H, S, d_k), (B H, S, d_v)
         attended = attend(query, keys.transpose(1, 2), values, mask, self.scaling)  # (B H, S, d_v)
         hidden_states = self.norm(self.o_proj(self.merge_heads(attended, num_sources)).add_(hidden_states))
-        return self.ffn_norm(self.feed_forward(hidden_states).add_(hidden_states))
+        inner = self.activation(self.fc1(hidden_states))
+        return self.ffn_norm(self.fc2(inner).add_(hidden_states))
 
 
 class PreparedEncoder:
-    """Wrapper of the encoder that uses the fast path unless intermediate outputs are requested.
+    """Wrapper of the encoder with a fast path for sources of valid length, without intermediate outputs.
 
     The fast path calls no hooks on the layers. Other attributes are those of the encoder.
 
@@ -66,22 +67,11 @@ class PreparedEncoder:
     @functools.wraps(VaswaniTransformerEncoder.forward)
     def forward(self, *args: Any, **inputs: Any) -> Any:
         """Return the encoder's output."""
-        if args or not self.is_plain(inputs):
-            return self.encoder(*args, **inputs)
-        memory = self.fast_pass(inputs["input_ids"], inputs.get("attention_mask"))
-        return BaseModelOutput(last_hidden_state=memory)
-
-    __call__ = forward
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.encoder, name)
-
-    def is_plain(self, inputs: dict[str, Any]) -> bool:
-        """Return whether the fast path supports the call: only sources of valid length, and no intermediate outputs."""
         ids, mask, config = inputs.get("input_ids"), inputs.get("attention_mask"), self.encoder.config
         table = self.positions.table.num_embeddings if isinstance(self.positions, LearnedPositions) else None
-        return (
-            PLAIN_INPUTS.issuperset(inputs)
+        is_plain = (
+            not args
+            and PLAIN_INPUTS.issuperset(inputs)
             and ids is not None
             and ids.numel() > 0
             and (table is None or ids.shape[1] <= table)
@@ -92,3 +82,11 @@ class PreparedEncoder:
             and config.attention_window is None
             and not torch.is_autocast_enabled("cpu")
         )
+        if not is_plain:
+            return self.encoder(*args, **inputs)
+        return BaseModelOutput(last_hidden_state=self.fast_pass(ids, mask))
+
+    __call__ = forward
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.encoder, name)

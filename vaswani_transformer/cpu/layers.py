@@ -3,7 +3,6 @@
 B sources, T tokens of a source or its k beams, H heads, K keys; d_k and d_v are the widths of a head's keys and values.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +12,10 @@ from torch import Tensor, nn
 from ..attention import CausalSelfAttention, CrossAttention, SelfAttention
 from ..embeddings import ScaledEmbedding
 from ..layers import AddAndNorm, FeedForward, VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
+from ..stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
 from .linear import PreparedLinear
 
 Function = Callable[[Tensor], Tensor]
-QKV = ("q_proj", "k_proj", "v_proj")
 GROWTH = 32  # smallest growth of a cache or of position encodings, in tokens
 
 
@@ -33,10 +32,9 @@ class FusedQKVAttention(CausalSelfAttention):
         outputs = sum(linear.out_features for linear in linears)
         self.qkv_proj = nn.utils.skip_init(nn.Linear, linears[0].in_features, outputs, bias=linears[0].bias is not None)
         for name, parameter in self.qkv_proj.named_parameters():
-            head_weights = [
-                getattr(linear, name).detach().unflatten(0, (self.config.num_heads, -1)) for linear in linears
-            ]
-            parameter.data = torch.cat(head_weights, dim=1).flatten(0, 1)
+            weights = [getattr(linear, name).detach() for linear in linears]
+            by_head = [weight.unflatten(0, (self.config.num_heads, -1)) for weight in weights]
+            parameter.data = torch.cat(by_head, dim=1).flatten(0, 1)
         self.o_proj = attention.o_proj
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -45,33 +43,22 @@ class FusedQKVAttention(CausalSelfAttention):
         return self.split_heads(self.qkv_proj(hidden_states), sum(widths)).split(widths, dim=-1)
 
 
-def replace(model: nn.Module, module_type: type, make: Callable[[Any], nn.Module]) -> None:
-    """Replace each module of exactly this type with the result of `make`."""
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if type(child) is module_type:
-                setattr(module, name, make(child))
+def fuse_qkv(attention: SelfAttention) -> SelfAttention:
+    """Return a fused copy of a self-attention with three linear projections; return any other unchanged."""
+    linears = (attention.q_proj, attention.k_proj, attention.v_proj)
+    return FusedQKVAttention(attention) if all(type(linear) is nn.Linear for linear in linears) else attention
 
 
-def fuse_qkv(model: nn.Module) -> None:
-    """Replace each self-attention that has three linear projections with a fused one."""
-
-    def fuse(attention: SelfAttention) -> SelfAttention:
-        is_linear = all(type(getattr(attention, name)) is nn.Linear for name in QKV)
-        return FusedQKVAttention(attention) if is_linear else attention
-
-    for attention_type in (SelfAttention, CausalSelfAttention):
-        replace(model, attention_type, fuse)
-
-
+PLAIN_STACKS = (VaswaniTransformerEncoder, VaswaniTransformerDecoder)
 PLAIN_LAYERS = (VaswaniTransformerEncoderLayer, VaswaniTransformerDecoderLayer)
 PLAIN_SUBLAYERS = (FusedQKVAttention, CrossAttention, FeedForward, AddAndNorm)
 
 
-def has_plain_layers(stack: Any) -> bool:
-    """Return whether all layers are unmodified layers of this package with fused projections."""
+def is_plain(stack: Any) -> bool:
+    """Return whether a stack and its layers are unmodified ones of this package with fused projections."""
     sublayers = [sublayer for layer in stack.layers for sublayer in layer.children()]
-    return {*map(type, stack.layers)} <= {*PLAIN_LAYERS} and {*map(type, sublayers)} <= {*PLAIN_SUBLAYERS}
+    levels = ([stack], PLAIN_STACKS), (stack.layers, PLAIN_LAYERS), (sublayers, PLAIN_SUBLAYERS)
+    return all(type(module) in types for modules, types in levels for module in modules)
 
 
 def raw_forward(module: nn.Module) -> Function:
@@ -81,13 +68,7 @@ def raw_forward(module: nn.Module) -> Function:
         return lambda hidden_states: torch.layer_norm(hidden_states, shape, weight, bias, eps)
     if type(module) is nn.ReLU:
         return torch.relu_
-    return module.raw_forward() if isinstance(module, PreparedLinear) else module.forward
-
-
-def compose(*modules: nn.Module) -> Function:
-    """Return the composition of modules as a function."""
-    functions = [raw_forward(module) for module in modules if type(module) is not nn.Identity]
-    return functools.reduce(lambda first, second: lambda hidden_states: second(first(hidden_states)), functions)
+    return module.product if isinstance(module, PreparedLinear) else module.forward
 
 
 def embed_fn(module: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
@@ -107,11 +88,12 @@ class UnwrappedLayer:
     """Common modules of encoder and decoder layers, as functions."""
 
     def __init__(self, layer: VaswaniTransformerEncoderLayer | VaswaniTransformerDecoderLayer) -> None:
-        attention, inner = layer.self_attn, layer.feed_forward
+        attention, feed_forward = layer.self_attn, layer.feed_forward
         self.heads, self.scaling = attention.config.num_heads, attention.scaling
         self.head_widths = attention.head_dim, attention.value_head_dim
         self.project, self.o_proj = map(raw_forward, (attention.get_submodule("qkv_proj"), attention.o_proj))
-        self.feed_forward = compose(inner.fc1, inner.activation, inner.dropout, inner.fc2)
+        inner = (feed_forward.fc1, feed_forward.activation, feed_forward.fc2)
+        self.fc1, self.activation, self.fc2 = map(raw_forward, inner)
         self.norm = raw_forward(layer.self_attn_add_norm.norm)
         self.ffn_norm = raw_forward(layer.feed_forward_add_norm.norm)
 

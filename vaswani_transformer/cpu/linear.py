@@ -9,12 +9,12 @@ import math
 import warnings
 from collections.abc import Callable
 from time import thread_time
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 Product = Callable[[Tensor], Tensor]
+Parameters = tuple[Tensor, Tensor | None]  # weight (out, in) and bias, in float32
 
 MIN_SCALE = 1e-12  # for rows of zeros
 FEW_ROWS, MANY_ROWS = 4, 32  # timed numbers of rows: a beam search step, and a sentence
@@ -23,13 +23,17 @@ REPETITIONS = 5
 MARGIN = 0.9  # another layout must be faster than the first by this factor
 
 
-def raw_op(operator: Any) -> Callable[..., Tensor]:
-    """Return an operator as torch's compiled function, without the overhead of Python's dispatch."""
-    return getattr(operator, "_op", operator)
-
-
 class PreparedLinear(nn.Module):
-    """Base class of inference-only layers with a packed copy of the weights of `linear`."""
+    """Inference-only linear layer x W^T + b with a packed copy of W.
+
+    Attributes:
+        product: returns the product with rows (R, in) in float32.
+        unpacked: returns the parameters; None if they are not available in float32.
+    """
+
+    def __init__(self, product: Product, unpacked: Callable[[], Parameters | None]) -> None:
+        super().__init__()
+        self.product, self.unpacked = product, unpacked
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Return the product in the dtype of `hidden_states` (..., in)."""
@@ -38,152 +42,101 @@ class PreparedLinear(nn.Module):
                 "A model prepared for inference passes no gradients back; call it under torch.no_grad(), or call the "
                 "one it was prepared from."
             )
-        product = self.raw_forward()(hidden_states.float().reshape(-1, hidden_states.shape[-1]))  # (R, out)
+        product = self.product(hidden_states.float().reshape(-1, hidden_states.shape[-1]))  # (R, out)
         return product.view(*hidden_states.shape[:-1], product.shape[1]).to(hidden_states.dtype)
 
-    def raw_forward(self) -> Product:
-        """Return a function that computes the product with rows (R, in) in float32."""
-        raise NotImplementedError
 
-    def unpacked(self) -> tuple[Tensor, Tensor | None] | None:
-        """Return the weight (out, in) and bias in float32; None if the packed weight is rounded."""
-        return None
-
-
-class PackedLinear(PreparedLinear):
-    """x W^T + b by oneDNN, with packed W and products in `dtype`."""
-
-    def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.dtype = dtype
-        weight = linear.weight.detach().to(dtype).contiguous()
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, MANY_ROWS)
-        self.bias = None if linear.bias is None else linear.bias.detach().to(dtype)
-
-    def raw_forward(self) -> Product:
-        weight, bias, dtype = self.weight, self.bias, self.dtype
-        apply = raw_op(torch.ops.mkldnn._linear_pointwise.default)
-        if dtype == torch.float32:
-            return lambda rows: apply(rows, weight, bias, "none", [], "")
-        return lambda rows: apply(rows.to(dtype), weight, bias, "none", [], "").float()
-
-    def unpacked(self) -> tuple[Tensor, Tensor | None] | None:
-        return (self.weight.to_dense(), self.bias) if self.dtype == torch.float32 else None
+def pack(weight: Tensor, bias: Tensor | None, dtype: torch.dtype = torch.float32) -> PreparedLinear:
+    """Return the layer by oneDNN, with packed W and products in `dtype`."""
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype).contiguous(), MANY_ROWS)
+    operator = torch.ops.mkldnn._linear_pointwise.default
+    apply = getattr(operator, "_op", operator)  # without the overhead of Python's dispatch
+    if dtype == torch.float32:
+        return PreparedLinear(lambda rows: apply(rows, packed, bias, "none", [], ""), lambda: (packed.to_dense(), bias))
+    rounded = None if bias is None else bias.to(dtype)
+    return PreparedLinear(lambda rows: apply(rows.to(dtype), packed, rounded, "none", [], "").float(), lambda: None)
 
 
-class TransposedLinear(PreparedLinear):
-    """x W^T + b by torch in float32, with W stored as (in, out)."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.weight = linear.weight.detach().t().contiguous()
-        self.bias = None if linear.bias is None else linear.bias.detach()
-
-    def raw_forward(self) -> Product:
-        weight, bias = self.weight, self.bias
-        return (lambda rows: rows.mm(weight)) if bias is None else (lambda rows: torch.addmm(bias, rows, weight))
-
-    def unpacked(self) -> tuple[Tensor, Tensor | None] | None:
-        return self.weight.t(), self.bias
+def transpose(weight: Tensor, bias: Tensor | None) -> PreparedLinear:
+    """Return the layer by torch, with W stored as (in, out)."""
+    columns = weight.t().contiguous()
+    if bias is None:
+        return PreparedLinear(lambda rows: rows.mm(columns), lambda: (columns.t(), None))
+    return PreparedLinear(lambda rows: torch.addmm(bias, rows, columns), lambda: (columns.t(), bias))
 
 
-class QuantizedLinear(PreparedLinear):
-    """x W^T + b with W in int8 with a scale per row, and x in int8 with a scale per call.
+def quantize(
+    weight: Tensor, bias: Tensor | None, engine: str | None = None, reduces_range: bool | None = None
+) -> PreparedLinear:
+    """Return the layer with W in int8 with a scale per row, and x in int8 with a scale per call.
 
     Args:
-        linear: the layer to quantize.
         engine: torch's int8 library; None for the default of this CPU.
         reduces_range: whether x has only 7 bits, so that the sum of two products fits into 16 bits; None for only if it
             would overflow.
     """
+    has_7_bits = int8_sum_overflows() if reduces_range is None else reduces_range
+    scales = (weight.abs().amax(1) / 127).clamp(min=MIN_SCALE)  # (out,)
+    zero_points = torch.zeros_like(scales, dtype=torch.long)
+    with warnings.catch_warnings():  # such tensors are deprecated
+        warnings.filterwarnings("ignore", r"torch\.quantize_per_tensor", UserWarning)
+        quantized = torch.quantize_per_channel(weight, scales, zero_points, 0, torch.qint8)
+    chosen = torch.backends.quantized.engine
+    torch.backends.quantized.engine = engine or chosen
+    try:
+        packed = torch.ops.quantized.linear_prepack(quantized, bias)
+    finally:
+        torch.backends.quantized.engine = chosen
+    operator = torch.ops.quantized.linear_dynamic.default
+    apply = getattr(operator, "_op", operator)
 
-    def __init__(self, linear: nn.Linear, engine: str | None = None, reduces_range: bool | None = None) -> None:
-        super().__init__()
-        self.reduces_range = int8_sum_overflows() if reduces_range is None else reduces_range
-        weight = linear.weight.detach().float()
-        scales = (weight.abs().amax(1) / 127).clamp(min=MIN_SCALE)  # (out,)
-        zero_points = torch.zeros_like(scales, dtype=torch.long)
-        with warnings.catch_warnings():  # such tensors are deprecated
-            warnings.filterwarnings("ignore", r"torch\.quantize_per_tensor", UserWarning)
-            quantized = torch.quantize_per_channel(weight, scales, zero_points, 0, torch.qint8)
-        bias = None if linear.bias is None else linear.bias.detach().float()
-        chosen = torch.backends.quantized.engine
-        torch.backends.quantized.engine = engine or chosen
-        try:
-            self.packed = torch.ops.quantized.linear_prepack(quantized, bias)
-        finally:
-            torch.backends.quantized.engine = chosen
-
-    def raw_forward(self) -> Product:
-        packed, reduces_range = self.packed, self.reduces_range
-        apply = raw_op(torch.ops.quantized.linear_dynamic.default)
-        return lambda rows: apply(rows, packed, reduces_range)
-
-    def unpacked(self) -> tuple[Tensor, Tensor | None] | None:
-        """Return the dequantized weight (out, in) and the bias, in float32."""
-        weight, bias = torch.ops.quantized.linear_unpack(self.packed)
+    def dequantized() -> Parameters:
+        weight, bias = torch.ops.quantized.linear_unpack(packed)
         return weight.dequantize(), bias
 
-
-class TwoLayoutLinear(PreparedLinear):
-    """Layer with one layout for few rows and another for many."""
-
-    def __init__(self, few: PreparedLinear, many: PreparedLinear) -> None:
-        super().__init__()
-        self.few, self.many = few, many
-
-    def raw_forward(self) -> Product:
-        few, many, between = self.few.raw_forward(), self.many.raw_forward(), math.isqrt(FEW_ROWS * MANY_ROWS)
-        return lambda rows: few(rows) if rows.shape[0] <= between else many(rows)
-
-    def unpacked(self) -> tuple[Tensor, Tensor | None] | None:
-        return self.few.unpacked()
+    return PreparedLinear(lambda rows: apply(rows, packed, has_7_bits), dequantized)
 
 
-Layout = Callable[[nn.Linear], PreparedLinear]
+Layout = Callable[[Tensor, Tensor | None], PreparedLinear]  # of a weight (out, in) and a bias, without gradients
 
 LAYOUTS: dict[str, dict[str, Layout]] = {
-    "float32": {"onednn": lambda linear: PackedLinear(linear, torch.float32), "torch": TransposedLinear},
-    "bfloat16": {"onednn": lambda linear: PackedLinear(linear, torch.bfloat16)},
-    "int8": {"default": QuantizedLinear, "onednn": lambda linear: QuantizedLinear(linear, "onednn")},
+    "float32": {"onednn": pack, "torch": transpose},
+    "bfloat16": {"onednn": functools.partial(pack, dtype=torch.bfloat16)},
+    "int8": {"default": quantize, "onednn": functools.partial(quantize, engine="onednn")},
 }
 """Layouts of each dtype, the default first."""
+
+ROUNDING = {"float32": 0.0, "bfloat16": 0.0, "int8": 0.5 / 127}
+"""Largest error of an unpacked weight, relative to the largest of its row."""
 
 chosen_layouts: dict[str, str] = {}
 """Fastest layout by dtype, shape, rows and threads, from timings of this process or a record."""
 
 
-def make_plain(weight: Tensor) -> nn.Linear:
-    """Return a linear layer with a weight (out, in), without random initialization."""
-    outputs, inputs = weight.shape
-    linear = nn.utils.skip_init(nn.Linear, inputs, outputs, bias=False, dtype=torch.float32).requires_grad_(False)
-    linear.weight.copy_(weight)
-    return linear
-
-
-def is_supported(layout: Layout) -> bool:
+def is_supported(layout: Layout, rounding: float = 0.0) -> bool:
     """Return whether torch supports a layout on this CPU."""
-    linear = make_plain(torch.arange(1024).view(16, 64) / 1023)
-    rows = torch.ones(MANY_ROWS, 64, dtype=torch.float32)
+    weight = torch.arange(1024, dtype=torch.float32, device="cpu").view(16, 64) / 1023
+    rows = torch.ones(MANY_ROWS, 64, dtype=torch.float32, device="cpu")
     try:
-        layer = layout(linear)
-        products, parameters = torch.cat([layer(rows[:2]), layer(rows)]), layer.unpacked()
+        layer = layout(weight, None)
+        products, parameters = torch.cat([layer.product(rows[:2]), layer.product(rows)]), layer.unpacked()
     except (RuntimeError, AttributeError, TypeError):
         return False
-    step = 1 / 127 if isinstance(layer, QuantizedLinear) else 0.0
-    if parameters is not None and not torch.allclose(parameters[0], linear.weight, rtol=0.0, atol=step / 2):
+    if parameters is not None and not torch.allclose(parameters[0], weight, rtol=0.0, atol=rounding):
         return False
     # bfloat16 has a relative precision of 0.8%.
-    return torch.allclose(products, linear(rows[:1]).expand_as(products), rtol=0.02)
+    return torch.allclose(products, weight.sum(1).expand_as(products), rtol=0.02)
 
 
 @functools.cache
 def int8_sum_overflows() -> bool:
     """Return whether a sum of two int8 products overflows 16 bits, as on CPUs without VNNI instructions."""
     engines = {None, "onednn"} & {None, *torch.backends.quantized.supported_engines}
-    layers = [QuantizedLinear(make_plain(torch.ones(16, 64)), engine, reduces_range=False) for engine in engines]
+    layers = [
+        quantize(torch.ones(16, 64, dtype=torch.float32), None, engine, reduces_range=False) for engine in engines
+    ]
     rows = [torch.ones(count, 64, dtype=torch.float32) for count in (2, MANY_ROWS)]
-    products = torch.cat([layer(batch) for layer in layers for batch in rows])
+    products = torch.cat([layer.product(batch) for layer in layers for batch in rows])
     return not torch.allclose(products, torch.full_like(products, 64.0), rtol=0.02)
 
 
@@ -198,17 +151,15 @@ def best_times(products: list[Product], rows: Tensor) -> list[float]:
     return times
 
 
-def fastest_layouts(dtype: str, layouts: dict[str, Layout], linear: nn.Linear) -> list[str]:
-    """Return a layer's fastest layouts for few rows and for many; each shape is timed once per process."""
-    sample = make_plain(linear.weight.detach()[: max(1, TIMED_WEIGHTS // linear.in_features)])
-    shape = f"{sample.in_features} to {sample.out_features}"
-    counts = {
-        f"{dtype}, {shape}, {count} rows, {torch.get_num_threads()} threads": count for count in (FEW_ROWS, MANY_ROWS)
-    }
+def fastest_layouts(dtype: str, layouts: dict[str, Layout], weight: Tensor) -> list[str]:
+    """Return the fastest layouts of `weight` for few rows and for many; each shape is timed once per process."""
+    sample = weight[: max(1, TIMED_WEIGHTS // weight.shape[1])]
+    shape, threads = f"{sample.shape[1]} to {sample.shape[0]}", torch.get_num_threads()
+    counts = {f"{dtype}, {shape}, {count} rows, {threads} threads": count for count in (FEW_ROWS, MANY_ROWS)}
     if any(chosen_layouts.get(key) not in list(layouts) for key in counts):
-        products = [layout(sample).raw_forward() for layout in layouts.values()]
+        products = [layout(sample, None).product for layout in layouts.values()]
         for key, count in counts.items():
-            times = best_times(products, torch.ones(count, sample.in_features, dtype=torch.float32))
+            times = best_times(products, torch.ones(count, sample.shape[1], dtype=torch.float32))
             fastest = times.index(min(times))
             chosen_layouts[key] = list(layouts)[fastest if times[fastest] < MARGIN * times[0] else 0]
     return [chosen_layouts[key] for key in counts]
@@ -216,13 +167,15 @@ def fastest_layouts(dtype: str, layouts: dict[str, Layout], linear: nn.Linear) -
 
 def linear_factory(dtype: str) -> Callable[[nn.Linear], nn.Module] | None:
     """Return the function that packs a plain layer; None if torch does not support `dtype` on this CPU."""
-    layouts = {name: layout for name, layout in LAYOUTS[dtype].items() if is_supported(layout)}
+    layouts = {name: layout for name, layout in LAYOUTS[dtype].items() if is_supported(layout, ROUNDING[dtype])}
 
     def make(linear: nn.Linear) -> PreparedLinear:
-        few, many = fastest_layouts(dtype, layouts, linear)
-        layer = layouts[few](linear)
-        return layer if few == many else TwoLayoutLinear(layer, layouts[many](linear))
+        weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+        few, many = fastest_layouts(dtype, layouts, weight) if len(layouts) > 1 else 2 * list(layouts)
+        layer = layouts[few](weight, bias)
+        if few == many:
+            return layer
+        of_few, of_many, between = layer.product, layouts[many](weight, bias).product, math.isqrt(FEW_ROWS * MANY_ROWS)
+        return PreparedLinear(lambda rows: of_few(rows) if rows.shape[0] <= between else of_many(rows), layer.unpacked)
 
-    if len(layouts) == 1:
-        return next(iter(layouts.values()))
     return make if layouts else None

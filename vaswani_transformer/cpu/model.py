@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
+from ..attention import CausalSelfAttention, SelfAttention
 from ..embeddings import Dropout
 from ..model import VaswaniTransformerForConditionalGeneration
 from ..search import Decoder
-from ..stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
 from .decoder import DecoderStep, PreparedDecoder
 from .encoder import PreparedEncoder
-from .layers import fuse_qkv, has_plain_layers, replace
+from .layers import fuse_qkv, is_plain
 from .linear import LAYOUTS, linear_factory
 
 logger = logging.get_logger(__name__)
@@ -24,6 +24,14 @@ logger = logging.get_logger(__name__)
 Model = TypeVar("Model", bound=PreTrainedModel)
 
 STEP_INPUTS = {"attention_mask", "encoder_outputs", "use_cache", "logits_to_keep"}
+
+
+def replace(model: nn.Module, make: Callable[[Any], nn.Module], *types: type[nn.Module]) -> None:
+    """Replace each module of exactly one of these types with the result of `make`."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) in types:
+                setattr(module, name, make(child))
 
 
 class Prepared(PreTrainedModel):
@@ -36,12 +44,17 @@ class Prepared(PreTrainedModel):
 
     def __init__(self, model: PreTrainedModel, make_linear: Callable[[nn.Linear], nn.Module]) -> None:
         PreTrainedModel.__init__(self, copy.deepcopy(model.config))  # Transformers notes what the class records
-        vars(self).update(copy.deepcopy(vars(model), deepcopy_memo(model)))
-        fuse_qkv(self)
+        # Weights that only linear layers hold are not copied, since packing copies them.
+        linears = [module for module in model.modules() if type(module) is nn.Linear]
+        others = (module for module in model.modules() if type(module) is not nn.Linear)
+        kept = {id(weight) for module in others for weight in module.parameters(recurse=False)}
+        memo = {id(linear.weight): linear.weight for linear in linears if id(linear.weight) not in kept}
+        vars(self).update(copy.deepcopy(vars(model), memo))
+        replace(self, fuse_qkv, SelfAttention, CausalSelfAttention)
         for module in [module for module in self.modules() if getattr(module, "keeps_float32", False)]:
-            replace(module, nn.Linear, linear_factory("float32") or copy.deepcopy)
-        replace(self, nn.Linear, make_linear)
-        replace(self, Dropout, lambda _: nn.Identity())
+            replace(module, linear_factory("float32") or copy.deepcopy, nn.Linear)
+        replace(self, make_linear, nn.Linear)
+        replace(self, lambda _: nn.Identity(), Dropout)
         # "eager" is faster for sentences; with a window "sdpa" computes long texts block by block.
         window = getattr(self.config, "attention_window", None)
         self.set_attn_implementation("eager" if window is None else "sdpa")
@@ -85,10 +98,8 @@ class PreparedForConditionalGeneration(Prepared, VaswaniTransformerForConditiona
     def __init__(self, model: PreTrainedModel, make_linear: Callable[[nn.Linear], nn.Module]) -> None:
         super().__init__(model, make_linear)
         encoder, decoder = self.model.encoder, self.model.decoder
-        is_plain_encoder = type(encoder) is VaswaniTransformerEncoder and has_plain_layers(encoder)
-        is_plain_decoder = type(decoder) is VaswaniTransformerDecoder and has_plain_layers(decoder)
-        self.fast_encoder = PreparedEncoder(encoder) if is_plain_encoder else None
-        self.decoder_step = DecoderStep(decoder, self.lm_head) if is_plain_decoder else None
+        self.fast_encoder = PreparedEncoder(encoder) if is_plain(encoder) else None
+        self.decoder_step = DecoderStep(decoder, self.lm_head) if is_plain(decoder) else None
 
     def get_encoder(self, *args: Any, **kwargs: Any) -> Any:
         """Return the encoder for `generate()`."""
@@ -96,17 +107,11 @@ class PreparedForConditionalGeneration(Prepared, VaswaniTransformerForConditiona
 
     def make_decoder(self, inputs: dict[str, Any], beams_per_source: int, **options: bool) -> Decoder:
         """Return the decoder of a search, with the fast path if only the next token's logits are needed."""
-        if self.decoder_step is None or any(options.values()) or not self.is_plain_search(inputs):
-            return super().make_decoder(inputs, beams_per_source, **options)
-        memory, mask = inputs["encoder_outputs"][0], inputs.get("attention_mask")
-        return PreparedDecoder(self.decoder_step, memory, mask, beams_per_source)
-
-    def is_plain_search(self, inputs: dict[str, Any]) -> bool:
-        """Return whether a search needs only the next token's logits."""
         mask, memory = inputs.get("attention_mask"), inputs["encoder_outputs"][0]
         given = {name for name, value in inputs.items() if value is not None and value is not False}
-        return (
-            STEP_INPUTS.issuperset(given)
+        needs_only_logits = (
+            not any(options.values())
+            and STEP_INPUTS.issuperset(given)
             and bool(inputs.get("use_cache"))
             and type(self).forward is VaswaniTransformerForConditionalGeneration.forward
             and self.config._attn_implementation == "eager"
@@ -114,6 +119,9 @@ class PreparedForConditionalGeneration(Prepared, VaswaniTransformerForConditiona
             and (mask is None or mask.shape == memory.shape[:2])
             and not torch.is_autocast_enabled("cpu")
         )
+        if self.decoder_step is None or not needs_only_logits:
+            return super().make_decoder(inputs, beams_per_source, **options)
+        return PreparedDecoder(self.decoder_step, memory, mask, beams_per_source)
 
 
 def prepare_for_inference(model: Model, dtype: str = "float32") -> Model:
@@ -161,11 +169,3 @@ def prepared_class(model_class: type[PreTrainedModel]) -> Any:
     generates = issubclass(model_class, VaswaniTransformerForConditionalGeneration)
     base = PreparedForConditionalGeneration if generates else Prepared
     return type(f"Prepared{model_class.__name__}", (base, model_class), {})
-
-
-def deepcopy_memo(model: nn.Module) -> dict[int, Tensor]:
-    """Return a memo with which `deepcopy` skips weights that only linear layers hold, since packing copies them."""
-    other_modules = (module for module in model.modules() if type(module) is not nn.Linear)
-    kept = {id(weight) for module in other_modules for weight in module.parameters(recurse=False)}
-    weights = [module.weight for module in model.modules() if type(module) is nn.Linear]
-    return {id(weight): weight for weight in weights if id(weight) not in kept}
