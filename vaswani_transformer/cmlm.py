@@ -129,8 +129,7 @@ class VaswaniCmlmConfig(NarConfig):
     max_target_length: int = positive_int(default=256)
 
     def validate_mask_token_id(self) -> None:
-        """Check that `<mask>` is in the vocabulary and differs from the other special tokens."""
-        self.check_in_vocabulary("mask_token_id")
+        """Check that `<mask>` differs from the other special tokens."""
         if any(self.mask_token_id in as_token_ids(getattr(self, name)) for name in TOKEN_IDS):
             raise ValueError(
                 f"mask_token_id ({self.mask_token_id}) is also the start, padding or end token; add a separate "

@@ -63,6 +63,10 @@ position_embedding_type = checked_field(
     lambda value: value in ("sinusoidal", "learned"),
     "is not a position embedding; choose 'sinusoidal' (3.5) or 'learned' (Table 3, E).",
 )
+always_true = checked_field(
+    lambda value: value is True,
+    "contradicts the models, which have an encoder and a decoder; expected True. Leave it out.",
+)
 
 _BIG = {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout": 0.3}
 _PARSING = {"encoder_layers": 4, "decoder_layers": 4, "d_model": 1024}
@@ -158,7 +162,7 @@ class VaswaniTransformerConfig(PreTrainedConfig):
     scale_embedding: bool = True
     tie_word_embeddings: bool = True
     use_cache: bool = True
-    is_encoder_decoder: bool = True
+    is_encoder_decoder: bool = always_true(default=True)
     bos_token_id: int | None = 0
     pad_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
@@ -229,20 +233,10 @@ class VaswaniTransformerConfig(PreTrainedConfig):
                 "given; change one of them or give both d_k and d_v."
             )
 
-    def validate_is_encoder_decoder(self) -> None:
-        """Check that `is_encoder_decoder` is True, which Transformers' generation reads."""
-        if not self.is_encoder_decoder:
-            raise ValueError(
-                f"is_encoder_decoder: a {self.model_type} has both stacks; got False, expected True. Leave it out."
-            )
-
     def validate_token_ids(self) -> None:
-        self.check_in_vocabulary(*TOKEN_IDS)
-
-    def check_in_vocabulary(self, *names: str) -> None:
-        """Raise ValueError if a token id in these fields is outside the vocabulary."""
-        for name in names:
-            for token_id in as_token_ids(getattr(self, name)):
+        """Check that the special tokens, including `<mask>` of a CMLM, are in the vocabulary."""
+        for name in (*TOKEN_IDS, "mask_token_id"):
+            for token_id in as_token_ids(getattr(self, name, None)):
                 if not 0 <= token_id < self.vocab_size:
                     raise ValueError(
                         f"{name} ({token_id}) is outside the vocabulary of {self.vocab_size} entries; give an id from "

@@ -6,8 +6,10 @@ B sources, k beams or n samples per source, T target tokens so far, V vocabulary
 import copy
 import functools
 import math
+import textwrap
+from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch import Tensor
@@ -41,20 +43,29 @@ def default_settings() -> dict[str, Any]:
     return vars(GenerationConfig()) | GenerationConfig._get_default_generation_params() | own
 
 
-def is_none_or_whole(value: Any, least: int) -> bool:
-    return value is None or (isinstance(value, Integral) and not isinstance(value, bool) and value >= least)
+def refuse(name: str, problem: str, value: object, expected: str) -> Never:
+    """Raise ValueError for an argument or setting of `generate()`."""
+    got = textwrap.shorten(repr(value), 100)
+    raise ValueError(
+        f"{name}: {problem}; got {got}, expected {expected}. Leave it out, or set it to None in the generation config."
+    )
 
 
+def check_number(name: str, value: Any, least: float) -> None:
+    """Raise ValueError unless a setting is a finite number of at least `least`, a whole one if `least` is whole."""
+    is_whole = isinstance(least, int)
+    is_number = isinstance(value, Integral if is_whole else Real) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value < least:
+        limit = f" of at least {least}" if math.isfinite(least) else ""
+        refuse(name, "out of range", value, f"a {'whole' if is_whole else 'finite'} number{limit}")
+
+
+@dataclass(eq=False)
 class SourceLimitCriteria(StoppingCriteria):
-    """Stop each target at its own limit: "input length + 50" in the paper (6.1).
+    """Stop each target at its own limit: "input length + 50" in the paper (6.1)."""
 
-    Args:
-        limits: (B,), largest number of new tokens of each source's targets.
-        prompt_length: number of tokens that each target begins with.
-    """
-
-    def __init__(self, limits: Tensor, prompt_length: int) -> None:
-        self.limits, self.prompt_length = limits, prompt_length
+    limits: Tensor  # (B,), largest number of new tokens of each source's targets
+    prompt_length: int  # number of tokens that each target begins with
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         """Return whether each row (R,) has reached its limit."""
@@ -65,51 +76,45 @@ class SourceLimitCriteria(StoppingCriteria):
 class CallSettings:
     """Settings of one `generate()` call: its arguments, else its generation config, else that of the model.
 
+    A limit in the call disables a saved `max_source_relative_length`. A saved `max_length` applies only without another
+    limit, and only if it is not Transformers' default, which Seq2SeqTrainer saves. With a limit per source, the end
+    token is not forced.
+
     Attributes:
         inputs: arguments that are no settings.
         given: settings of the call, including None.
+        saved: settings of the model, excluding None.
         values: effective settings, excluding None.
+        num_positions: number of learned positions of a model of this package; None for sinusoidal ones.
     """
 
     def __init__(self, generation_config: GenerationConfig | None, model: Any, kwargs: dict[str, Any]) -> None:
-        self.model, self.saved = model, model.generation_config
         self.generation_config = GenerationConfig() if generation_config is None else generation_config
         self.is_autoregressive = getattr(model, "is_autoregressive", True)
+        is_learned = getattr(model.config, "position_embedding", None) == "learned"
+        self.num_positions: int | None = model.config.max_position_embeddings if is_learned else None
         own = SEARCH_SETTINGS if self.is_autoregressive else (*SEARCH_SETTINGS, *NAR_SETTINGS)
         configured = vars(self.generation_config)
         self.inputs = {name: value for name, value in kwargs.items() if name not in {*configured, *own}}
         self.given = {name: value for name, value in configured.items() if value is not None or name in own}
         for name in kwargs.keys() - self.inputs.keys():
             self.given[name] = BEAM_DEFAULTS.get(name) if kwargs[name] is None else kwargs[name]
-        self.values = self.merge()
-
-    def merge(self) -> dict[str, Any]:
-        """Return the effective settings.
-
-        A limit in the call disables a saved `max_source_relative_length`. A saved `max_length` applies only without
-        another limit, and only if it is not Transformers' default, which Seq2SeqTrainer saves. With a limit per source,
-        the end token is not forced.
-        """
-        saved, relative = dict(vars(self.saved)), "max_source_relative_length"
-        if any(self.given.get(name) is not None for name in LIMITS):
-            saved.pop(relative, None)
-        values = {name: value for name, value in (saved | self.given).items() if value is not None}
-        is_default = saved.get("max_length") == DEFAULT_LENGTH
+        self.saved = {name: value for name, value in vars(model.generation_config).items() if value is not None}
+        values, relative = self.saved | self.given, "max_source_relative_length"
+        if relative not in self.given and any(self.given.get(name) is not None for name in LIMITS):
+            values.pop(relative, None)
+        self.values = values = {name: value for name, value in values.items() if value is not None}
+        is_default = self.saved.get("max_length") == DEFAULT_LENGTH
         if "max_length" not in self.given and (is_default or relative in values or "max_new_tokens" in values):
             values.pop("max_length", None)
         forced, ends = (as_token_ids(values.get(name)) for name in ("forced_eos_token_id", "eos_token_id"))
         if relative in values and set(forced) <= set(ends):
             values.pop("forced_eos_token_id", None)
-        return values
-
-    def resolve(self, name: str, default: Any = None) -> Any:
-        """Return a setting from the call, else its generation config, else the model."""
-        return self.values.get(name, default)
 
     def search(self) -> dict[str, Any]:
         """Return the settings that commands record: those that are set, beams and length penalty."""
         hidden = ("_", "output_", "return_", "transformers_version", "use_cache")
-        hidden += WEIGHTS if self.is_autoregressive and self.resolve("num_beams", 1) == 1 else ()
+        hidden += WEIGHTS if self.is_autoregressive and self.values.get("num_beams", 1) == 1 else ()
         return {
             name: value
             for name, value in sorted(self.values.items())
@@ -119,19 +124,13 @@ class CallSettings:
 
     def check(self) -> None:
         """Raise ValueError for settings that are out of range or exclude each other."""
-        alpha, penalty = self.resolve("length_penalty", 1.0), self.resolve("length_penalty_type", "power")
-        num_beams, relative = self.resolve("num_beams"), self.resolve("max_source_relative_length")
-        is_number = isinstance(alpha, Real) and not isinstance(alpha, bool)
-        for name, is_valid, expected in (
-            ("length_penalty_type", penalty in LENGTH_PENALTY_TYPES, f"one of {', '.join(LENGTH_PENALTY_TYPES)}"),
-            ("length_penalty", is_number and math.isfinite(alpha), "a finite number such as 0.6"),
-            ("num_beams", is_none_or_whole(num_beams, 1), "a whole number of at least 1, or None"),
-            ("max_source_relative_length", is_none_or_whole(relative, 0), "a whole number of at least 0, or None"),
-        ):
-            if not is_valid:
-                raise ValueError(f"{name}: out of range; got {self.resolve(name)!r}, expected {expected}.")
-        forced = self.resolve("forced_eos_token_id")
-        if relative is not None and forced is not None:
+        for name, least in (("length_penalty", -math.inf), ("num_beams", 1), ("max_source_relative_length", 0)):
+            if name in self.values:
+                check_number(name, self.values[name], least)
+        if (penalty := self.values.get("length_penalty_type", "power")) not in LENGTH_PENALTY_TYPES:
+            refuse("length_penalty_type", "unknown", penalty, f"one of {', '.join(LENGTH_PENALTY_TYPES)}")
+        if self.values.keys() >= {"forced_eos_token_id", "max_source_relative_length"}:
+            forced, relative = (self.values[name] for name in ("forced_eos_token_id", "max_source_relative_length"))
             raise ValueError(
                 "forced_eos_token_id: forces one length on all targets, and max_source_relative_length gives each "
                 f"source its own; got {forced!r} and {relative}. Set one of them to None."
@@ -143,25 +142,18 @@ class CallSettings:
         prompt = self.inputs.get("decoder_input_ids")
         if prompt is None:
             return 1
-        start = self.resolve("decoder_start_token_id", self.resolve("bos_token_id", -1))
+        start = self.values.get("decoder_start_token_id", self.values.get("bos_token_id", -1))
         return prompt.shape[1] + int((prompt[:, 0] != torch.as_tensor(start, device=prompt.device)).all())
-
-    @property
-    def table(self) -> int | None:
-        """Number of learned positions of a model of this package; None for sinusoidal ones."""
-        is_learned = getattr(self.model.config, "position_embedding", None) == "learned"
-        return self.model.config.max_position_embeddings if is_learned else None
 
     def common_limit(self) -> int | None:
         """Return the limit of new tokens that all targets share; None if there is none."""
-        limit = self.resolve("max_new_tokens")
-        if limit is None and (max_length := self.resolve("max_length")) is not None:
-            limit = max_length - self.prompt_length
-        return limit
+        if "max_new_tokens" in self.values:
+            return self.values["max_new_tokens"]
+        return self.values["max_length"] - self.prompt_length if "max_length" in self.values else None
 
     def source_limits(self, inputs: Tensor | None = None) -> Tensor | None:
         """Return the source-dependent limit (B,) of new tokens; None if there is none."""
-        relative, mask = self.resolve("max_source_relative_length"), self.inputs.get("attention_mask")
+        relative, mask = self.values.get("max_source_relative_length"), self.inputs.get("attention_mask")
         if relative is None:
             return None
         if mask is None:
@@ -172,7 +164,7 @@ class CallSettings:
                 return None
             mask = torch.ones(source.shape[:2], device=source.device)
         limits = mask.ne(0).sum(-1) + relative
-        return limits if self.table is None else limits.clamp(max=self.table + 1 - self.prompt_length)
+        return limits if self.num_positions is None else limits.clamp(max=self.num_positions + 1 - self.prompt_length)
 
     def target_limits(self) -> Tensor:
         """Return the limit (B,) of new tokens of each target; the arguments must include `attention_mask`."""
@@ -190,27 +182,26 @@ class CallSettings:
         """
         config = copy.copy(self.generation_config)
         vars(config).update({name: self.values.get(name) for name in self.given})
-        config.length_penalty_type = self.resolve("length_penalty_type", "power")
-        if self.resolve("num_beams", 1) == 1:  # Transformers would warn of saved ones
+        config.length_penalty_type = self.values.get("length_penalty_type", "power")
+        if self.values.get("num_beams", 1) == 1:  # Transformers would warn of saved ones
             config.length_penalty, config.early_stopping = 1.0, False
-        saved = {name for name, value in vars(self.saved).items() if value is not None}
-        switched_off = dict.fromkeys(saved - self.values.keys() - {"max_length", *SEARCH_SETTINGS})
+        switched_off = dict.fromkeys(self.saved.keys() - self.values.keys() - {"max_length", *SEARCH_SETTINGS})
         longest = self.common_limit()
         if limits is not None and len(limits):
             longest = min(int(limits.max()), math.inf if longest is None else longest)
-        elif longest is None and "max_length" in saved & self.given.keys():  # None against a saved one
+        elif longest is None and "max_length" in self.saved.keys() & self.given.keys():  # None against a saved one
             longest = DEFAULT_LENGTH
         if longest is None:
             return config, switched_off  # Transformers' default
-        if self.resolve("max_new_tokens") is not None:
+        max_length, most = self.prompt_length + longest, self.num_positions
+        if "max_new_tokens" in self.values:
             config.max_new_tokens = longest
         else:
-            config.max_length = self.prompt_length + longest
-        if self.table is not None and (max_length := self.prompt_length + longest) - 1 > self.table:
+            config.max_length = max_length
+        if most is not None and max_length - 1 > most:
             raise ValueError(
-                f"max_length ({max_length}, with the start token) goes beyond the table of {self.table} learned "
-                f"positions; ask for a max_length of at most {self.table + 1} or max_new_tokens of at most "
-                f"{self.table}."
+                f"max_length ({max_length}, with the start token) goes beyond the table of {most} learned positions; "
+                f"ask for a max_length of at most {most + 1} or max_new_tokens of at most {most}."
             )
         return config, switched_off
 

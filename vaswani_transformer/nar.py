@@ -6,11 +6,9 @@ source and target tokens, both including `</s>`.
 """
 
 import math
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from numbers import Integral, Real
-from typing import Any, ClassVar, NamedTuple, Never
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -22,14 +20,18 @@ from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPa
 from transformers.utils import ModelOutput, can_return_tuple
 
 from .attention import SelfAttention, padding_mask
-from .config import TOKEN_IDS, VaswaniTransformerConfig, as_token_ids, loss_weight
+from .config import TOKEN_IDS, VaswaniTransformerConfig, as_token_ids, checked_field, loss_weight
 from .embeddings import text_positions
-from .generation import CallSettings, default_settings
+from .generation import CallSettings, check_number, default_settings, refuse
 from .layers import VaswaniTransformerDecoderLayer
 from .loss import accumulation_dtype, chunk_size, reduce_loss, without_padding
 from .model import ProjectedModel, as_encoder_output
 from .pretrained import check_mask, given_cache
 from .stacks import VaswaniTransformerDecoder, check_rows
+
+always_none = checked_field(
+    lambda value: value is None, "is no setting of a non-autoregressive model; expected None. Leave it out."
+)
 
 
 @strict
@@ -47,14 +49,7 @@ class NarConfig(VaswaniTransformerConfig):
 
     length_loss_weight: float | int = loss_weight(default=1.0)
     use_cache: bool = False
-
-    def validate_attention_window(self) -> None:
-        """Check that there is no attention window."""
-        if self.attention_window is not None:
-            raise ValueError(
-                f"attention_window: {self.model_type} has no restricted self-attention; got {self.attention_window}, "
-                "expected None. Leave it out."
-            )
+    attention_window: int | None = always_none(default=None)
 
 
 def check_right_padded(labels: Tensor) -> None:
@@ -214,14 +209,6 @@ class NarGenerateOutput(ModelOutput):
     history: Tensor | None = None  # (R, n B, T + 1), sequences after each iteration or layer, on request
 
 
-def refuse(name: str, problem: str, value: object, expected: str) -> Never:
-    """Raise ValueError for an argument or setting of `generate()`."""
-    got = textwrap.shorten(repr(value), 100)
-    raise ValueError(
-        f"{name}: {problem}; got {got}, expected {expected}. Leave it out, or set it to None in the generation config."
-    )
-
-
 def number(default: float | None, least: float) -> Any:
     """Return a dataclass field for finite numbers of at least `least`; an integer `least` requires integers."""
     return field(default=default, metadata={"least": least})
@@ -254,14 +241,9 @@ class NarSettings:
 
     def __post_init__(self) -> None:
         for name, least in [(one.name, one.metadata["least"]) for one in fields(self) if one.metadata]:
-            if (value := getattr(self, name)) is None:
-                continue
-            is_whole = isinstance(least, int)
-            is_number = isinstance(value, Integral if is_whole else Real) and not isinstance(value, bool)
-            if not is_number or not math.isfinite(value) or value < least:
-                limit = f" of at least {least}" if math.isfinite(least) else ""
-                refuse(name, "out of range", value, f"a {'whole' if is_whole else 'finite'} number{limit}")
-            setattr(self, name, type(least)(value))  # may be a NumPy number
+            if (value := getattr(self, name)) is not None:
+                check_number(name, value, least)
+                setattr(self, name, type(least)(value))  # may be a NumPy number
 
     @property
     def reads_scores(self) -> bool:

@@ -48,15 +48,6 @@ _ATTENTION_PLAN = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise"
 _FEED_FORWARD_PLAN = {"layers.*.feed_forward.fc1": "colwise", "layers.*.feed_forward.fc2": "rowwise"}
 
 
-def check_private_names() -> None:
-    owned = [(owner, name) for owner, names in PRIVATE_NAMES.items() for name in names]
-    if missing := [f"{owner.__name__}.{name}" for owner, name in owned if not hasattr(owner, name)]:
-        raise RuntimeError(
-            f"This Transformers has no {', '.join(missing)}, which the models need; "
-            f"install Transformers {KNOWN_VERSIONS}."
-        )
-
-
 def given_cache(past_key_values: Cache | None, kwargs: dict[str, Any]) -> Cache | None:
     """Remove the cache from `kwargs` and return it, under either of Transformers' names.
 
@@ -134,20 +125,20 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
 
     def __init__(self, config: VaswaniTransformerConfig, *args: Any, **kwargs: Any) -> None:
-        check_private_names()
-        if not self.is_stack:
-            self.check_family(config)
-        super().__init__(config, *args, **kwargs)
-
-    def check_family(self, config: PreTrainedConfig) -> None:
-        """Raise ValueError for the configuration of another model family."""
+        owned = [(owner, name) for owner, names in PRIVATE_NAMES.items() for name in names]
+        if missing := [f"{owner.__name__}.{name}" for owner, name in owned if not hasattr(owner, name)]:
+            raise RuntimeError(
+                f"This Transformers has no {', '.join(missing)}, which the models need; "
+                f"install Transformers {KNOWN_VERSIONS}."
+            )
         saved = config.model_type
-        expected = getattr(self.config_class, "model_type", saved)
+        expected = saved if self.is_stack else getattr(self.config_class, "model_type", saved)
         if saved != expected and saved.startswith(FAMILY_PREFIX) and expected.startswith(FAMILY_PREFIX):
             raise ValueError(
                 f"{config.name_or_path or 'config'}: holds a model of another family; got {saved}, expected {expected} "
                 f"for {type(self).__name__}. Load it with {self._own_auto_class}, which takes the class that fits."
             )
+        super().__init__(config, *args, **kwargs)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

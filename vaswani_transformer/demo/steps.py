@@ -40,9 +40,9 @@ class SearchRecorder(LogitsProcessor):
 
     def __init__(self, settings: CallSettings, constraint: LogitsProcessor | None) -> None:
         self.limit, self.constraint = int(settings.target_limits()[0]), constraint
-        self.num_beams, self.alpha = settings.resolve("num_beams", 1), settings.resolve("length_penalty", 1.0)
-        self.length_penalty_type = settings.resolve("length_penalty_type", "power")
-        self.end_tokens = as_token_ids(settings.resolve("eos_token_id"))
+        self.num_beams, self.alpha = settings.values.get("num_beams", 1), settings.values.get("length_penalty", 1.0)
+        self.length_penalty_type = settings.values.get("length_penalty_type", "power")
+        self.end_tokens = as_token_ids(settings.values.get("eos_token_id"))
         self.steps: list[list[Candidate]] = []
         self.totals: dict[tuple[int, ...], Tensor] = {}
 

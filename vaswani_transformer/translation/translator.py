@@ -198,7 +198,7 @@ class Translator:
         """Return the translations of `texts[skip:]`; `first` is the index of the window's first text."""
         sources, lengths, unknown = self.encode(texts, first)
         empty = Hypothesis("", 0, 0.0 if self.scores else None)
-        hypotheses = [[empty] * self.call_settings().resolve("num_return_sequences", 1) for _ in texts]
+        hypotheses = [[empty] * self.call_settings().values.get("num_return_sequences", 1) for _ in texts]
         progress(sum(not source for source in sources[skip:]))
         for batch in batches_by_length(list(map(len, sources)), self.batch_tokens):
             if wanted := sum(index >= skip for index in batch):
@@ -262,9 +262,9 @@ class Translator:
         """Return the length (R,) of each target (R, T), up to its end token or its padding."""
         settings = self.call_settings()
         positions = torch.arange(1, targets.shape[1] + 1, device=targets.device)
-        ends = torch.tensor(as_token_ids(settings.resolve("eos_token_id")), dtype=torch.long, device=targets.device)
+        ends = torch.tensor(as_token_ids(settings.values.get("eos_token_id")), dtype=torch.long, device=targets.device)
         is_end = torch.isin(targets, ends)
-        to_padding = (positions * targets.ne(settings.resolve("pad_token_id", self.tokenizer.pad_token_id))).amax(1)
+        to_padding = (positions * targets.ne(settings.values.get("pad_token_id", self.tokenizer.pad_token_id))).amax(1)
         return torch.where(is_end.any(1), is_end.long().argmax(1) + 1, to_padding)
 
     def score(self, tokens: Tensor, mask: Tensor, sequences: Tensor, lengths: Tensor) -> Tensor:
@@ -273,8 +273,8 @@ class Translator:
         is_padding = torch.arange(targets.shape[1], device=targets.device) >= lengths[:, None]
         sources = (rows.repeat_interleave(n, dim=0) for rows in (tokens, mask))
         sums = log_probabilities(self.model, *sources, targets.masked_fill(is_padding, -100), sequences[:, :-1])
-        alpha = float(settings.resolve("length_penalty", 1.0))  # torch needs a float for negative powers
-        return sums / length_penalty(lengths.clamp(min=1), alpha, settings.resolve("length_penalty_type", "power"))
+        alpha = float(settings.values.get("length_penalty", 1.0))  # torch needs a float for negative powers
+        return sums / length_penalty(lengths.clamp(min=1), alpha, settings.values.get("length_penalty_type", "power"))
 
 
 def translate(
