@@ -163,8 +163,8 @@ def test_model_of_others_without_a_search_decodes_greedily_and_says_so_once(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"encoder_layers": 999}, r"do not fit encoder_layers; got \d+ weights for 999 layers\. Restore"),
-        ({"d_ff": 10**10}, r"do not fit its config\.json; got [\d,]+ numbers, expected 1?[\d,]{13,}\. Restore"),
+        ({"encoder_layers": 999}, r"do not fit encoder_layers; got [\d,]+ bytes for 999 layers\. Restore"),
+        ({"d_ff": 10**10}, r"do not fit its config\.json; got [\d,]+ bytes for 1?[\d,]{13,} numbers\. Restore"),
     ],
 )
 @pytest.mark.parametrize("is_pickle", [False, True])
@@ -185,7 +185,7 @@ def test_sharded_weights_are_counted_together(copy: Path) -> None:
     assert len(list(copy.glob("model-*.safetensors"))) > 1
     load_model(str(copy))
     change(copy / CONFIG, decoder_layers=1000)
-    with user_error(r"do not fit decoder_layers; got \d+ weights for 1,000 layers"):
+    with user_error(r"do not fit decoder_layers; got [\d,]+ bytes for 1,000 layers"):
         load_model(str(copy))
 
 

@@ -1,5 +1,7 @@
 """A file of results resumes as if it had never been interrupted, and protects what it holds."""
 
+import contextlib
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,45 +18,37 @@ from vaswani_transformer.translation.output import ResumableFile
 SETTINGS = {"model": "m", "beams": 4}
 
 
-def write_all(path: Path, texts: list[str], settings: dict[str, Any] = SETTINGS, stop_at: int | None = None) -> bool:
-    """Write each text twice as its result, up to the end or to `stop_at`; return whether the file was finished.
+def write_all(path: Path, texts: list[str], settings: dict[str, Any] = SETTINGS, windows: int = 99) -> bool:
+    """Write each text twice as its result, in up to `windows` windows of three; return whether the file was finished.
 
-    As the command does, read a window of three texts before their results are written.
+    An interrupted file ends with a part of a window.
     """
-    output = ResumableFile(path, 2, settings, [1, 1])
-    try:
-        counted, window = output.watch(texts), []
-        for number, text in enumerate(counted):
-            window.append((number, text))
-            if len(window) == 3 or number == len(texts) - 1:
-                for position, result in window:
-                    if position == stop_at:
-                        return False
-                    if position >= output.done:
-                        output.write([result, result])
-                window = []
-        if not output.is_finished:
-            output.finish()
-        return output.is_finished
-    finally:
-        output.close()
+    with contextlib.closing(ResumableFile(path, settings)) as output:
+        remaining = iter(texts)
+        output.skip(remaining)
+        if output.is_finished:
+            return True
+        output.save_record()
+        while window := list(itertools.islice(remaining, 3)):
+            if not windows:
+                output.stream.write(b"par")
+                return False
+            output.write(window, [text for text in window for _ in range(2)])
+            windows -= 1
+        output.finish()
+        return False
 
 
-@given(
-    texts=st.lists(st.text("ab", max_size=3), min_size=1, max_size=10),
-    stop_at=st.integers(0, 10),
-    cut=st.integers(0, 100),
-)
+@given(texts=st.lists(st.text("ab", max_size=3), min_size=1, max_size=10), windows=st.lists(st.integers(0, 3)))
 def test_file_interrupted_anywhere_resumes_to_the_bytes_of_an_uninterrupted_one(
-    tmp_path_factory: pytest.TempPathFactory, texts: list[str], stop_at: int, cut: int
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], windows: list[int]
 ) -> None:
     folder = tmp_path_factory.mktemp("output")
     uninterrupted, path = folder / "whole", folder / "path"
-    write_all(uninterrupted, texts)
-    write_all(path, texts, stop_at=stop_at)
-    if stop_at < len(texts):
-        path.write_bytes(path.read_bytes()[:cut])
-        write_all(path, texts)
+    for count in windows:
+        write_all(path, texts, windows=count)
+    for each in (uninterrupted, path):
+        write_all(each, texts)
     assert path.read_bytes() == uninterrupted.read_bytes() == "".join(f"{text}\n{text}\n" for text in texts).encode()
     assert {each.name for each in folder.iterdir()} == {"whole", "path", "whole.record", "path.record"}
     assert write_all(path, texts)
@@ -62,8 +56,8 @@ def test_file_interrupted_anywhere_resumes_to_the_bytes_of_an_uninterrupted_one(
 
 def test_changed_texts_are_an_error_and_later_ones_may_differ(tmp_path: Path) -> None:
     path, texts = tmp_path / "out", list("abcdef")
-    write_all(path, texts, stop_at=2)  # after the command read a window of three
-    before = path.read_bytes()
+    write_all(path, texts, windows=1)
+    before = b"a\na\nb\nb\nc\nc\n"
     for other in (["x", *texts[1:]], [*texts[:2], "x", *texts[3:]], texts[:2], texts[:1]):
         with user_error("out: was made from another input, whose first 3 texts differ; it stays unchanged"):
             write_all(path, other)
@@ -95,12 +89,12 @@ def test_finished_file_of_other_texts_or_settings_is_an_error(
 
 
 @pytest.mark.parametrize(
-    ("stop_at", "changed"),
-    [(None, "b\na\nb\nb\nc\nc\nd\nd\n"), (1, "a\n" * 20)],
+    ("windows", "changed"),
+    [(99, "b\na\nb\nb\nc\nc\nd\nd\n"), (99, "a\na\nb\nb\nc\nc\nd\nd\ne\n"), (1, "a\n" * 20), (1, "a\na\n")],
 )
-def test_file_that_another_program_changed_is_an_error(tmp_path: Path, stop_at: int | None, changed: str) -> None:
+def test_file_that_another_program_changed_is_an_error(tmp_path: Path, windows: int, changed: str) -> None:
     path = tmp_path / "out"
-    write_all(path, list("abcd"), stop_at=stop_at)
+    write_all(path, list("abcd"), windows=windows)
     path.write_text(changed)
     with user_error("out: was changed by another program; it stays unchanged"):
         write_all(path, list("abcd"))
@@ -140,11 +134,11 @@ def test_full_disk_is_an_error_and_the_output_resumes(tmp_path: Path) -> None:
 
 def test_two_commands_do_not_write_the_same_file(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
-    first = ResumableFile(tmp_path / "out", 1, {}, [1, 1])
+    first = ResumableFile(tmp_path / "out", {})
     with user_error(r"out: another command is writing it; wait for that one, or give another"):
-        ResumableFile(tmp_path / "out", 1, {}, [1, 1])
+        ResumableFile(tmp_path / "out", {})
     first.close()
-    ResumableFile(tmp_path / "out", 1, {}, [1, 1]).close()
+    ResumableFile(tmp_path / "out", {}).close()
 
 
 def test_digest_of_a_model_changes_with_the_files_of_the_model_only(tmp_path: Path) -> None:

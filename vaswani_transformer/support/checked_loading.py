@@ -5,7 +5,6 @@ be present, of the right shapes and finite.
 """
 
 import contextlib
-import math
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +12,6 @@ from typing import Any, cast
 import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
-from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -37,7 +35,8 @@ TOKENIZER_FILES = ("tokenizer*", "*vocab*", "*.model", "*.spm", "merges.txt")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 SOURCE = {"revision", "local_files_only", "trust_remote_code"}  # settings that select files
 SPARE_NUMBERS = 1 << 24  # weights that a file may omit, such as a table of positions
-PACKED = 8  # 4-bit weights stored in a 32-bit number
+MOST_NUMBERS = 8  # in a byte: weights of one bit
+LEAST_BYTES = 1000  # of a layer, with the names of its weights
 FIX_OF_CONFIG = "Restore the config.json that was saved with the weights, or save the model again."
 
 
@@ -62,46 +61,26 @@ def find_file(name: str, file: str, revision: str = "main", local_files_only: bo
         return None
 
 
-def own_model_types(config_class: type[VaswaniTransformerConfig] = VaswaniTransformerConfig) -> set[str]:
-    """Return the model types of a configuration class and its subclasses, by default all of this package."""
-    derived = map(own_model_types, config_class.__subclasses__())
-    return {config_class.model_type}.union(*derived)
-
-
 def load_config(name: str, trust_remote_code: bool = False, **settings: Any) -> PreTrainedConfig:
     """Return the configuration of a model, without loading its weights."""
     with load_errors(name if Path(name).is_dir() else f"{name}: no folder here, so a name on the Hub"):
         return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **settings)
 
 
-def weight_sizes(name: str, **settings: Any) -> list[int]:
-    """Return the number of elements of each stored weight, from the files' headers; empty for other formats."""
-    first = next(filter(None, (find_file(name, file, **settings) for file in WEIGHTS)), None)
-    if first is None:
-        return []
-    files = {first.name}
-    if first.suffix == ".json":
-        files = set(read_json(first, FIX_OF_CONFIG)["weight_map"].values())
-    sizes: list[int] = []
-    for path in (find_file(name, file, **settings) for file in sorted(files)):
-        if path is not None and path.suffix == ".safetensors":
-            with safe_open(path, framework="pt") as weights:
-                sizes += [math.prod(weights.get_slice(key).get_shape()) for key in weights.keys()]  # noqa: SIM118 - not a mapping
-        elif path is not None:
-            sizes += [weight.numel() for weight in torch.load(path, map_location="meta", weights_only=True).values()]
-    return sizes
-
-
 def check_size(name: str, model_class: Any, config: PreTrainedConfig, **settings: Any) -> None:
     """Check before allocation that a configuration does not describe a larger model than the stored weights."""
-    sizes = weight_sizes(name, **settings)
-    if not sizes:
+    first = next(filter(None, (find_file(name, file, **settings) for file in WEIGHTS)), None)
+    if first is None:  # another format
         return
+    files = [first]
+    if first.suffix == ".json":
+        shards = sorted(set(read_json(first, FIX_OF_CONFIG)["weight_map"].values()))
+        files = list(filter(None, (find_file(name, file, **settings) for file in shards)))
+    size = sum(path.stat().st_size for path in files)
     for field, layers in config.to_dict().items():
-        if field.endswith("layers") and isinstance(layers, int) and layers > len(sizes):
+        if field.endswith("layers") and isinstance(layers, int) and layers * LEAST_BYTES > size:
             raise UserError(
-                f"{name}: its weights do not fit {field}; got {len(sizes)} weights for {layers:,} layers. "
-                f"{FIX_OF_CONFIG}"
+                f"{name}: its weights do not fit {field}; got {size:,} bytes for {layers:,} layers. {FIX_OF_CONFIG}"
             )
     with torch.device("meta"):
         if hasattr(model_class, "from_config"):  # an Auto class
@@ -109,9 +88,9 @@ def check_size(name: str, model_class: Any, config: PreTrainedConfig, **settings
         else:
             model = model_class(config)
     numbers = sum(weight.numel() for weight in (*model.parameters(), *model.buffers()))
-    if numbers > PACKED * sum(sizes) + SPARE_NUMBERS:
+    if numbers > MOST_NUMBERS * size + SPARE_NUMBERS:
         raise UserError(
-            f"{name}: its weights do not fit its config.json; got {sum(sizes):,} numbers, expected {numbers:,}. "
+            f"{name}: its weights do not fit its config.json; got {size:,} bytes for {numbers:,} numbers. "
             f"{FIX_OF_CONFIG}"
         )
 
@@ -147,7 +126,7 @@ def check_search(name: str, model: PreTrainedModel, **settings: Any) -> None:
     path, fix = find_file(name, GENERATION_CONFIG, **settings), "restore it, or save the model again."
     if path is not None:
         read_json(path, fix)
-    elif model.config.model_type in own_model_types():
+    elif isinstance(model.config, VaswaniTransformerConfig):
         raise UserError(f"{name}: has no {GENERATION_CONFIG}, which this package saves with every model; {fix}")
     elif model.can_generate() and (model.generation_config.num_beams or 1) == 1:
         logger.warning("%s: has no %s, so it decodes greedily.", name, GENERATION_CONFIG)

@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -31,6 +32,15 @@ RESULTS_DO_NOT_DEPEND_ON = {
     "model", "device", "revision", "trust_remote_code", "input", "output", "interactive", "batch_tokens", "sort_lines",
 }  # fmt: skip
 """Options outside the compared settings of a record: the model has a digest, and batches change only rounding."""
+SEARCH = {
+    "beams": "num_beams",
+    "length_penalty": "length_penalty",
+    "iterations": "num_iterations",
+    "length_beam": "length_beam_size",
+    "max_length": "max_new_tokens",
+    "nbest": "num_return_sequences",
+}
+"""Options of the search, with their names in `generate()`."""
 
 
 @dataclass(frozen=True)
@@ -133,26 +143,11 @@ class LineFormat:
 
     def load(self) -> Translator:
         """Return the translator with the command's model."""
-        options = self.options
-        model, tokenizer = load_model_and_tokenizer(options)
-        search: dict[str, Any] = {
-            "num_beams": options.beams,
-            "length_penalty": options.length_penalty,
-            "num_iterations": options.iterations,
-            "length_beam_size": options.length_beam,
-            "max_new_tokens": options.max_length,
-            "num_return_sequences": options.nbest or 1,
-        }
-        return Translator(
-            model,
-            tokenizer,
-            batch_tokens=options.batch_tokens,
-            sort_lines=options.sort_lines,
-            max_source_tokens=options.max_source_tokens,
-            too_long=options.too_long,
-            scores=options.scores,
-            **{name: value for name, value in search.items() if value is not None},
-        )
+        names = ("batch_tokens", "sort_lines", "max_source_tokens", "too_long", "scores")
+        settings = {name: getattr(self.options, name) for name in names} | {"num_return_sequences": 1}
+        given = {name: getattr(self.options, option) for option, name in SEARCH.items()}
+        settings |= {name: value for name, value in given.items() if value is not None}
+        return Translator(*load_model_and_tokenizer(self.options), **settings)
 
     def write(self, translation: Translation, number: int) -> list[str]:
         """Return the output lines for one input line."""
@@ -211,32 +206,34 @@ def open_output(options: TranslationOptions) -> StreamOutput:
         return StreamOutput(sys.stdout.buffer, "standard output")
     if options.output.exists() and not options.output.is_file():
         return StreamOutput(options.output.open("wb"), str(options.output))
-    lines_per_text = options.nbest or 1 if options.format == "text" else 1
-    return ResumableFile(options.output, lines_per_text, options.record(), [options.batch_tokens, options.sort_lines])
+    return ResumableFile(options.output, options.record())
 
 
 def write_results(
-    form: LineFormat, translator: Translator, texts: Iterable[str], output: StreamOutput, name: str
+    form: LineFormat, translator: Translator, texts: Iterator[str], output: StreamOutput, name: str
 ) -> None:
-    """Write the results of all remaining texts of the input `name`."""
+    """Write the results of all remaining texts of the input `name`, a window at a time."""
     number, source, total = output.done, form.options.input, None
     unknown_lines, first_unknown = 0, ""
     if sys.stderr.isatty() and source is not None and source.is_file():
         with source.open("rb") as file:
             total = sum(1 for _ in file)
     with tqdm(total=total, initial=number, unit="line", disable=None, file=sys.stderr) as bar:  # None: in a terminal
-        try:
-            for translation in translator(texts, skip=output.done, progress=bar.update):
-                number += 1
-                warn_of_truncation(translation, f"{name}, line {number}")
-                if translation.unknown_words:
-                    unknown_lines += 1
-                    first_unknown = first_unknown or f"line {number}: {translation.unknown_words[0]!r}"
-                output.write(form.write(translation, number))
-        except TooLongError as error:
-            problem = f"{error.tokens} tokens, more than {error.limit}"
-            fix = "shorten it, or give another --too_long."
-            raise UserError(f"{name}, line {error.index + 1}: {problem}; {fix}") from error
+        while window := list(islice(texts, form.options.sort_lines)):
+            lines: list[str] = []
+            try:
+                for translation in translator(window, progress=bar.update):
+                    number += 1
+                    warn_of_truncation(translation, f"{name}, line {number}")
+                    if translation.unknown_words:
+                        unknown_lines += 1
+                        first_unknown = first_unknown or f"line {number}: {translation.unknown_words[0]!r}"
+                    lines += form.write(translation, number)
+            except TooLongError as error:  # before the first translation of the window
+                problem = f"{error.tokens} tokens, more than {error.limit}"
+                fix = "shorten it, or give another --too_long."
+                raise UserError(f"{name}, line {number + error.index + 1}: {problem}; {fix}") from error
+            output.write(window, lines)
     output.finish()
     if unknown_lines:
         log(f"{name}: lines with words that the vocabulary lacks, so guesses: {unknown_lines} ({first_unknown}).")
@@ -252,20 +249,16 @@ def translate_lines(form: LineFormat) -> None:
     with source, contextlib.closing(open_output(options)) as output:
         texts = (form.read(line, f"{name}, line {number}") for number, line in enumerate(lines_of(source), start=1))
         if isinstance(output, ResumableFile):
-            texts = output.watch(texts)
+            output.skip(texts)
             if output.is_finished:
-                for _ in texts:  # checks that the texts have not changed
-                    pass
                 log(f"{options.output}: is finished already and stays unchanged.")
                 return
             chosen_layouts.update(output.record["layouts"])
             if output.done:
                 log(f"{options.output}: resumes after line {output.done} of {name}.")
-            if output.batching_changed:
-                log(f"{options.output}: was started with other batches, so sums may be rounded differently.")
         translator = form.load()
         if isinstance(output, ResumableFile):
-            output.record |= {"search": translator.search, "layouts": dict(chosen_layouts)}
+            output.save_record(search=translator.search, layouts=dict(chosen_layouts))
         write_results(form, translator, texts, output, name)
 
 
@@ -282,7 +275,7 @@ def translate_typed(form: LineFormat) -> None:
         warn_of_truncation(translation, where)
         if translation.warning:
             log(translation.warning)
-        output.write(form.write(translation, number))
+        output.write([translation.source], form.write(translation, number))
 
 
 def run(form: LineFormat) -> None:

@@ -9,15 +9,9 @@ from typing import Any, Self
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..config import VaswaniTransformerConfig
 from ..cpu.model import prepare_for_inference
-from ..support.checked_loading import (
-    check_tokenizer_fits,
-    load_config,
-    load_errors,
-    load_model,
-    load_tokenizer,
-    own_model_types,
-)
+from ..support.checked_loading import check_tokenizer_fits, load_config, load_errors, load_model, load_tokenizer
 from ..support.errors import UserError
 
 MODEL_FILES = (
@@ -59,8 +53,7 @@ class LoadOptions:
         for path in sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern) if path.is_file()}):
             sha256.update(f"{path.name}\0{path.stat().st_size}\0".encode())
             with path.open("rb") as file:
-                while block := file.read(1 << 20):
-                    sha256.update(block)
+                hashlib.file_digest(file, lambda: sha256)  # updates it
         return sha256.hexdigest()
 
 
@@ -84,7 +77,7 @@ def load_model_and_tokenizer(options: LoadOptions) -> tuple[PreTrainedModel, Pre
         device = torch.zeros(1, device=options.device or accelerator or "cpu").device
     name, dtype, settings, is_on_cpu = options.model, options.dtype, options.hub_settings, device.type == "cpu"
     config = load_config(name, **settings)
-    is_prepared = config.model_type in own_model_types() and is_on_cpu and dtype != "float16"
+    is_prepared = isinstance(config, VaswaniTransformerConfig) and is_on_cpu and dtype != "float16"
     if dtype == "int8" and not is_prepared:
         fix = "give another --dtype, or --device=cpu"
         raise UserError(f"--dtype=int8: is for models of this package on a CPU, not for {name} on {device}; {fix}.")

@@ -1,9 +1,10 @@
-"""Output of results: a stream, or a resumable file."""
+"""Output of results: a stream, or a file that a later command can resume."""
 
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,13 +17,6 @@ from ..support.files import read_json, write_atomically, write_errors
 logger = logging.get_logger(__name__)
 
 
-def digest_of_file(path: Path) -> list[int | str]:
-    """Return the size of a file in bytes and the SHA-256 of its content."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256")
-        return [file.tell(), digest.hexdigest()]
-
-
 class StreamOutput:
     """Output to a stream, a pipe or a device, which cannot be resumed."""
 
@@ -32,10 +26,10 @@ class StreamOutput:
     def __init__(self, stream: BinaryIO, name: str) -> None:
         self.stream, self.name = stream, name
 
-    def write(self, lines: list[str]) -> None:
-        """Write and flush the result of a text."""
+    def write(self, texts: list[str], lines: list[str]) -> None:
+        """Write and flush the lines of the results of texts."""
         with write_errors(self.name, self.fix):
-            self.stream.write("".join(f"{line}\n" for line in lines).encode())
+            self.stream.writelines(f"{line}\n".encode() for line in lines)
             self.stream.flush()
 
     def finish(self) -> None:
@@ -48,18 +42,16 @@ class StreamOutput:
 class ResumableFile(StreamOutput):
     """Output file with a record, `FILE.record`, from which a later command can resume.
 
-    The record contains the settings, and the number and digest of the texts read so far; it is written before their
-    results. At the end it gets the size and digest of the file. On resuming, an unfinished file is truncated after its
-    last complete result. The open file is locked, where the system has such locks.
+    After each write the record says how many texts have results, with the digests of these texts and results. On
+    resuming, an unfinished file is truncated to the recorded size. The open file is locked, where the system has such
+    locks.
 
-    `settings` are what the results depend on, besides the texts, and `batches` what they depend on only by the rounding
-    of sums. The command adds to the record the search, and the weight layouts of a prepared model, which affect
-    rounding.
+    `settings` are what the results depend on, besides the texts. The command adds to the record the search, and the
+    weight layouts of a prepared model, which affect rounding.
 
     Attributes:
         done: number of texts with a result from an earlier command.
         is_finished: whether all texts have one.
-        batching_changed: whether the unfinished file was started with other `batches`.
 
     Raises:
         UserError: the file has other settings or no record, was changed, or is being written by another command.
@@ -67,30 +59,20 @@ class ResumableFile(StreamOutput):
 
     fix = "make room, and the same command resumes it"
 
-    def __init__(self, path: Path, lines_per_text: int, settings: dict[str, Any], batches: list[int]) -> None:
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         with write_errors(path, "name another --output"):
             super().__init__(path.open("ab"), str(path))
         self.path, self.record_path = path, path.with_name(f"{path.name}.record")
-        self.record: dict[str, Any] = {"settings": settings, "batches": batches, "layouts": {}}
-        self.count, self.digest = 0, hashlib.sha256()  # of the texts read, each followed by a zero byte
+        self.texts, self.results = hashlib.sha256(), hashlib.sha256()  # a zero byte follows each text
+        self.record: dict[str, Any] = {"settings": settings, "layouts": {}, "texts": 0, "size": 0, "is_finished": False}
         try:
             self.lock()
-            fix = "the file that it belongs to stays unchanged: remove that, or give another --output."
-            before = read_json(self.record_path, fix) if path.stat().st_size else self.record
-            changed = [name for name, value in settings.items() if before.get("settings", {}).get(name) != value]
-            if changed:
-                raise self.conflict(f"was made with another {' and '.join(changed)}")
-            self.batching_changed = before.get("batches") != batches
-            self.record["layouts"] = before.get("layouts", {})
-            self.known, self.expected = before.get("texts", 0), before.get("sha256", "")
-            self.is_finished = "output" in before
-            self.done, end = self.count_results(lines_per_text)
-            if self.done > self.known or (self.is_finished and digest_of_file(path) != before["output"]):
-                raise self.conflict("was changed by another program")
-            self.stream.truncate(end)
+            if path.stat().st_size:
+                self.read_record()
         except UserError:
             self.close()
             raise
+        self.done, self.is_finished = self.record["texts"], self.record["is_finished"]
 
     def lock(self) -> None:
         """Lock the file until it is closed."""
@@ -104,55 +86,56 @@ class ResumableFile(StreamOutput):
         except (ImportError, OSError):  # Windows, or a file system without locks
             logger.warning("%s: cannot be locked; check that no other process writes it.", self.path)
 
+    def read_record(self) -> None:
+        """Read the record of an earlier command, and truncate the file after the results that it counts."""
+        fix = "the file that it belongs to stays unchanged: remove that, or give another --output."
+        settings, self.record = self.record["settings"], read_json(self.record_path, fix)
+        before = self.record.get("settings", {})
+        if changed := [name for name, value in settings.items() if before.get(name) != value]:
+            raise self.conflict(f"was made with another {' and '.join(changed)}")
+        size = self.record["size"]
+        with self.path.open("rb") as file:
+            while block := file.read(min(size - file.tell(), 1 << 20)):
+                self.results.update(block)
+        is_longer = self.path.stat().st_size > size
+        if self.results.hexdigest() != self.record["results_sha256"] or (self.record["is_finished"] and is_longer):
+            raise self.conflict("was changed by another program")
+        self.stream.truncate(size)
+
     def conflict(self, problem: str) -> UserError:
         """Return the error for a file that must not be changed."""
         fix = f"give the same command as then, another --output, or remove it and {self.record_path.name}"
         return UserError(f"{self.path}: {problem}; it stays unchanged: {fix}.")
 
-    def count_results(self, lines_per_text: int) -> tuple[int, int]:
-        """Return the number of complete results, and the byte offset of their end."""
-        count = end = position = 0
-        with self.path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                position += len(line)
-                if number % lines_per_text == 0 and line.endswith(b"\n"):
-                    count, end = count + 1, position
-        return count, end
+    def skip(self, texts: Iterator[str]) -> None:
+        """Read the texts that have results, and check that they have not changed."""
+        for text in islice(texts, self.done):
+            self.texts.update(text.encode() + b"\0")
+        if self.done and self.texts.hexdigest() != self.record["texts_sha256"]:
+            raise self.conflict(f"was made from another input, whose first {self.done} texts differ")
+        if self.is_finished and next(texts, None) is not None:
+            raise self.conflict(f"is finished, and the input has more than its {self.done} texts")
 
-    def read(self, texts: Iterable[str]) -> Iterator[str]:
-        """Yield texts, and count them."""
+    def write(self, texts: list[str], lines: list[str]) -> None:
+        """Append the lines of the results of texts, and then record them."""
+        super().write(texts, lines)
         for text in texts:
-            self.count += 1
-            self.digest.update(text.encode() + b"\0")
-            yield text
+            self.texts.update(text.encode() + b"\0")
+        for line in lines:
+            self.results.update(f"{line}\n".encode())
+        self.save_record(texts=self.record["texts"] + len(texts), size=self.path.stat().st_size)
 
-    def watch(self, texts: Iterable[str]) -> Iterator[str]:
-        """Yield the texts, after checking that those read by an earlier command are the same."""
-        remaining = self.read(texts)
-        yield from islice(remaining, self.done)
-        ahead = list(islice(remaining, self.known - self.done))
-        if self.known and (self.count, self.digest.hexdigest()) != (self.known, self.expected):
-            raise self.conflict(f"was made from another input, whose first {self.known} texts differ")
-        yield from ahead
-        for text in remaining:
-            if self.is_finished:
-                raise self.conflict(f"is finished, and the input has more than its {self.known} texts")
-            yield text
-
-    def write(self, lines: list[str]) -> None:
-        """Append a text's result, after updating the record with all texts read so far."""
-        if self.count != self.record.get("texts"):
-            self.write_record()
-        super().write(lines)
-
-    def write_record(self, **more: Any) -> None:
-        self.record |= {"texts": self.count, "sha256": self.digest.hexdigest()} | more
+    def save_record(self, **changes: Any) -> None:
+        """Write the record with changed fields, after the results have reached the disk."""
+        digests = {"texts_sha256": self.texts.hexdigest(), "results_sha256": self.results.hexdigest()}
+        self.record |= digests | changes
         with write_errors(self.path, self.fix):
+            os.fsync(self.stream.fileno())
             write_atomically(self.record_path, json.dumps(self.record))
 
     def finish(self) -> None:
         """Record that all texts have results."""
-        self.write_record(output=digest_of_file(self.path))
+        self.save_record(is_finished=True)
 
     def close(self) -> None:
         """Close the file, which a later command can resume."""
