@@ -166,7 +166,7 @@ def test_model_that_cannot_be_converted_ends_the_command_with_one_line(
     folders = {name: tmp_path / name for name in ("nat", "broken", "out")}
     tiny_nat().save_pretrained(folders["nat"])
     shutil.copytree(marian_folder, folders["broken"])
-    (folders["broken"] / "model.safetensors").write_bytes(b"x")
+    (folders["broken"] / "model.safetensors").write_bytes(b"x" * 10_000)
     capsys.readouterr()  # the bar of saving
     assert message in error_line(run_main(main, [part.format(**folders) for part in arguments], capsys))
     assert {path.name for path in tmp_path.iterdir()} == {"nat", "broken"}

@@ -39,7 +39,7 @@ from vaswani_transformer import (
 from vaswani_transformer.cpu import linear
 from vaswani_transformer.cpu.model import Prepared
 from vaswani_transformer.translation import command, loading
-from vaswani_transformer.translation.command import LineFormat, TranslationOptions, json_text, lines_of
+from vaswani_transformer.translation.command import LineFormat, TranslationOptions, json_text
 from vaswani_transformer.translation.loading import LoadOptions
 from vaswani_transformer.translation.translator import Hypothesis, Translation, translate
 
@@ -94,10 +94,10 @@ def test_json_lines_give_json_lines(run: Run, folder: str) -> None:
 
 
 def test_line_ends_only_at_a_line_feed_and_a_byte_order_mark_is_no_text() -> None:
-    stream = "\ufeffone\r\n\n  two\rthree \u2028four\n\ufefffive"
+    stream = "\ufeffone\r\n\n  two\rthree \u2028four\n\ufefffive \ufeff"
     form = LineFormat(TranslationOptions("a model"))
-    texts = [form.read(line, "f") for line in lines_of(io.BytesIO(stream.encode()))]
-    assert texts == ["one", "", "two\rthree \u2028four", "\ufefffive"]
+    texts = [form.read(line, "f") for line in io.BytesIO(stream.encode())]
+    assert texts == ["one", "", "two\rthree \u2028four", "five \ufeff"]
 
 
 @pytest.mark.parametrize(

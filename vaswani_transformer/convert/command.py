@@ -10,7 +10,7 @@ from transformers.utils import logging
 from ..config import VaswaniTransformerConfig
 from ..model import VaswaniTransformerForConditionalGeneration
 from ..support.checked_loading import load_model, load_tokenizer
-from ..support.command_line import add_model_argument, positive_argument
+from ..support.command_line import MODEL_HELP, positive_argument
 from ..support.errors import UserError, exit_on_user_error
 from ..support.files import atomic_folder, check_new_folder, write_errors
 from .ctranslate2_exporter import QUANTIZATIONS, to_ctranslate2
@@ -23,7 +23,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     formats = parser.add_subparsers(dest="format", required=True, metavar="FORMAT")
 
     ctranslate2 = formats.add_parser("ctranslate2", help="a model of this package to CTranslate2")
-    add_model_argument(ctranslate2)
+    ctranslate2.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     ctranslate2.add_argument("--quantization", choices=QUANTIZATIONS, help="how weights are stored (float32)")
     ctranslate2.add_argument(
         "--positions",
@@ -47,7 +47,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
     for name in ("fsmt", "marian"):
         foreign = formats.add_parser(name, help=f"a {name} model of Transformers to this package")
-        add_model_argument(foreign)
+        foreign.add_argument("model", metavar="MODEL", help=MODEL_HELP)
         foreign.add_argument("--without_tokenizer", action="store_true", help="convert the model only")
 
     for subparser in formats.choices.values():

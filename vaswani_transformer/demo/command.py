@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers.utils import logging
 
-from ..support.command_line import add_model_argument, positive_argument
+from ..support.command_line import MODEL_HELP, positive_argument
 from ..support.errors import UserError, exit_on_user_error
 from ..translation.loading import LoadOptions, add_load_options
 from .page import load_page
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
         epilog="Ctrl-C ends it. The page needs no network and nothing leaves this machine.",
         allow_abbrev=False,
     )
-    add_model_argument(parser)
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("--port", type=positive_argument, default=7860, metavar="N", help="port of the address (7860)")
     add_load_options(parser)
     options = parser.parse_args(arguments)

@@ -7,7 +7,7 @@ from pathlib import Path
 from transformers.utils import logging
 
 from ..support.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
-from ..support.command_line import add_model_argument
+from ..support.command_line import MODEL_HELP
 from ..support.errors import exit_on_user_error
 from ..support.files import write_errors
 from .page import attention_page
@@ -19,7 +19,7 @@ def main(arguments: list[str] | None = None) -> None:
         prog="python -m vaswani_transformer.figures",
         description="Write one HTML page that shows a model's attention on a sentence.",
     )
-    add_model_argument(parser)
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("source", metavar="sentence", help="sentence to translate")
     parser.add_argument("--target", help="its translation (default: the model's own)")
     parser.add_argument("--output", type=Path, default=Path("attention.html"), help="the page (attention.html)")

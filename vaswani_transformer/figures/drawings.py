@@ -26,16 +26,13 @@ FAINTEST = 0.04
 """Largest weight that is not drawn as a line."""
 
 
-def index_from_1(name: str, value: int, count: int) -> int:
-    if not 1 <= value <= count:
-        raise ValueError(f"{name}: out of range; got {value}, expected 1 to {count}.")
-    return value - 1
-
-
-def head_indices(heads: Sequence[int] | int | None, count: int) -> list[int]:
-    """Return the indices of the requested heads; None for all."""
-    numbers = range(1, count + 1) if heads is None else [heads] if isinstance(heads, int) else heads
-    return [index_from_1("head", head, count) for head in numbers]
+def indices(name: str, numbers: Sequence[int] | int | None, count: int) -> list[int]:
+    """Return the indices of things that are counted from 1; all for None."""
+    given = range(1, count + 1) if numbers is None else [numbers] if isinstance(numbers, int) else numbers
+    for number in given:
+        if not 1 <= number <= count:
+            raise ValueError(f"{name}: out of range; got {number}, expected 1 to {count}.")
+    return [number - 1 for number in given]
 
 
 def longest(words: Sequence[str]) -> int:
@@ -67,22 +64,21 @@ def draw_attention(
         ImportError: Matplotlib is not installed.
     """
     weights, queries, keys = maps.weights(stack), maps.queries(stack), maps.keys(stack)
-    layers, count = weights.shape[:2]
-    index = layers - 1 if layer is None else index_from_1("layer", layer, layers)
-    shown = head_indices(heads, count)
-    only = None if word is None else index_from_1("word", word, len(queries))
+    *_, index = indices("layer", layer, len(weights))  # the last for None
+    shown = indices("head", heads, weights.shape[1])
+    drawn = indices("word", word, len(queries))
     width = max(5, 0.33 * max(len(queries), len(keys)) + 0.6)
     figure = new_figure(width, 2 + 0.06 * width + 0.085 * (longest(queries) + longest(keys)))
     axes = figure.subplots()
-    draw_lines(axes, weights[index], shown, only)
-    draw_words(axes, queries, keys, only)
-    figure.suptitle(f"{TITLES[stack]}, layer {index + 1} of {layers}", fontsize=11, color=INK)
-    add_legend(figure, CAPTIONS[stack], shown, count)
+    draw_lines(axes, weights[index], shown, drawn)
+    draw_words(axes, queries, keys, drawn)
+    figure.suptitle(f"{TITLES[stack]}, layer {index + 1} of {len(weights)}", fontsize=11, color=INK)
+    add_legend(figure, CAPTIONS[stack], shown, weights.shape[1])
     return figure
 
 
-def draw_lines(axes: "Axes", weights: np.ndarray, heads: Sequence[int], only: int | None) -> None:
-    """Draw the weights (H, Q, K) of some heads and of one query or all as lines, with a small offset between heads."""
+def draw_lines(axes: "Axes", weights: np.ndarray, heads: list[int], queries: list[int]) -> None:
+    """Draw the weights (H, Q, K) of some heads and queries as lines, with a small offset between heads."""
     from matplotlib.collections import LineCollection
     from matplotlib.colors import to_rgb
 
@@ -90,18 +86,19 @@ def draw_lines(axes: "Axes", weights: np.ndarray, heads: Sequence[int], only: in
     gap = min(0.1, 0.6 / len(heads))
     for rank, head in enumerate(heads):
         offset = gap * (rank - (len(heads) - 1) / 2)
-        drawn = [pair for pair in np.argwhere(weights[head] > FAINTEST) if only in (None, pair[0])]  # (query, key)
+        drawn = [pair for pair in np.argwhere(weights[head] > FAINTEST) if pair[0] in queries]  # (query, key)
         lines = [((query + offset, 1.0), (key + offset, 0.0)) for query, key in drawn]
         rgba = [(*to_rgb(colors[head]), float(weights[head, query, key])) for query, key in drawn]
         axes.add_collection(LineCollection(lines, colors=rgba, linewidths=1.6, capstyle="round"))
 
 
-def draw_words(axes: "Axes", queries: Sequence[str], keys: Sequence[str], only: int | None) -> None:
-    """Draw vertical words above and below; mute those above other than `only`, if given."""
+def draw_words(axes: "Axes", queries: Sequence[str], keys: Sequence[str], drawn: list[int]) -> None:
+    """Draw vertical words above and below; mute those above that are not `drawn`."""
     style: dict[str, Any] = words_style() | {"rotation": 90, "ha": "center", "fontsize": 11}
     for index, word in enumerate(queries):
-        text = axes.text(index, 1.05, word, va="bottom", **style)
-        text.set_color(INK if only in (None, index) else MUTED)
+        style["color"] = INK if index in drawn else MUTED
+        axes.text(index, 1.05, word, va="bottom", **style)
+    style["color"] = INK
     for index, word in enumerate(keys):
         axes.text(index, -0.05, word, va="top", **style)
     axes.set_xlim(-0.6, max(len(queries), len(keys)) - 0.4)
@@ -129,21 +126,11 @@ def draw_heat_maps(
 ) -> "Figure":
     """Draw the attention weights of one layer's heads, in rows of at most four heads and 16 inches.
 
-    Rows are queries and columns are keys. Layers and heads are counted from 1.
-
-    Args:
-        maps: the result of `attention_maps`.
-        stack: "encoder", "decoder" or "cross".
-        layer: number of the layer; None for the last.
-        heads: numbers of the heads; None for all.
-
-    Raises:
-        ValueError: there is no such layer or head.
-        ImportError: Matplotlib is not installed.
+    Rows are queries and columns are keys. Arguments and errors are those of `draw_attention`.
     """
     weights, queries, keys = maps.weights(stack), maps.queries(stack), maps.keys(stack)
-    index = len(weights) - 1 if layer is None else index_from_1("layer", layer, len(weights))
-    shown = head_indices(heads, weights.shape[1])
+    *_, index = indices("layer", layer, len(weights))  # the last for None
+    shown = indices("head", heads, weights.shape[1])
     width, height = 0.19 * len(keys) + 0.3, 0.19 * len(queries) + 0.45
     columns = max(1, min(4, len(shown), int(16 / width)))
     rows = math.ceil(len(shown) / columns)

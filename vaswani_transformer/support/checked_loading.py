@@ -100,17 +100,6 @@ def list_names(names: list[str]) -> str:
     return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
-def check_weights_fit(name: str, info: Mapping[str, Any]) -> None:
-    """Check in the report of loading that no weight is missing, unexpected or of another shape."""
-    misshapen = [
-        f"{key} {tuple(shape)}, expected {tuple(expected)}" for key, shape, expected in info["mismatched_keys"]
-    ]
-    problems = {"missing": info["missing_keys"], "unexpected": info["unexpected_keys"], "of another shape": misshapen}
-    differences = "; ".join(f"{problem}: {list_names(sorted(keys))}" for problem, keys in problems.items() if keys)
-    if differences:
-        raise UserError(f"{name}: its weights do not fit its config.json; {differences}. {FIX_OF_CONFIG}")
-
-
 def check_finite(name: str, weights: Mapping[str, Tensor]) -> None:
     """Check that all weights are finite numbers."""
     stored = {key: weight for key, weight in weights.items() if weight.is_floating_point() and not weight.is_meta}
@@ -145,7 +134,11 @@ def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: 
         model, info = model_class.from_pretrained(
             name, output_loading_info=True, ignore_mismatched_sizes=True, **{"trust_remote_code": False} | settings
         )
-        check_weights_fit(name, info)
+        shapes = [f"{key} {tuple(got)}, expected {tuple(expected)}" for key, got, expected in info["mismatched_keys"]]
+        problems = {"missing": info["missing_keys"], "unexpected": info["unexpected_keys"], "of another shape": shapes}
+        differences = "; ".join(f"{problem}: {list_names(sorted(keys))}" for problem, keys in problems.items() if keys)
+        if differences:
+            raise UserError(f"{name}: its weights do not fit its config.json; {differences}. {FIX_OF_CONFIG}")
         check_finite(name, model.state_dict())
         check_search(name, model, **source)
     return model

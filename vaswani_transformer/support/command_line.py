@@ -2,13 +2,11 @@
 
 import argparse
 
+MODEL_HELP = "a folder with a model and its tokenizer, or a name on the Hub"
+
 
 def positive_argument(text: str) -> int:
     """Parse `text` as an integer from 1 to 2^31 - 1."""
     if not (text.isdecimal() and 1 <= int(text) < 2**31):
         raise argparse.ArgumentTypeError(f"got {text!r}, expected an integer of at least 1 and below 2^31")
     return int(text)
-
-
-def add_model_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a folder with a model and its tokenizer, or a name on the Hub")

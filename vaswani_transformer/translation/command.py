@@ -4,14 +4,13 @@ The file follows a line's way: options, input, model, search, output.
 """
 
 import argparse
-import codecs
 import contextlib
 import io
 import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,7 +21,7 @@ from tqdm import tqdm
 from transformers.utils import logging
 
 from ..cpu.linear import chosen_layouts
-from ..support.command_line import add_model_argument, positive_argument
+from ..support.command_line import MODEL_HELP, positive_argument
 from ..support.errors import OutputError, UserError, exit_on_user_error, one_line
 from .loading import LoadOptions, add_load_options, load_model_and_tokenizer
 from .output import ResumableFile, StreamOutput
@@ -80,7 +79,7 @@ def make_parser(prog: str, description: str, texts: str, results: str) -> tuple[
         "FILE.record, next to FILE, holds the model and settings.",
         allow_abbrev=False,
     )
-    add_model_argument(parser)
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     lines = parser.add_argument_group("lines")
     lines.add_argument("--input", type=Path, metavar="FILE", help=f"the {texts} (standard input)")
     lines.add_argument("--output", type=Path, metavar="FILE", help=f"where {results} go (standard output)")
@@ -133,7 +132,7 @@ class LineFormat:
     def read(self, line: bytes, where: str) -> str:
         """Return the text to translate of an input line, which `where` names in an error."""
         try:
-            text = line.decode().strip()
+            text = line.decode("utf-8-sig").strip()  # without a byte order mark
         except UnicodeDecodeError as error:
             fix = "correct the line, or convert the file, for example with iconv."
             raise UserError(f"{where}: not UTF-8 ({error}); {fix}") from error
@@ -144,9 +143,9 @@ class LineFormat:
     def load(self) -> Translator:
         """Return the translator with the command's model."""
         names = ("batch_tokens", "sort_lines", "max_source_tokens", "too_long", "scores")
-        settings = {name: getattr(self.options, name) for name in names} | {"num_return_sequences": 1}
-        given = {name: getattr(self.options, option) for option, name in SEARCH.items()}
-        settings |= {name: value for name, value in given.items() if value is not None}
+        settings: dict[str, Any] = {name: getattr(self.options, name) for name in names} | {"num_return_sequences": 1}
+        search = {name: getattr(self.options, option) for option, name in SEARCH.items()}
+        settings |= {name: value for name, value in search.items() if value is not None}
         return Translator(*load_model_and_tokenizer(self.options), **settings)
 
     def write(self, translation: Translation, number: int) -> list[str]:
@@ -168,16 +167,10 @@ class LineFormat:
         return ""
 
 
-def lines_of(stream: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a stream, without a byte order mark."""
-    for number, line in enumerate(stream):
-        yield line if number else line.removeprefix(codecs.BOM_UTF8)
-
-
 def typed_lines() -> Iterator[bytes]:
     """Yield lines of standard input; in a terminal with prompt, editing and history."""
     if not sys.stdin.isatty():
-        yield from lines_of(sys.stdin.buffer)
+        yield from sys.stdin.buffer
         return
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives `input` editing and a history
@@ -247,7 +240,7 @@ def translate_lines(form: LineFormat) -> None:
     name = "standard input" if options.input is None else str(options.input)
     source = sys.stdin.buffer if options.input is None else options.input.open("rb")
     with source, contextlib.closing(open_output(options)) as output:
-        texts = (form.read(line, f"{name}, line {number}") for number, line in enumerate(lines_of(source), start=1))
+        texts = (form.read(line, f"{name}, line {number}") for number, line in enumerate(source, start=1))
         if isinstance(output, ResumableFile):
             output.skip(texts)
             if output.is_finished:
