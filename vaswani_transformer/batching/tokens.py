@@ -42,10 +42,9 @@ class ArrowRows:
         self.chunks, self.starts, self.lengths = chunks[rows], starts[rows], lengths[rows]
 
     def take(self, rows: Sequence[int]) -> Ragged:
-        lengths = self.lengths[rows]
-        places = zip(self.chunks[rows], self.starts[rows], lengths, strict=True)
-        tokens = [self.values[chunk][start : start + length] for chunk, start, length in places]
-        return Ragged(np.concatenate(tokens), lengths)
+        lengths, starts = self.lengths[rows], self.starts[rows]
+        places = zip(self.chunks[rows].tolist(), starts.tolist(), (starts + lengths).tolist(), strict=True)
+        return Ragged(np.concatenate([self.values[chunk][start:end] for chunk, start, end in places]), lengths)
 
 
 def selected_rows(dataset: Any) -> Any:
