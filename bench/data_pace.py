@@ -97,13 +97,14 @@ def main(arguments: list[str] | None = None) -> None:
         rows.append(timed("first batch of an epoch", lambda: next(iter(sampler)), now)[0])
         steps = list(islice(sampler, options.steps))
         count = sum(int(pairs.target_lengths[step].sum()) for step in steps)
-        for stage, rows_of, collate in (
-            ("padded batches", pairs, PairCollator(data.tokenizer)),
-            ("stock collator's batches", lists, DataCollatorForSeq2Seq(data.tokenizer)),
+
+        def padded(pairs: Any, collate: Any) -> list[Any]:
+            return [collate(pairs.__getitems__(step)) for step in steps]
+
+        for stage, call in (
+            ("padded batches", partial(padded, pairs, PairCollator(data.tokenizer))),
+            ("stock collator's batches", partial(padded, lists, DataCollatorForSeq2Seq(data.tokenizer))),
         ):
-            call = partial(
-                lambda rows_of, collate: [collate(rows_of.__getitems__(step)) for step in steps], rows_of, collate
-            )
             rows.append(timed(stage, call, now, lambda _: count)[0])
     report(rows, options)
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 from transformers.utils import logging
 
-from bench.measuring import Row, clock, make_parser, median_ratio, pad, report, rotated, table
+from bench.measuring import Row, clock, make_parser, median_ratio, report, rotated, sources_of, table
 from training.metrics import bleu, chrf, text_statistics
 from vaswani_transformer import prepare_for_inference
 from vaswani_transformer.support.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
@@ -119,18 +119,12 @@ def encode(arms: list[Arm], sources: list[str]) -> list[list[int]]:
     return encoded or []
 
 
-def padded(rows: list[list[int]]) -> dict[str, Tensor]:
-    """Return the inputs of a batch."""
-    masks = [torch.ones(len(row), dtype=torch.long) for row in rows]
-    return {"input_ids": pad(map(torch.tensor, rows), 1), "attention_mask": pad(masks, 0)}
-
-
 def interleaved(
     arms: list[Arm], batches: list[list[list[int]]], now: Callable[[], float]
 ) -> Iterator[tuple[Arm, int, float, Tensor]]:
     """Yield each arm, a batch number, and the seconds and tokens of the translation; the first arm alternates."""
     for number, rows in enumerate(batches):
-        inputs = padded(rows)
+        inputs = sources_of(rows)
         for arm in rotated(arms, number):
             start = now()
             tokens = arm.generate(inputs)
@@ -192,7 +186,7 @@ def history(arms: list[Arm], sources: list[str], references: list[str], count: i
     for index in range(0, len(sources) // count * count, len(sources) // count):
         rows += [{"model": name, "text": texts[index]} for name, texts in (("source", sources), ("target", references))]
         for arm in chosen:
-            inputs = padded([encoded[index]])
+            inputs = sources_of([encoded[index]])
             if is_non_autoregressive(arm.model):
                 tokens = arm.generate(inputs, return_dict_in_generate=True, return_history=True).history[:, 0]
                 steps = list(enumerate(arm.decode(tokens), start=1))
@@ -210,7 +204,7 @@ def refinement(arms: list[Arm], sources: list[str], references: list[str], token
         texts: list[list[str]] = []  # by iteration
         changed, tokens = Counter[int](), 0
         for start in range(0, len(rows), BATCH):
-            inputs = padded(rows[start : start + BATCH])
+            inputs = sources_of(rows[start : start + BATCH])
             output = arm.generate(inputs, return_dict_in_generate=True, return_history=True)
             steps = output.history[:, :, 1:]  # (R, B, T)
             is_real = torch.arange(steps.shape[2]) < output.lengths[:, None]  # (B, T)

@@ -19,19 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.measuring import Row, make_parser, report
-from vaswani_transformer import (
-    VaswaniCmlmConfig,
-    VaswaniCmlmForConditionalGeneration,
-    VaswaniFlowSeqConfig,
-    VaswaniFlowSeqForConditionalGeneration,
-    VaswaniIterativeVaeConfig,
-    VaswaniIterativeVaeForConditionalGeneration,
-    VaswaniNatConfig,
-    VaswaniNatForConditionalGeneration,
-    VaswaniTransformerConfig,
-    VaswaniTransformerForConditionalGeneration,
-)
+from bench.measuring import Row, make_parser, pad, report, sources_of
+from training.recipe import FAMILIES
 
 Batch = dict[str, Any]  # tensors, for `model(**batch)`
 
@@ -49,17 +38,16 @@ SEARCHES: dict[str, list[dict[str, Any]]] = {  # what `generate()` gets
         {"latent_temperature": 1.0, "num_latent_samples": 4},
     ],
 }
-
-
-def pad(rows: list[list[int]], value: int) -> Tensor:
-    width = max(len(row) for row in rows)
-    return torch.tensor([row + [value] * (width - len(row)) for row in rows])
+SCHEDULES: dict[str, dict[str, Callable[[float], float]]] = {  # attributes of the model by the progress from 0 to 1
+    "glat": {"glancing_ratio": lambda progress: 0.5 - 0.2 * progress},
+    "iterative_vae": {"kl_scale": lambda progress: min(1.0, 3 * progress)},
+    "flowseq": {"kl_scale": lambda progress: min(1.0, max(0.0, 3 * progress - 1))},  # a third without the prior
+}
 
 
 def encode(sources: list[list[int]]) -> Batch:
     """Return the tokens of the sources and their mask (B, S)."""
-    tokens = pad([[FIRST + symbol for symbol in source] + [END] for source in sources], 1)
-    return {"input_ids": tokens, "attention_mask": tokens.ne(1).long()}
+    return sources_of([FIRST + symbol for symbol in source] + [END] for source in sources)
 
 
 def answers_of(sequences: Tensor) -> list[list[int]]:
@@ -106,7 +94,7 @@ class Language:
     def draw_batch(self, coins: random.Random, count: int | None = None) -> Batch:
         """Return random sources, and the target of each in a random dialect."""
         sources = self.draw_sources(coins, self.batch_size if count is None else count)
-        labels = pad([self.target_in(coins.randrange(2), source) for source in sources], -100)
+        labels = pad((self.target_in(coins.randrange(2), source) for source in sources), -100)
         return {**encode(sources), "labels": labels}
 
     def train(self, model: Any, **schedules: Callable[[float], float]) -> Any:
@@ -114,7 +102,7 @@ class Language:
 
         Each of `schedules` gives an attribute of the model by the progress from 0 to 1.
         """
-        coins, steps = random.Random(1), self.steps
+        coins, steps, is_flow = random.Random(1), self.steps, hasattr(model, "flow")
         optimizer = torch.optim.Adam(model.parameters(), self.learning_rate, betas=(0.9, 0.98), eps=1e-9)
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: min((step + 1) / 100, 1, 3 * (steps - step) / steps)
@@ -123,6 +111,8 @@ class Language:
         for step in range(steps):
             for name, value in schedules.items():
                 setattr(model, name, value(step / steps))
+            if is_flow and model.kl_scale > 0 and not model.flow.started:  # the prior counts for the first time
+                model.start_flow(**self.draw_batch(random.Random(3)))
             model(**self.draw_batch(coins)).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -130,34 +120,11 @@ class Language:
         return model.eval()
 
     def train_family(self, family: str) -> Any:
-        """Return a trained model of a family; the divergences of an IterativeVAE have full weight after a third."""
-        if family == "flowseq":
-            return self.train_flowseq()
-        if family == "iterative_vae":
-            vae = VaswaniIterativeVaeForConditionalGeneration(VaswaniIterativeVaeConfig(**self.sizes))
-            return self.train(vae, kl_scale=lambda progress: min(1.0, 3 * progress))
-        if family == "cmlm":
-            config = VaswaniCmlmConfig(**self.sizes, mask_token_id=MASK, max_target_length=30)
-            return self.train(VaswaniCmlmForConditionalGeneration(config))
-        if family == "autoregressive":
-            return self.train(VaswaniTransformerForConditionalGeneration(VaswaniTransformerConfig(**self.sizes)))
-        nat = VaswaniNatForConditionalGeneration(VaswaniNatConfig(**self.sizes))
-        return self.train(nat, glancing_ratio=lambda progress: 0.5 - 0.2 * progress if family == "glat" else 0.0)
-
-    def train_flowseq(self) -> VaswaniFlowSeqForConditionalGeneration:
-        """Return a FlowSeq: a third of the steps without the prior, a third in which its weight rises."""
-        language = self
-
-        class Phases(VaswaniFlowSeqForConditionalGeneration):
-            """The model, whose flow starts when its prior first counts."""
-
-            def __setattr__(self, name: str, value: Any) -> None:
-                super().__setattr__(name, value)
-                if name == "kl_scale" and value > 0 and not self.flow.started:
-                    self.start_flow(**language.draw_batch(random.Random(3)))
-
-        model = Phases(VaswaniFlowSeqConfig(**self.sizes))
-        return self.train(model, kl_scale=lambda progress: min(1.0, max(0.0, 3 * progress - 1)))
+        """Return a trained model of a family."""
+        model_class = FAMILIES["nat" if family == "glat" else family].model_class
+        more = {"mask_token_id": MASK, "max_target_length": 30} if family == "cmlm" else {}
+        model = model_class(model_class.config_class(**self.sizes, **more))
+        return self.train(model, **SCHEDULES.get(family, {}))
 
     def share_of_answers(self, sources: list[list[int]], answers: list[list[int]]) -> float:
         """Return the share of answers that are the target in one of the two dialects."""

@@ -23,12 +23,10 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd import DeviceType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import ProfilerActivity, profile
 from transformers import GenerationConfig
 from transformers.trainer_pt_utils import LabelSmoother
 
@@ -110,13 +108,13 @@ class Part:
         name: its name in the results; the words before the colon are its table.
         run: yields rows; the part fails if a row's `difference` is above its `bound`.
         limit: seconds until its process is ended; `CPU_PATIENCE` times as many on a CPU.
-        compiles: whether it compiles kernels first, which takes minutes; such parts come last.
+        is_slow: whether it compiles kernels first, which takes minutes; such parts come last.
     """
 
     name: str
     run: Callable[[Setting], Iterator[Row]]
     limit: float = 90.0
-    compiles: bool = False
+    is_slow: bool = False
 
 
 # Models and batches
@@ -270,7 +268,7 @@ def parallel_part(setting: Setting, dtype: torch.dtype) -> Iterator[Row]:
             yield compare(f"{name}, tokens", differing(*tokens), 0.0)
 
 
-def search_part(setting: Setting, compiles: bool) -> Iterator[Row]:
+def search_part(setting: Setting, compiles: bool = False) -> Iterator[Row]:
     """Compare the tokens of searches with the CPU's, by random weights; compiled ones with a static cache."""
     torch.backends.cuda.matmul.allow_tf32 = False
     model = make_model("C-n2" if compiles else "base", setting).eval()
@@ -347,6 +345,12 @@ def training_part(setting: Setting) -> Iterator[Row]:
         yield compare(f"{what}, {3 * count} steps", furthest, 1e-3)
 
 
+def furthest(shared: list[Any], plain: list[Any]) -> float:
+    """Return the largest difference between tensors, of which the first ones may be sharded."""
+    full = [tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for tensor in shared]
+    return max(float((one - other).abs().max()) for one, other in zip(full, plain, strict=True))
+
+
 def share_step(rank: int, kind: str, device_type: str, count: int, folder: str) -> None:
     """Take one process's part of a step; the first writes how far it is from the same step in one process."""
     device = torch.device("cpu") if device_type == "cpu" else torch.device(device_type, rank)
@@ -372,19 +376,13 @@ def share_step(rank: int, kind: str, device_type: str, count: int, folder: str) 
     plain_loss.backward()
     mean = loss.detach().clone()
     dist.all_reduce(mean)
-
-    def furthest(get: Any) -> float:
-        pairs = zip(model.parameters(), plain.parameters(), strict=True)
-        full = [(mine.full_tensor() if isinstance(mine, DTensor) else mine, other) for mine, other in get(pairs)]
-        return max(float((mine - other).abs().max()) for mine, other in full)
-
     differences = {"loss": abs(float(mean / count - plain_loss.detach()))}
-    differences["gradients"] = furthest(lambda pairs: ((mine.grad, other.grad) for mine, other in pairs))
-    for parameters in (model.parameters(), plain.parameters()):
-        optimizer = paper_adam(parameters)
+    differences["gradients"] = furthest(*([weight.grad for weight in each.parameters()] for each in (model, plain)))
+    for each in (model, plain):
+        optimizer = paper_adam(each.parameters())
         paper_schedule(optimizer, d_model=32, warmup_steps=4000)
         optimizer.step()
-    differences["weights"] = furthest(lambda pairs: ((mine.detach(), other.detach()) for mine, other in pairs))
+    differences["weights"] = furthest(*([weight.detach() for weight in each.parameters()] for each in (model, plain)))
     if rank == 0:
         Path(folder, "differences.json").write_text(json.dumps(differences))
     dist.barrier()
@@ -408,10 +406,6 @@ def distributed_part(setting: Setting, kind: str) -> Iterator[Row]:
 def paper_tokens(setting: Setting) -> int:
     """Return the number of tokens on each side of a step (5.1)."""
     return 400 if setting.is_tiny else 25_000
-
-
-def timed_steps(setting: Setting) -> int:
-    return 2 if setting.is_tiny else 10
 
 
 def seconds_of(setting: Setting, call: Any) -> float:
@@ -460,7 +454,7 @@ def step_of(setting: Setting, arm: str, shape: str, compiles: bool = False, atte
 def train_arm(setting: Setting, arm: str, shape: str, accumulation: int, compiles: bool, attention: str) -> Row:
     """Return the metrics of some paper steps of an arm, taken twice: new shapes may make libraries prepare kernels."""
     step, config = step_of(setting, arm, shape, compiles, attention)
-    warm_up, count = 8 if compiles and not setting.is_tiny else WARM_UP, timed_steps(setting)
+    warm_up, count = 8 if compiles and not setting.is_tiny else WARM_UP, 2 if setting.is_tiny else 10
     pairs = make_pairs(200 if setting.is_tiny else 40_000, config.vocab_size)
     sampler: Any = sampled(pairs, paper_tokens(setting), accumulation)
     if "random" in arm:
@@ -511,31 +505,6 @@ def train_part(
         gc.collect()
         torch.cuda.empty_cache()
     raise SkipPart("out of memory even with 16 micro-batches a step")
-
-
-def profile_part(setting: Setting) -> Iterator[Row]:
-    """Yield the operations that take most of a step's time."""
-    step, config = step_of(setting, "ours", "base")
-    pairs = make_pairs(200 if setting.is_tiny else 5000, config.vocab_size)
-    batch = [collate([pairs[row] for row in next(iter(sampled(pairs, paper_tokens(setting))))])]
-    for _ in range(WARM_UP):
-        step(batch)
-    setting.synchronize()
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if setting.is_cuda else [])
-    with profile(activities=activities) as profiler:
-        for _ in range(timed_steps(setting)):
-            step(batch)
-        setting.synchronize()
-    name = "self_device_time_total" if setting.is_cuda else "self_cpu_time_total"
-    # An operation's time on the device is that of its kernels, which are events too.
-    operations = [event for event in profiler.key_averages() if event.device_type == DeviceType.CPU]
-    total = sum(getattr(event, name) for event in operations) or 1
-    for event in sorted(operations, key=lambda event: getattr(event, name), reverse=True)[:15]:
-        spent = getattr(event, name)
-        yield {
-            **{"operation": event.key[:80], "ms a step": spent / 1000 / timed_steps(setting)},
-            **{"share": f"{spent / total:.1%}", "calls a step": round(event.count / timed_steps(setting))},
-        }
 
 
 def waits_part(setting: Setting) -> Iterator[Row]:
@@ -645,8 +614,8 @@ def parts() -> list[Part]:
     """Return the parts in the order in which they run."""
     made, both = [], (torch.float32, torch.bfloat16)
 
-    def add(name: str, run: Any, limit: float = 90, compiles: bool = False, **settings: Any) -> None:
-        made.append(Part(name, functools.partial(run, **settings), limit, compiles))
+    def add(name: str, run: Any, limit: float = 90, is_slow: bool = False, **settings: Any) -> None:
+        made.append(Part(name, functools.partial(run, **settings), limit, is_slow))
 
     for attention, dtype in itertools.product(ATTENTIONS, both):
         if "flash" not in attention or dtype == torch.bfloat16:
@@ -656,9 +625,8 @@ def parts() -> list[Part]:
     for dtype in both:
         add(f"correct: compiled, {SHORT[dtype]}", model_part, 120, True, attention="sdpa", dtype=dtype)
         add(f"correct: non-autoregressive models, {SHORT[dtype]}", parallel_part, dtype=dtype)
-    made.append(Part("correct: search", functools.partial(search_part, compiles=False)))
-    graphs = functools.partial(search_part, compiles=True)
-    made.append(Part("correct: search, static cache and CUDA graphs", graphs, 120, compiles=True))
+    add("correct: search", search_part)
+    add("correct: search, static cache and CUDA graphs", search_part, 120, True, compiles=True)
     add("correct: loss in place", loss_part)
     add("correct: training", training_part)
     for kind in ("ddp", "fsdp2"):
@@ -666,9 +634,7 @@ def parts() -> list[Part]:
     for shape, arm in itertools.product(("base", "big"), ("ours", "marian, same batches", "marian, random batches")):
         add(f"train: {shape}, {arm}", train_part, arm=arm, shape=shape)
     add("train: base, ours, flash_attention_2", train_part, arm="ours", shape="base", attention="flash_attention_2")
-    compiled = functools.partial(train_part, arm="ours", shape="base", compiles=True)
-    made.append(Part("train: base, ours, compiled", compiled, 300, compiles=True))
-    add("profile: a step of base", profile_part)
+    add("train: base, ours, compiled", train_part, 300, True, arm="ours", shape="base", compiles=True)
     add("waits: training steps", waits_part)
     add("loss: chunks", chunks_part)
     for arm, dtype in itertools.product(("ours", "marian", "ctranslate2", "ours, CUDA graphs"), both):
@@ -677,4 +643,4 @@ def parts() -> list[Part]:
         add(name, decoding_part, limit, is_compiled, arm=arm, dtype=dtype)
     for dtype in both:
         add(f"decode in parallel: {SHORT[dtype]}", parallel_decoding_part, dtype=dtype)
-    return sorted(made, key=lambda part: part.compiles)
+    return sorted(made, key=lambda part: part.is_slow)

@@ -1,8 +1,9 @@
-"""Table 1 of the paper, measured: time, memory and operations of a layer against n and d, next to the paper's O().
+"""Table 1 of the paper, measured: time, memory and operations of a layer against n and d.
 
 `python -m bench.layer_complexity --output table1` takes the layers in turn on the same random text, batch 1,
-forward in evaluation mode and float32. It prints tables in Markdown, and writes table1.json, table1.md and table1.svg
-into the new folder `--output`. Ctrl-C ends it and keeps what it has measured. The layers have width d:
+forward in evaluation mode and float32. It prints a table of milliseconds, with the peak MiB in parentheses, and writes
+table1.json and table1.svg into the new folder `--output`, with the operations too. Ctrl-C ends it and keeps what it
+has measured. The layers have width d:
 
   self-attention          equation (1) step by step ("eager"), heads of 64
   self-attention, fused   the same by torch's fused product, which stores no weights
@@ -20,7 +21,6 @@ import argparse
 import functools
 import itertools
 import json
-import math
 import statistics
 import sys
 import time
@@ -30,20 +30,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.measuring import Row, about, clock, in_turns, make_parser, peak_mib, seconds_of, table
+from bench.measuring import Row, about, clock, in_turns, make_parser, peak_mib, seconds_of, spell, table
 from docs.tools.figures import draw_layer_complexity
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.attention import SelfAttention
 from vaswani_transformer.restricted import MIN_BLOCK, window_mask
 
 LAYERS = ("self-attention", "self-attention, fused", "restricted", "recurrent", "convolutional")
-PAPER = {  # complexity a layer, sequential operations, longest path
-    "self-attention": ("O(n^2 d)", "O(1)", "O(1)"),
-    "self-attention, fused": ("O(n^2 d)", "O(1)", "O(1)"),
-    "restricted": ("O(r n d)", "O(1)", "O(n / r)"),
-    "recurrent": ("O(n d^2)", "O(n)", "O(n)"),
-    "convolutional": ("O(k n d^2)", "O(1)", "O(log_k n)"),
-}
 HEAD_DIM = 64
 GATES = {"lstm": 4, "gru": 3}
 Layer = Callable[[Tensor], Tensor]
@@ -151,45 +144,13 @@ def measure(n: int, d: int, options: argparse.Namespace) -> list[dict[str, Any]]
     return list(rows.values())
 
 
-def growth(rows: list[dict[str, Any]], field: str) -> str:
-    """Return the exponent of n between the two longest texts."""
-    known = [row for row in rows if row.get(field)]
-    if len(known) < 2:
-        return "-"
-    before, last = known[-2:]
-    return f"n^{math.log(last[field] / before[field]) / math.log(last['n'] / before['n']):.2f}"
-
-
-def by_length(rows: list[Row], field: str, unit: float) -> str:
-    """Return a table with one line a length, one column a layer, and the growth below."""
-    lengths = sorted({row["n"] for row in rows})
-    cells = {(row["layer"], row["n"]): row for row in rows}
-
-    def cell(row: Row) -> Any:
-        return row[field] / unit if row.get(field) is not None else "skipped" if "skipped" in row else "-"
-
-    lines: list[Row] = [{"n": n} | {name: cell(cells[name, n]) for name in LAYERS} for n in lengths]
-    return table(
-        [*lines, {"n": "growth"} | {name: growth([cells[name, n] for n in lengths], field) for name in LAYERS}]
-    )
-
-
-def markdown(results: Row) -> str:
-    """Return the paper's Table 1, and a table of time, memory and operations for each width."""
-    settings, columns = results["settings"], ("complexity", "sequential operations", "longest path")
-    parts = [table([{"layer": name} | dict(zip(columns, each, strict=True)) for name, each in PAPER.items()])]
-    parts.append(f"r = {settings['reach']}, k = {settings['kernel']}, recurrent: {settings['cell'].upper()}.")
-    for d in settings["widths"]:
-        rows = [row for row in results["measurements"] if row["d"] == d]
-        fields = (
-            ("milliseconds", "seconds", 1e-3),
-            ("peak MiB", "peak_mib", 1),
-            ("million operations", "operations", 1e6),
-        )
-        for name, field, unit in fields if rows else ():
-            parts += [f"d = {d}, {name}:", by_length(rows, field, unit)]
-        parts += [f"{row['layer']}, n = {row['n']:,}: {row['skipped']}." for row in rows if "skipped" in row]
-    return "\n\n".join(parts) + "\n"
+def by_length(measured: list[Row]) -> list[Row]:
+    """Return a row for each width and length: the milliseconds of each layer, and its peak MiB in parentheses."""
+    rows: dict[tuple[int, int], Row] = {}
+    for one in measured:
+        row = rows.setdefault((one["d"], one["n"]), {"d": one["d"], "n": one["n"]})
+        row[one["layer"]] = one.get("skipped") or f"{spell(1000 * one['seconds'])} ({spell(one['peak_mib'])})"
+    return [rows[key] for key in sorted(rows)]
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -221,12 +182,11 @@ def main(arguments: list[str] | None = None) -> None:
             measured += measure(n, d, options)
     except KeyboardInterrupt:
         print(f"interrupted after {len(measured)} measurements", file=sys.stderr)
-    results = {"settings": settings, "about": about(), "paper": PAPER, "measurements": measured}
     if options.output is not None:
+        results = {"settings": settings, "about": about(), "measurements": measured}
         (options.output / "table1.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-        (options.output / "table1.md").write_text(markdown(results), encoding="utf-8")
         draw_layer_complexity(measured).savefig(options.output / "table1.svg")
-    print(markdown(results), end="")
+    print(table(by_length(measured)))
 
 
 if __name__ == "__main__":

@@ -197,24 +197,28 @@ def lengths_of(pairs: Pairs) -> tuple[list[int], list[int]]:
     return [len(pair["input_ids"]) for pair in pairs], [len(pair["labels"]) for pair in pairs]
 
 
-def pad(rows: Iterable[Tensor], value: int) -> Tensor:
+def pad(rows: Iterable[Tensor | list[int]], value: int) -> Tensor:
     """Return rows as (B, longest), padded with `value` on the right."""
-    return nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=value)
+    return nn.utils.rnn.pad_sequence([torch.as_tensor(row) for row in rows], batch_first=True, padding_value=value)
+
+
+def sources_of(rows: Iterable[Tensor | list[int]]) -> dict[str, Tensor]:
+    """Return sources and their mask, both (B, S)."""
+    tokens = pad(rows, 1)
+    return {"input_ids": tokens, "attention_mask": tokens.ne(1).long()}
 
 
 def collate(pairs: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Return sources, their mask and labels, (B, S), (B, S) and (B, T)."""
-    source = pad((pair["input_ids"] for pair in pairs), 1)
-    labels = pad((pair["labels"] for pair in pairs), -100)
-    return {"input_ids": source, "attention_mask": source.ne(1).long(), "labels": labels}
+    return {**sources_of(pair["input_ids"] for pair in pairs), "labels": pad((pair["labels"] for pair in pairs), -100)}
 
 
 def random_sources(count: int, vocab_size: int) -> dict[str, Tensor]:
     """Return `count` random sources of 22 to 28 tokens, padded (B, S), and their mask."""
     generator = random.Random(count)
-    rows = [[generator.randrange(4, vocab_size) for _ in range(generator.randint(22, 28))] for _ in range(count)]
-    tokens = pad(map(torch.tensor, rows), 1)
-    return {"input_ids": tokens, "attention_mask": tokens.ne(1).long()}
+    return sources_of(
+        [generator.randrange(4, vocab_size) for _ in range(generator.randint(22, 28))] for _ in range(count)
+    )
 
 
 def endless_search(num_beams: int, vocab_size: int, length: int = TARGET_LENGTH) -> GenerationConfig:
