@@ -1,16 +1,27 @@
-"""Batches of a data set in memory under a token budget: each pair once, the same steps on all ranks."""
+"""Batches of a data set in memory under a token budget: each pair once, the same steps on all ranks.
+
+The oracle of the steps is the same rule pair by pair in plain Python.
+"""
 
 import math
 import random
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.batching.samplers import LENGTHS, sampler
 from vaswani_transformer.batching import TokenBudgetBatchSampler
+from vaswani_transformer.batching.steps import step_bounds
+
+LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=8, max_size=200)
+
+
+def sampler(pairs: list[tuple[int, int]], rank: int = 0, **options: Any) -> TokenBudgetBatchSampler:
+    sources, targets = zip(*pairs, strict=True)
+    return TokenBudgetBatchSampler(sources, targets, 60, 60, rank=rank, **options)
 
 
 @given(LENGTHS, st.integers(1, 3), st.integers(1, 2))
@@ -35,17 +46,45 @@ def test_ranks_together_get_every_pair_exactly_once_in_as_many_batches_each_and_
 def test_rank_is_by_default_the_one_that_accelerate_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     launch = SimpleNamespace(num_processes=2, process_index=1)
     monkeypatch.setattr("vaswani_transformer.batching.sampler.PartialState", lambda **_: launch)
-    pairs = [(3, 4)] * 50
-    lengths = [3] * 50, [4] * 50
-    by_default, given = TokenBudgetBatchSampler(*lengths, 60, 60), sampler(pairs, 1, num_processes=2)
-    assert list(by_default) == list(given) != list(sampler(pairs, 0, num_processes=1))
+    by_default = TokenBudgetBatchSampler([3] * 50, [4] * 50, 60, 60)
+    assert list(by_default) == list(sampler([(3, 4)] * 50, 1, num_processes=2))
 
 
-@given(LENGTHS)
-def test_batch_keeps_to_both_budgets(pairs: list[tuple[int, int]]) -> None:
-    for batch in sampler(pairs):
-        assert len(batch) * max(pairs[index][0] for index in batch) <= 60
-        assert len(batch) * max(pairs[index][1] for index in batch) <= 60
+def bounds_pair_by_pair(ordered: list[tuple[int, int]], budgets: tuple[int, int], micro_batches: int) -> list[int]:
+    bounds = [0]
+    for end in range(1, len(ordered) + 1):
+        step = ordered[bounds[-1] : end]
+        is_full = any(
+            len(step) * max(side) > budget for side, budget in zip(zip(*step, strict=True), budgets, strict=True)
+        )
+        if is_full and len(step) > micro_batches:
+            bounds.append(end - 1)
+    bounds.append(len(ordered))
+    if bounds[-1] - bounds[-2] < micro_batches:
+        middle = bounds[-1] - micro_batches
+        bounds[-2:] = [middle, bounds[-1]] if middle - bounds[-3] >= micro_batches else [bounds[-1]]
+    return bounds
+
+
+@given(LENGTHS, st.integers(30, 300), st.integers(30, 300), st.integers(1, 8))
+def test_steps_end_where_the_next_pair_would_exceed_a_budget(
+    pairs: list[tuple[int, int]], source_tokens: int, target_tokens: int, micro_batches: int
+) -> None:
+    sources, targets = np.array(pairs, dtype=np.int32).T
+    share: Any = {"num_processes": 1, "rank": 0, "accumulation": micro_batches}
+    batches = TokenBudgetBatchSampler(sources, targets, source_tokens, target_tokens, **share)
+    ordered = [pairs[index] for index in np.argsort(batches.keys, kind="stable")]
+    assert batches.bounds.tolist() == bounds_pair_by_pair(ordered, (source_tokens, target_tokens), micro_batches)
+
+    micro = [[pairs[index] for index in batch] for batch in batches]
+    sides = [side for batch in micro for side in zip(*batch, strict=True)]
+    positions = sum(len(side) * max(side) for side in sides)
+    assert batches.padding_share == pytest.approx(1 - sum(map(sum, pairs)) / positions)
+
+
+def test_pairs_of_one_token_fill_a_budget() -> None:
+    ones = np.ones(10, dtype=np.int32)
+    assert step_bounds(ones, ones, (5, 5), micro_batches=1).tolist() == [0, 5, 10]
 
 
 def test_step_is_the_same_for_any_number_of_processes_and_micro_batches() -> None:

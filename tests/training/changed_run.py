@@ -1,7 +1,9 @@
 """`training.train` with one change: python -m tests.training.changed_run CHANGE RECIPE.yaml --output_dir=FOLDER ...
 
-CHANGE is one of these; under FSDP2 the processes also pretend to have accelerators.
+CHANGE is one of these. Under FSDP2 the processes also pretend to have accelerators, because Accelerate shards only on
+those.
 
+- `none`: nothing else.
 - `gradient`: the gradient of the first step is saved as `gradient.safetensors` in the run's folder.
 - `late`: the second process writes its random state two seconds late.
 - `FILE@STEP`: the process is killed while it writes this file of a checkpoint, of which half is there.
@@ -15,13 +17,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from accelerate import PartialState
+from accelerate.utils import DistributedType
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from tests.training.sharding_on_cpu import pretend_accelerators
 from training import train, trainer
 from training.checkpoints import COMPLETE, complete_checkpoints
+
+
+def pretend_accelerators() -> None:
+    """Make Accelerate treat the processes of this launch, which use gloo, as processes with GPUs."""
+    dist.init_process_group("gloo")
+    PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
 
 
 class FirstGradient(TrainerCallback):
@@ -37,8 +47,7 @@ class FirstGradient(TrainerCallback):
             save_file(complete, Path(args.output_dir).parent / "gradient.safetensors")
 
 
-def train_with_gradient(arguments: list[str]) -> None:
-    """Train, also in the process of the tests, and save the first gradient."""
+def save_gradient() -> None:
     make = train.make_trainer
 
     def make_trainer(*given: Any) -> Any:
@@ -47,10 +56,6 @@ def train_with_gradient(arguments: list[str]) -> None:
         return trainer
 
     train.make_trainer = make_trainer  # ty: ignore[invalid-assignment] - passes its arguments on
-    try:
-        train.main(arguments)
-    finally:
-        train.make_trainer = make
 
 
 def die_at(file: str, step: int) -> None:
@@ -89,12 +94,14 @@ def write_late() -> None:
 def main(change: str, arguments: list[str]) -> None:
     if "ACCELERATE_USE_FSDP" in os.environ:
         pretend_accelerators()
-    if change == "late":
+    if change == "gradient":
+        save_gradient()
+    elif change == "late":
         write_late()
-    elif change != "gradient":
+    elif change != "none":
         file, _, step = change.partition("@")
         die_at(file, int(step))
-    (train_with_gradient if change == "gradient" else train.main)(arguments)
+    train.main(arguments)
 
 
 if __name__ == "__main__":

@@ -119,8 +119,6 @@ def start(
     arguments = [*arguments, f"--output_dir={folder}", *more]
     if change is not None:
         module, arguments = "tests.training.changed_run", [change, *arguments]
-    elif launcher == TWO_SHARDS:
-        module = "tests.training.sharding_on_cpu"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     if is_fork:
         return ForkedCommand(module, arguments, environment, launch=launcher[1:])

@@ -12,7 +12,6 @@ from transformers import AutoModelForSeq2SeqLM
 
 from tests.helpers import load_tokenizer, run_main
 from tests.training import runs
-from tests.training.changed_run import train_with_gradient
 from training.families import FlowTrainer
 from training.recipe import FAMILIES
 from training.train import main
@@ -218,21 +217,23 @@ def test_flowseq_on_two_processes_starts_one_flow_and_resumes_to_the_bit(argumen
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["FlowSeq", "ENGINE"])
+@pytest.mark.parametrize("family", ["AR", "FlowSeq", "ENGINE"])
 def test_steps_are_the_same_on_two_processes_in_two_micro_batches_each(
     arguments: list[str], teacher: Path, tmp_path: Path, family: str
 ) -> None:
     """Masks, glancing and latents belong to a pair. An IterativeVAE draws in its layers, as dropout does."""
-    settings = [*arguments, "--model.kind=cmlm", f"--training.energy_from={teacher}", f"--tokenizer.path={teacher}"]
-    settings = settings if family == "ENGINE" else given(arguments, family)
-    settings = runs.last_of_each(*settings, "--training.steps=3", "--model.dropout=0.0")
-    if family == "FlowSeq":
-        settings = runs.last_of_each(*settings, "--training.decoder_steps=1")
-    train_with_gradient([*settings, f"--output_dir={tmp_path / 'one'}"])
-    launch: dict[str, Any] = {"launcher": runs.TWO_PROCESSES, "change": "gradient"}
-    runs.run_to_end(settings, tmp_path / "two", "--training.device_tokens=15", **launch)
+    settings = {
+        "AR": [],
+        "FlowSeq": [*SETTINGS["FlowSeq"], "--training.decoder_steps=1"],
+        "ENGINE": ["--model.kind=cmlm", f"--training.energy_from={teacher}", f"--tokenizer.path={teacher}"],
+    }[family]
+    settings = runs.last_of_each(*arguments, *settings, "--training.steps=3", "--model.dropout=0.0")
+    runs.run_to_end(settings, tmp_path / "one", change="gradient")
+    two: dict[str, Any] = {"launcher": runs.TWO_PROCESSES, "change": "gradient"}
+    runs.run_to_end(settings, tmp_path / "two", "--training.device_tokens=15", **two)
     runs.assert_same_tensors(*(load_file(tmp_path / name / "gradient.safetensors") for name in ("one", "two")))
     first, second = (runs.results_in(tmp_path / name) for name in ("one", "two"))
+    assert (first["processes"], second["processes"]) == (1, 2)
     for one, two in zip(first["curve"], second["curve"], strict=True):
         names = {name for name in one if "loss" in name or name in ("energy", "eval_energy")}
         assert {name: one[name] for name in names} == pytest.approx({name: two[name] for name in names}, rel=1e-3)

@@ -14,52 +14,21 @@ from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer
 
 from tests.helpers import LargestTensor, user_error
 from tests.training import runs
-from tests.training.changed_run import train_with_gradient
 from training.checkpoints import CHECKPOINTS, COMPLETE, SECONDS, complete_checkpoints, step_of
-from training.machine import init_processes
 from training.trainer import PaperTrainer, sentence_losses
 
-Reference = tuple[list[str], Path]  # the arguments and the folder of a run
-ONE_STEP = ["--training.steps=1", "--training.evaluation_steps=1", "--model.dropout=0.0"]
 CMLM = ["--model.kind=cmlm", "--model.dropout=0.0"]
 
 
-def gradient(folder: Path) -> dict[str, Tensor]:
-    return load_file(folder / "gradient.safetensors")
-
-
-@pytest.fixture(scope="module")
-def reference_run(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """Return the arguments of a run of one step, and its folder with one process and one micro-batch."""
-    arguments = [*runs.make_arguments(tmp_path_factory.mktemp("data")), *ONE_STEP]
-    folder = tmp_path_factory.mktemp("runs") / "one"
-    train_with_gradient([*arguments, f"--output_dir={folder}"])
-    return arguments, folder
-
-
 @pytest.mark.slow
-def test_gradient_of_a_step_is_that_of_the_mean_over_its_target_tokens(
-    reference_run: Reference, tmp_path: Path
-) -> None:
+def test_gradient_of_a_step_is_that_of_the_mean_over_its_target_tokens(arguments: list[str], tmp_path: Path) -> None:
     """The oracle, without the Trainer, is the model's loss over all pairs of the first batch."""
-    arguments, folder = reference_run
-    init_processes()
-    trainer = runs.trainer_in(arguments, tmp_path / "run")
+    settings = [*arguments, "--training.steps=1", "--model.dropout=0.0"]
+    runs.run_to_end(settings, tmp_path / "one", change="gradient")
+    trainer = runs.trainer_in(settings, tmp_path / "run")
     trainer.model.train()(**next(iter(trainer.get_train_dataloader()))).loss.backward()
-    runs.assert_same_tensors(gradient(folder), {name: weight.grad for name, weight in trainer.model.named_parameters()})
-
-
-@pytest.mark.slow
-def test_step_of_two_processes_in_two_micro_batches_each_equals_the_step_in_one(
-    reference_run: Reference, tmp_path: Path
-) -> None:
-    """The comparison covers the gradient and the weights after the step."""
-    arguments, folder = reference_run
-    settings = [*arguments, "--training.device_tokens=15"]
-    runs.run_to_end(settings, tmp_path / "run", launcher=runs.TWO_PROCESSES, change="gradient")
-    assert runs.results_in(tmp_path / "run")["processes"] == 2
-    runs.assert_same_tensors(gradient(tmp_path / "run"), gradient(folder))
-    runs.assert_same_tensors(runs.weights(tmp_path / "run"), runs.weights(folder))
+    gradients = {name: weight.grad for name, weight in trainer.model.named_parameters()}
+    runs.assert_same_tensors(load_file(tmp_path / "one" / "gradient.safetensors"), gradients)
 
 
 @pytest.mark.slow
@@ -89,11 +58,12 @@ def test_killed_sharded_run_equals_an_unsharded_run_to_the_bit(tmp_path: Path) -
     settings = [*arguments, "--training.steps=9", "--training.evaluation_beams=2", "--score.examples=16"]
     unsharded, sharded = tmp_path / "whole", tmp_path / "sharded"
     runs.run_to_end(settings, unsharded, launcher=runs.TWO_PROCESSES)
-    process = runs.start(settings, sharded, launcher=runs.TWO_SHARDS)
+    launch: Any = {"launcher": runs.TWO_SHARDS, "change": "none"}
+    process = runs.start(settings, sharded, **launch)
     runs.wait_for_checkpoint(process, sharded)
     runs.kill(process)
     assert 0 < runs.last_step(sharded) < 9
-    runs.run_to_end(settings, sharded, launcher=runs.TWO_SHARDS)
+    runs.run_to_end(settings, sharded, **launch)
     runs.assert_same_checkpoints(unsharded, sharded)
     results = [runs.results_in(folder) for folder in (unsharded, sharded)]
     for name in ("validation", "steps", "processes"):
