@@ -12,8 +12,6 @@ from transformers import TrainerState
 
 from training.checkpoints import (
     CHECKPOINTS,
-    COMPLETE,
-    INTERRUPTED,
     STATE,
     WEIGHTS,
     begin_checkpoint,
@@ -63,12 +61,6 @@ def test_checkpoint_counts_from_its_mark_on_and_in_the_order_of_steps(tmp_path: 
     finish_checkpoint(newest, 9, None, False)
     assert last_checkpoint(tmp_path) == newest
     assert TrainerState.load_from_json(str(newest / STATE)).global_step == 120
-
-
-def test_checkpoint_that_is_written_again_does_not_count_meanwhile(tmp_path: Path) -> None:
-    checkpoint = finish(tmp_path, 3, is_interrupted=True)
-    begin_checkpoint(checkpoint)
-    assert not {COMPLETE, INTERRUPTED} & {path.name for path in checkpoint.iterdir()}
 
 
 @settings(max_examples=30)

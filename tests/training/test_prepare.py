@@ -28,18 +28,15 @@ def tatoeba_archive(rows: str) -> bytes:
     return content.getvalue()
 
 
-TEXTS = {name: f"{name} one \n{name} two\n" for name, _ in SPLITS}
+MULTI30K = {"multi30k": "data/task1/raw/{}.{}.gz", "multi30k-tokenized": "data/task1/tok/{}.lc.norm.tok.{}"}
 FILES = {
-    "multi30k": {
-        f"data/task1/raw/{split}.{language}.gz": gzip.compress(f"{language} {text}".encode())
-        for split, text in TEXTS.items()
+    name: {
+        pattern.format(split, language): gzip.compress(f"{language} {split} one \n{split} two\n".encode())
+        for split, _ in SPLITS
         for language in ("en", "de", "fr")
-    },
-    "multi30k-tokenized": {
-        f"data/task1/tok/{split}.lc.norm.tok.{language}": f"{language} {text}".encode()
-        for split, text in TEXTS.items()
-        for language in ("en", "de", "fr")
-    },
+    }
+    for name, pattern in MULTI30K.items()
+} | {
     "tatoeba-en-de": {
         "deu-eng.zip": tatoeba_archive(
             "Hi.\tHallo!\tCC\nHi.\tServus!\tCC\nRun!\tLauf!\tCC\nGo.\tGeh.\tCC\nHi.\tHallo!\tCC\n"
@@ -130,7 +127,7 @@ def pairs(
     return {name: list(zip(of["source"], of["target"], strict=True)) for name, of in rows.items()}
 
 
-@pytest.mark.parametrize("name", ["multi30k", "multi30k-tokenized"])
+@pytest.mark.parametrize("name", MULTI30K)
 def test_multi30k_has_the_published_split_in_three_languages(name: str, copy: Copy, tmp_path: Path) -> None:
     assert run(name, tmp_path / "set", f"--from={copy(name)}") == 0
     for target in ("de", "fr"):
@@ -229,30 +226,25 @@ def test_another_archive_of_a_set_that_changes_is_no_silent_replacement(
 
 
 @pytest.mark.parametrize(
-    ("case", "message"),
+    ("spoil", "message"),
     [
-        ("an incomplete copy", r"--from=.*: is no complete copy of .*GUM_bio_c\.ptb: No such file or directory"),
-        ("a changed copy", r"splits\.md is not the file that the set is made from; got SHA-256 "),
-        ("a folder in use", r"set: the folder is in use; name another"),
-        ("another set", r"has another set, or one of other files; name a new folder\."),
+        (
+            lambda copy: (copy / "const" / "GUM_bio_c.ptb").unlink(),
+            r"--from=.*: is no complete copy of .*GUM_bio_c\.ptb: No such file or directory",
+        ),
+        (
+            lambda copy: (copy / "splits.md").write_bytes(b"## dev\n"),
+            r"splits\.md is not the file that the set is made from; got SHA-256 ",
+        ),
+        (lambda copy: (copy.parent / "set" / "mine").mkdir(parents=True), r"set: the folder is in use; name another"),
     ],
+    ids=["an incomplete copy", "a changed copy", "a folder in use"],
 )
 def test_invalid_copy_or_folder_is_one_line(
-    case: str, message: str, copy: Copy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spoil: Callable[[Path], object], message: str, copy: Copy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, output = copy("gum"), tmp_path / "set"
-    match case:
-        case "an incomplete copy":
-            (folder / "const" / "GUM_bio_c.ptb").unlink()
-        case "a changed copy":
-            (folder / "splits.md").write_bytes(b"## dev\n")
-        case "a folder in use":
-            output.mkdir()
-            (output / "notes.txt").touch()
-        case "another set":
-            assert run("self-dialogue", output, f"--from={copy('self-dialogue')}") == 0
-            capsys.readouterr()
-    assert run("gum", output, f"--from={folder}") == 2
+    spoil(folder := copy("gum"))
+    assert run("gum", tmp_path / "set", f"--from={folder}") == 2
     errors = capsys.readouterr().err
     assert re.search(message, errors)
     assert errors.count("\n") == 1

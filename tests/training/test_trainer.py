@@ -14,7 +14,15 @@ from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer
 
 from tests.helpers import LargestTensor, user_error
 from tests.training import runs
-from training.checkpoints import CHECKPOINTS, COMPLETE, SECONDS, complete_checkpoints, step_of
+from training.checkpoints import (
+    CHECKPOINTS,
+    COMPLETE,
+    INTERRUPTED,
+    SECONDS,
+    complete_checkpoints,
+    regular_checkpoints,
+    step_of,
+)
 from training.trainer import PaperTrainer, sentence_losses
 
 CMLM = ["--model.kind=cmlm", "--model.dropout=0.0"]
@@ -79,12 +87,13 @@ def test_checkpoint_that_is_written_again_has_no_mark_meanwhile_and_the_seconds_
     trainer, marks = runs.trainer_in(arguments, tmp_path / "run"), []
     checkpoint = tmp_path / "run" / CHECKPOINTS / "checkpoint-0"
     checkpoint.mkdir(parents=True)
-    (checkpoint / COMPLETE).touch()
-    monkeypatch.setattr(Seq2SeqTrainer, "_save_checkpoint", lambda *_: marks.append((checkpoint / COMPLETE).exists()))
+    for mark in (COMPLETE, INTERRUPTED):
+        (checkpoint / mark).touch()
+    monkeypatch.setattr(Seq2SeqTrainer, "_save_checkpoint", lambda *_: marks.extend(checkpoint.iterdir()))
     trainer.progress.seconds, trainer.progress.begun = 100.0, time.monotonic() - 5
     trainer._save_checkpoint(trainer.model, None)
-    assert marks == [False]
-    assert complete_checkpoints(tmp_path / "run") == [checkpoint]
+    assert marks == []
+    assert regular_checkpoints(tmp_path / "run") == [checkpoint]
     assert 105 <= float((checkpoint / SECONDS).read_text()) < 165
 
 
