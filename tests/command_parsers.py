@@ -1,4 +1,4 @@
-"""The commands of a page's shell blocks, and the parser of each program that reads them to the end."""
+"""The commands of a page's shell blocks, and their programs' own parsers, which read them to the end."""
 
 import argparse
 import importlib
@@ -6,7 +6,6 @@ import re
 import shlex
 import sys
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,10 @@ from tests.helpers import ROOT
 from training.recipe import load_recipe
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+OURS = {f"vaswani-{room}": room for room in ("convert", "demo")}
+OURS |= {"vaswani-parse": "parsing", "vaswani-translate": "translation"}
+OTHERS = "coverage curl cut docker gh git hf jupyter mkdocs nox pre-commit ruff sacrebleu sed tensorboard ty uvicorn"
+SHELL_PROGRAMS = (".", "export", "cd", "cp", "echo", "mkdir")
 
 
 class ParsedError(Exception):
@@ -24,40 +27,23 @@ class ParsedError(Exception):
 
 
 def parse_with_argparse(module: str, arguments: list[str]) -> None:
-    """Run a command's `main` up to the end of its parsing."""
-    original = argparse.ArgumentParser.parse_args
-    original_known = argparse.ArgumentParser.parse_known_args
+    """Run a command's `main` up to the end of its parsing; what this leaves has to be fields of its recipe."""
+    parse, fields = argparse.ArgumentParser.parse_known_args, []
 
-    def parse_args(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> None:
-        original(parser, *args, **kwargs)
+    def parse_known_args(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> None:
+        fields.extend(parse(parser, *args, **kwargs)[1])
         raise ParsedError
-
-    def parse_known_args(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
-        parsed = original_known(parser, *args, **kwargs)
-        if sys._getframe(1).f_code.co_name != "parse_args":
-            raise ParsedError
-        return parsed
 
     main = getattr(importlib.import_module(module), "main", None) or importlib.import_module(f"{module}.__main__").main
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
-        # they read a recipe from the arguments that their parsers leave
-        if module in ("training.score", "training.distill", "bench.table3"):
-            patch.setattr(argparse.ArgumentParser, "parse_known_args", parse_known_args)
+        patch.setattr(argparse.ArgumentParser, "parse_known_args", parse_known_args)
         patch.setattr(sys, "argv", [module, *arguments])
         with pytest.raises(ParsedError):
             main()
-
-
-def parse_recipe_fields(arguments: list[str]) -> None:
-    recipe, fields = arguments[0], arguments[1:]
-    load_recipe(ROOT / recipe, fields)
-
-
-def parse_with_recipe(module: str, arguments: list[str]) -> None:
-    parse_with_argparse(module, arguments)
-    fields = [argument for argument in arguments if re.match(r"--\w+\.\w+=", argument)]
-    parse_recipe_fields([arguments[1], *fields])
+    recipes = [argument for argument in arguments if argument.endswith(".yaml")]
+    assert recipes or not fields, fields
+    for recipe in recipes:
+        load_recipe(ROOT / recipe, fields)
 
 
 def parse_launch(arguments: list[str]) -> None:
@@ -79,48 +65,32 @@ def parse_pip(arguments: list[str]) -> None:
         assert set(names.split(",")) <= extras.keys()
 
 
-def leave_unparsed(_: list[str]) -> None:
-    """Leave the arguments of another project's program to it."""
-
-
 def parse_module(arguments: list[str]) -> None:
     """Parse `python -m MODULE`."""
     module, *rest = arguments
-    parsers = {
-        "pip": parse_pip,
-        "pytest": leave_unparsed,
-        "training.train": parse_recipe_fields,
-        "training.score": lambda given: parse_with_recipe("training.score", given),
-        "training.distill": lambda given: parse_with_recipe("training.distill", given),
-        "venv": leave_unparsed,
-    }
-    if module in parsers:
-        parsers[module](rest)
-    else:
+    if module == "training.train":
+        load_recipe(ROOT / rest[0], rest[1:])
+    elif module == "pip":
+        parse_pip(rest)
+    elif module not in ("pytest", "venv"):
         assert module.startswith(("training.", "bench.", "tests.", "vaswani_transformer.")), module
         parse_with_argparse(module, rest)
 
 
-def parse_python(arguments: list[str]) -> None:
-    if arguments[0] == "-m":
+def parse(program: str, arguments: list[str]) -> None:
+    """Parse a command as its program does; another project's program is only known by name."""
+    if program in OURS:
+        parse_with_argparse(f"vaswani_transformer.{OURS[program]}.command", arguments)
+    elif program == "accelerate":
+        parse_launch(arguments[1:])
+    elif program == "pip":
+        parse_pip(arguments)
+    elif program not in ("python", "python3"):
+        assert program in OTHERS.split()
+    elif arguments[0] == "-m":
         parse_module(arguments[1:])
     else:
         assert (ROOT / arguments[0]).is_file()
-
-
-PROGRAMS: dict[str, Callable[[list[str]], None]] = {
-    "accelerate": lambda arguments: parse_launch(arguments[1:]),
-    "pip": parse_pip,
-    "python": parse_python,
-    "python3": parse_python,
-    "vaswani-convert": lambda arguments: parse_with_argparse("vaswani_transformer.convert.command", arguments),
-    "vaswani-demo": lambda arguments: parse_with_argparse("vaswani_transformer.demo.command", arguments),
-    "vaswani-parse": lambda arguments: parse_with_argparse("vaswani_transformer.parsing.command", arguments),
-    "vaswani-translate": lambda arguments: parse_with_argparse("vaswani_transformer.translation.command", arguments),
-}
-OTHERS = "coverage curl cut docker gh git hf jupyter mkdocs nox pre-commit ruff sacrebleu sed tensorboard ty uvicorn"
-PROGRAMS |= dict.fromkeys(OTHERS.split(), leave_unparsed)
-SHELL_PROGRAMS = (".", "export", "cd", "cp", "echo", "mkdir")
 
 
 def blocks_of(page: Path, language: str) -> list[str]:
@@ -150,3 +120,9 @@ def commands_of(block: str) -> list[list[str]]:
         while words and re.fullmatch(r"\w+=\S*", words[0]):
             del words[0]
     return [words for words in commands if words and words[0] not in SHELL_PROGRAMS]
+
+
+def anchors_of(text: str) -> set[str]:
+    """Return the anchors that GitHub and MkDocs both give a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

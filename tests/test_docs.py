@@ -17,7 +17,7 @@ import pytest
 from docs.tools import reference
 from docs.tools.paper import PAGES as PAGES_OF_THE_PAPER
 from docs.tools.repository import line_of
-from tests.command_parsers import PAGES, PROGRAMS, blocks_of, commands_of
+from tests.command_parsers import PAGES, anchors_of, blocks_of, commands_of, parse
 from tests.forks import run_forked
 from tests.helpers import ROOT, load_tokenizer, run_python
 from tests.hub import Hub, client_environment, serving
@@ -174,19 +174,14 @@ def test_shell_command_is_accepted_by_its_own_parser(
     (tmp_path / "training").symlink_to(ROOT / "training")
     monkeypatch.chdir(tmp_path)
     program, *arguments = shlex.split(command)
-    PROGRAMS[program](arguments)
-
-
-def heading_anchors(page: Path) -> set[str]:
-    """Return the anchors that GitHub and MkDocs both give a page's headings."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    parse(program, arguments)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_link_leads_to_a_file_and_a_heading_that_exist_without_markup_that_github_would_print(page: Path) -> None:
-    assert not re.search(r"^#.*\{", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = page.read_text(encoding="utf-8")
+    assert not re.search(r"^#.*\{", text, flags=re.MULTILINE)
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     for link in re.findall(r"\]\((.*?)\)", prose):
         target, _, anchor = link.partition("#")
         if target.startswith("http"):
@@ -196,7 +191,7 @@ def test_link_leads_to_a_file_and_a_heading_that_exist_without_markup_that_githu
         if path.suffix == ".py":  # `anchor` is a function
             assert not anchor or line_of(str(path.resolve().relative_to(ROOT)), anchor)
             continue
-        assert not anchor or anchor in heading_anchors(path), link
+        assert not anchor or anchor in anchors_of(path.read_text(encoding="utf-8")), link
 
 
 def test_readme_is_short_and_two_commands_do_the_set_up() -> None:

@@ -16,6 +16,7 @@ import torch
 from docs.tools import formulas
 from docs.tools.listings import LISTING, names_in, source_of
 from docs.tools.paper import EXERCISES, NOTEBOOK, PAGES, PICTURE, PYTHON, SOLUTION, run_page, to_notebook
+from tests.command_parsers import anchors_of
 from tests.helpers import ROOT
 
 TEXTS = {path.stem: path.read_text(encoding="utf-8") for path in PAGES}
@@ -56,9 +57,7 @@ def test_part_of_a_diagram_leads_to_a_heading_of_a_page(name: str) -> None:
     drawing = (ROOT / "docs" / "images" / name).read_text(encoding="utf-8")
     links = re.findall(r'href="\.\./([\w-]+)\.md#([\w-]+)"', drawing)
     assert len(links) == drawing.count("<a ") > 8
-    for page, anchor in links:
-        headings = re.findall(r"^#+ (.*)$", TEXTS[page], flags=re.MULTILINE)
-        assert anchor in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    assert all(anchor in anchors_of(TEXTS[page]) for page, anchor in links)
     page = formulas.on_page_content(f'<p><img alt="it" src="../images/{name}" /></p>')
     assert "<img" not in page
     assert ".md" not in page

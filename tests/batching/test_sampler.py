@@ -50,6 +50,13 @@ def test_rank_is_by_default_the_one_that_accelerate_knows(monkeypatch: pytest.Mo
     assert list(by_default) == list(sampler([(3, 4)] * 50, 1, num_processes=2))
 
 
+@given(LENGTHS)
+def test_batch_keeps_to_both_budgets(pairs: list[tuple[int, int]]) -> None:
+    for batch in sampler(pairs):
+        assert len(batch) * max(pairs[index][0] for index in batch) <= 60
+        assert len(batch) * max(pairs[index][1] for index in batch) <= 60
+
+
 def bounds_pair_by_pair(ordered: list[tuple[int, int]], budgets: tuple[int, int], micro_batches: int) -> list[int]:
     bounds = [0]
     for end in range(1, len(ordered) + 1):

@@ -13,7 +13,7 @@ def test_learning_rate_is_equation_three() -> None:
 
 
 def test_adam_step_equals_its_definition() -> None:
-    """Three steps of Kingma and Ba's Algorithm 1 with the paper's beta_1, beta_2, epsilon (5.3) and rate of each step."""
+    """Three steps of Kingma and Ba's Algorithm 1 with the paper's beta_1, beta_2, epsilon and rate of a step (5.3)."""
     weight = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64))
     optimizer = paper_adam([weight])
     schedule = paper_schedule(optimizer, d_model=16, warmup_steps=2, scale=2.0)
