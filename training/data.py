@@ -84,9 +84,8 @@ def load_pairs(recipe: Recipe, splits: Iterable[str] = SPLITS) -> DatasetDict:
     if held_out and "train" in pairs:  # hold out all splits, whichever are requested
         pairs.update(hold_out(pairs["train"], held_out, recipe.seed))
     if data.distilled is not None and "train" in wanted:
-        pairs["train"] = to_pairs(
-            load_files("json", distilled_files(data.distilled), "data.distilled"), recipe, "train"
-        )
+        rows = load_rows("data.distilled", "json", data_files=distilled_files(data.distilled))
+        pairs["train"] = to_pairs(rows, recipe, "train")
     return DatasetDict({split: pairs[split] for split in names if split in wanted and split in pairs})
 
 
@@ -106,17 +105,14 @@ def read_split(recipe: Recipe, split: str, name: str) -> Dataset:
     data, where = recipe.data, f"data.{split}"
     folder = Path(data.path)
     if data.kind == "hub":
-        try:
-            return to_pairs(load_dataset(data.path, data.subset, split=name), recipe, split)
-        except (ValueError, OSError) as error:
-            raise UserError(f"{where}: {data.path} cannot be loaded ({one_line(error)}); see data.path.") from error
+        return to_pairs(load_rows(where, data.path, data.subset, split=name), recipe, split)
     if data.kind == "trees":
         codes = Features({data.source: Value("string"), data.target: Value("string")})
         rows = [dict(zip(codes, pair, strict=True)) for pair in tree_pairs(folder, name)]
         return to_pairs(Dataset.from_list(rows, codes), recipe, split)
     if data.kind == "text":
         paths = [folder / name.replace("{language}", language) for language in (data.source, data.target)]
-        sides = [load_files("text", [str(path)], where, encoding="utf-8-sig") for path in paths]
+        sides = [load_rows(where, "text", data_files=[str(path)], encoding="utf-8-sig") for path in paths]
         if len(sides[0]) != len(sides[1]):
             raise UserError(
                 f"{where}: {paths[0]} has {len(sides[0]):,} lines, and {paths[1]} {len(sides[1]):,}; pair the files "
@@ -128,18 +124,18 @@ def read_split(recipe: Recipe, split: str, name: str) -> Dataset:
     settings: dict[str, Any] = {"keep_default_na": False} if data.kind == "csv" else {}  # a sentence may be "NA"
     if ".tsv" in Path(name).suffixes:  # quotation marks are text
         settings |= {"sep": "\t", "quoting": csv.QUOTE_NONE}
-    return to_pairs(load_files(data.kind, [str(folder / name)], where, **settings), recipe, split)
+    return to_pairs(load_rows(where, data.kind, data_files=[str(folder / name)], **settings), recipe, split)
 
 
-def load_files(kind: str, files: list[str], where: str, **settings: Any) -> Dataset:
-    """Load the rows of files with `datasets`, which caches them."""
+def load_rows(where: str, kind: str, subset: str | None = None, split: str = "train", **settings: Any) -> Dataset:
+    """Load rows with `datasets`, which caches them, from files of a kind or from a data set of the Hub."""
     try:
-        return load_dataset(kind, data_files=files, split="train", **settings)
+        return load_dataset(kind, subset, split=split, **settings)
     except Exception as error:  # each format has its own classes
+        files = settings.get("data_files")
+        what = f"{files[0]} cannot be read as {kind}" if files else f"{kind} cannot be loaded"
         reason = one_line(error.__cause__ or error)
-        raise UserError(
-            f"{where}: {files[0]} cannot be read as {kind} ({reason}); see data.path and data.kind."
-        ) from error
+        raise UserError(f"{where}: {what} ({reason}); see data.path and data.kind.") from error
 
 
 def to_pairs(rows: Dataset, recipe: Recipe, split: str) -> Dataset:

@@ -162,7 +162,7 @@ class TrainingRecipe:
         patience: number of evaluations without improvement after which a run ends early; null for no limit.
         checkpoint_steps: steps between additional checkpoints; null for none.
         checkpoint_minutes: minutes between additional checkpoints (10 in 6.1); null for none.
-        keep_checkpoints: number of checkpoints to keep, including the best.
+        keep_checkpoints: number of checkpoints to keep, including the best; more if `average_last` needs them.
         average_last: number of last checkpoints to average for the final model (6.1); null for the best checkpoint.
     """
 
@@ -508,11 +508,6 @@ def checked(parser: RecipeParser, values: Any) -> Recipe:
     if data.kind != "grammar" and data.path is None:
         what = "the name of a data set" if data.kind == "hub" else "the folder of its data"
         raise UserError(f"data.path: the recipe {recipe.name!r} needs {what}; give --data.path=...")
-    if (last := training.average_last) is not None and last >= training.keep_checkpoints:
-        raise UserError(
-            f"training.keep_checkpoints: {training.keep_checkpoints} are too few to average the last {last} and keep "
-            f"the best; give {last + 1}."
-        )
     if names := sorted(TOKENIZER_SETS & recipe.model.keys()):
         raise UserError(f"model.{names[0]}: the tokenizer sets it; see tokenizer.vocab_size and tokenizer.path.")
     # validate the model's fields; a loaded vocabulary has its own size

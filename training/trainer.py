@@ -392,7 +392,8 @@ class PaperTrainer(Seq2SeqTrainer):
             super()._save_checkpoint(model, trial)
             if self.args.should_save:
                 (checkpoint / SECONDS).write_text(str(progress.seconds + time.monotonic() - progress.begun))
-            keep = self.recipe.training.keep_checkpoints
+            training = self.recipe.training
+            keep = max(training.keep_checkpoints, 1 + (training.average_last or 0))
             finish_checkpoint(checkpoint, keep, self.state.best_global_step, progress.is_interrupted)
         self.log_time += time.perf_counter() - start
 

@@ -141,7 +141,6 @@ def test_invalid_file_is_an_error_of_one_line(recipe_file: WriteRecipe, text: st
         (["--training.minutes=-1"], r"^training\.minutes: .* v>0, got -1\. --help lists the fields"),
         (["--training.optimizer=radam"], r"does not accept option 'warmup_steps'"),
         (["--model.d_model=7"], r"^model: .*d_model \(7\) must be even"),
-        (["--training.average_last=13"], r"^training\.keep_checkpoints: 13 are too few to average the last 13"),
     ],
 )
 def test_invalid_argument_is_an_error_of_one_line(arguments: list[str], message: str) -> None:
