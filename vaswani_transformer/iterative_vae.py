@@ -95,7 +95,7 @@ def divergence(prior: Tensor, words: Tensor, hint_weight: Tensor) -> Tensor:
 
     The hint does not change the ratios of the other words, so two outcomes suffice: y, and any other word.
     """
-    word = prior.gather(1, words) - prior.logsumexp(1, keepdim=True)  # (n, 1), the log-probability of y
+    word = -functional.cross_entropy(prior, words.squeeze(1), reduction="none")[:, None]  # (n, 1), log p(y)
     others = (-word.expm1()).clamp(min=torch.finfo(prior.dtype).tiny).log()  # (n, 1), of all other words
     log_prior = torch.cat([word, others], dim=1).log_softmax(1)  # (n, 2)
     log_q = torch.cat([word + hint_weight, others], dim=1).log_softmax(1)  # (n, 2)
