@@ -1,5 +1,10 @@
-"""Models and inputs that several test modules share, beyond the tiny ones of `helpers`."""
+"""Models and inputs that several test modules share, beyond the tiny ones of `helpers`.
 
+B batch, S source, T target.
+"""
+
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,12 +14,17 @@ from torch import Tensor
 from transformers import MarianConfig, MarianMTModel
 from transformers.generation import GenerationMixin
 
-from tests.helpers import tiny_model
+from tests.helpers import PAIRS, TINY, random_tokens, tiny_model
 from vaswani_transformer import (
+    VaswaniCmlmForConditionalGeneration,
+    VaswaniFlowSeqForConditionalGeneration,
+    VaswaniIterativeVaeForConditionalGeneration,
+    VaswaniNatForConditionalGeneration,
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,
     VaswaniTransformerModel,
     VaswaniTransformerPreTrainedModel,
+    VaswaniTransformerTokenizer,
 )
 from vaswani_transformer.figures import AttentionMaps
 
@@ -27,6 +37,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "wide values": {"d_k": 8, "d_v": 12},
     "dropout": {"attention_dropout": 0.1, "activation_dropout": 0.1},
 }
+
+END, MASK = 2, 3
 
 LONG_SENTENCE = [
     *("the", "representation", "of", "institutionalised", "misunderstandings", "remains", ",", "however", ","),
@@ -52,7 +64,7 @@ def needs(dtype: str) -> Any:
     return pytest.param(dtype, marks=pytest.mark.skipif(is_missing, reason=f"this CPU or torch has no {dtype}"))
 
 
-def uneven_model(seed: int = 0, **overrides: Any) -> VaswaniTransformerForConditionalGeneration:
+def random_model(seed: int = 0, **overrides: Any) -> VaswaniTransformerForConditionalGeneration:
     """Return a tiny model with large random weights, norms and biases too, so that searches differ."""
     model = tiny_model(**overrides)
     generator = torch.Generator().manual_seed(seed)
@@ -62,21 +74,11 @@ def uneven_model(seed: int = 0, **overrides: Any) -> VaswaniTransformerForCondit
     return model
 
 
-def random_model(seed: int = 0, **overrides: Any) -> VaswaniTransformerForConditionalGeneration:
-    """Return a tiny model with large random weights and biases."""
-    model = tiny_model(**overrides)
-    torch.manual_seed(seed)
-    for weight in model.parameters():
-        weight.data = torch.randn_like(weight) * (0.3 if weight.dim() > 1 else 0.5)
-    return model
-
-
 def small_model(seed: int, vocab_size: int = 6, **overrides: Any) -> VaswaniTransformerForConditionalGeneration:
     """Return a model of a few words with uneven probabilities, so that searches differ."""
     torch.manual_seed(seed)
-    model = tiny_model(
-        vocab_size=vocab_size, d_model=16, d_ff=16, num_heads=2, encoder_layers=1, decoder_layers=1, **overrides
-    )
+    sizes = {"d_model": 16, "d_ff": 16, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
+    model = tiny_model(vocab_size=vocab_size, **sizes | overrides)
     for weight in model.parameters():
         weight.data = torch.randn_like(weight) * (0.6 if weight.dim() > 1 else 0.1)
     model.use_paper_decoding()
@@ -117,6 +119,46 @@ def plain_search(model: VaswaniTransformerForConditionalGeneration) -> Any:
     plain = PlainSearch(model.config).eval().double()
     plain.load_state_dict(model.state_dict())
     return plain
+
+
+def tiny(model_class: Any, **fields: Any) -> Any:
+    """Return a tiny random model in evaluation mode, with its flow started if it has one, the same at each call."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = model_class(model_class.config_class(**{**TINY, **fields})).eval()
+        if model_class is VaswaniFlowSeqForConditionalGeneration:
+            model.start_flow(random_tokens(3, 6), targets(6, 4, 1))
+        return model
+
+
+tiny_nat = partial(tiny, VaswaniNatForConditionalGeneration)
+tiny_cmlm = partial(tiny, VaswaniCmlmForConditionalGeneration, mask_token_id=MASK, max_target_length=20)
+tiny_iterative_vae = partial(tiny, VaswaniIterativeVaeForConditionalGeneration)
+tiny_flowseq = partial(tiny, VaswaniFlowSeqForConditionalGeneration, flow_steps=1)
+
+FAMILY: dict[str, Callable[..., Any]] = {
+    "nat": tiny_nat,
+    "iterative_vae": tiny_iterative_vae,
+    "flowseq": tiny_flowseq,
+    "cmlm": tiny_cmlm,
+}
+EVERY_FAMILY = {"autoregressive": tiny_model, **FAMILY}
+
+
+def family_of_pairs(family: str, **overrides: Any) -> tuple[Any, VaswaniTransformerTokenizer]:
+    """Return a tiny model of a family, and a tokenizer of the six sentence pairs that has `<mask>`."""
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=300)
+    tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    mask_field = {"mask_token_id": tokenizer.mask_token_id} if family == "cmlm" else {}
+    return EVERY_FAMILY[family](vocab_size=len(tokenizer), **mask_field, **overrides), tokenizer
+
+
+def targets(*lengths: int) -> Tensor:
+    """Return labels (B, T) of these lengths, each with its end, padded on the right by -100."""
+    labels = torch.full((len(lengths), max(lengths)), -100)
+    for row, length in enumerate(lengths):
+        labels[row, :length] = torch.cat([random_tokens(length - 1), torch.tensor([END])])
+    return labels
 
 
 def random_attention_maps(

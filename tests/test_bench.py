@@ -10,9 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bench import layer_complexity
 from bench.kills import write_recipe
+from tests.builders import family_of_pairs
 from tests.forks import run_forked
 from tests.helpers import PAIRS, ROOT, model_of_pairs, save, tiny_model, write_pairs
-from tests.nar_models import family_of_pairs
 
 # Each module's arguments and a column of its table; MODEL, DATA, RECIPE and FOLDER are made for the test.
 SMALL = ["--training.steps=2", "--training.evaluation_steps=2"]

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq
 
+from tests.builders import FAMILY, tiny_cmlm, tiny_nat
 from tests.helpers import PAIRS, random_tokens, tiny_model, user_error
-from tests.nar_models import FAMILY, tiny_cmlm, tiny_nat
 from vaswani_transformer import MaskingCollator
 from vaswani_transformer.pipeline import VaswaniTransformerTranslationPipeline
 from vaswani_transformer.stacks import VaswaniTransformerEncoder

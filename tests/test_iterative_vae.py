@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.builders import targets, tiny_iterative_vae
 from tests.helpers import FLOAT32, TINY, padded_batch, random_tokens
-from tests.nar_models import targets, tiny_iterative_vae
 from vaswani_transformer import VaswaniIterativeVaeConfig, iterative_vae
 from vaswani_transformer.iterative_vae import (
     LatentPass,

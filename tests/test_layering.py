@@ -23,8 +23,8 @@ from transformers import (
     TrainingArguments,
 )
 
+from tests.builders import FAMILY
 from tests.helpers import ROOT, model_of_pairs, tiny_config, tiny_model
-from tests.nar_models import FAMILY
 from tests.published import PUBLISHED_FILES
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.pretrained import PRIVATE_NAMES as MODEL_NAMES

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tests.helpers import FLOAT32, LargestTensor, padded_batch, random_batch, random_tokens, tiny_model
-from tests.nar_models import EVERY_FAMILY, targets
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from tests.builders import EVERY_FAMILY, targets
+from tests.helpers import FLOAT32, LargestTensor, random_batch, random_tokens, tiny_model
 from vaswani_transformer.loss import CHUNK, cross_entropy, projected_cross_entropy
 
 # Sums of a few hundred float64 terms near 1, and of float32 terms: about a hundred units in the last place.
@@ -53,27 +52,9 @@ def assert_equals_torch(
         torch.testing.assert_close(mine, other, **TOLERANCES[hidden.dtype])
 
 
-def labeled_batch(lengths: tuple[int, ...] = (5, 2, 4)) -> dict[str, Tensor]:
-    """Return sources and labels of these lengths, each with its end token, padded by -100."""
-    labels, mask = padded_batch(list(lengths))
-    labels[torch.arange(len(lengths)), torch.tensor(lengths) - 1] = 2
-    return {"input_ids": random_tokens(len(lengths), 6), "labels": labels.masked_fill(mask == 0, -100)}
-
-
-@torch.no_grad()
-def loss_by_hand(
-    model: VaswaniTransformerForConditionalGeneration, batch: dict[str, Tensor], smoothing: float
-) -> float:
-    """Return the loss token by token: labels shifted right after the start token, minus the log-probability of each."""
-    terms = []
-    for source, labels in zip(batch["input_ids"], batch["labels"], strict=True):
-        target = [label for label in labels.tolist() if label != -100]
-        for position, token in enumerate(target):
-            past = torch.tensor([[0, *target[:position]]])
-            logits = model(input_ids=source[None], decoder_input_ids=past).logits[0, -1].double()
-            log_probs = logits.log_softmax(-1)
-            terms.append(-(1 - smoothing) * log_probs[token] - smoothing * log_probs.mean())
-    return float(sum(terms) / len(terms))
+def labeled_batch() -> dict[str, Tensor]:
+    """Return sources and padded labels."""
+    return {"input_ids": random_tokens(3, 6), "labels": targets(5, 2, 4)}
 
 
 @settings(max_examples=30)
@@ -163,20 +144,15 @@ def test_training_never_allocates_tokens_by_vocabulary() -> None:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_training_loss_is_smoothed_and_returns_no_logits(smoothing: float) -> None:
+def test_loss_is_that_of_the_logits_smoothed_in_training_only(smoothing: float) -> None:
+    """In training no logits are returned."""
     model, batch = tiny_model(dropout=0.0, label_smoothing=smoothing), labeled_batch()
-    expected = loss_by_hand(model, batch, smoothing)
-    outputs = model.train()(**batch)
-    assert outputs.logits is None
-    assert outputs.loss.item() == pytest.approx(expected, rel=1e-5)
-
-
-def test_evaluation_loss_is_the_negative_log_likelihood_of_its_logits() -> None:
-    model, batch = tiny_model(), labeled_batch()
-    outputs = model(**batch)
-    assert outputs.loss.item() == pytest.approx(loss_by_hand(model, batch, 0.0), rel=1e-5)
-    expected = nn.functional.cross_entropy(outputs.logits.flatten(0, 1), batch["labels"].flatten())
-    torch.testing.assert_close(outputs.loss, expected)
+    outputs, training = model(**batch), model.train()(**batch)
+    logits, labels = outputs.logits.flatten(0, 1), batch["labels"].flatten()
+    torch.testing.assert_close(outputs.loss, nn.functional.cross_entropy(logits, labels))
+    expected = nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing)
+    torch.testing.assert_close(training.loss, expected)
+    assert training.logits is None
 
 
 def test_labels_are_shifted_exactly_once() -> None:

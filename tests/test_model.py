@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache, modeling_utils
 
+from tests.builders import EVERY_FAMILY
 from tests.helpers import (
     FLOAT32,
     assert_matrix_shared,
@@ -21,7 +22,6 @@ from tests.helpers import (
     tiny_config,
     tiny_model,
 )
-from tests.nar_models import EVERY_FAMILY
 from vaswani_transformer import (
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,

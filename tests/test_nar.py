@@ -19,8 +19,8 @@ from transformers import (
     Seq2SeqTrainingArguments,
 )
 
+from tests.builders import END, FAMILY, MASK, family_of_pairs, targets, tiny_cmlm, tiny_nat
 from tests.helpers import FLOAT32, PAIRS, TINY, padded_batch, random_tokens, source_batch, tiny_model
-from tests.nar_models import END, FAMILY, MASK, family_of_pairs, targets, tiny_cmlm, tiny_nat
 from vaswani_transformer import (
     MaskingCollator,
     VaswaniCmlmConfig,

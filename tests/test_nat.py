@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.builders import END, targets, tiny_nat
 from tests.helpers import FLOAT32, TINY, random_tokens
-from tests.nar_models import END, targets, tiny_nat
 from vaswani_transformer import VaswaniNatConfig
 from vaswani_transformer.nar import EncodedSource, canvas
 from vaswani_transformer.nat import PositionalAttention, RelativeSelfAttention, soft_copy

@@ -15,9 +15,9 @@ from peft import LoraConfig, PeftConfig, PeftModel, PrefixTuningConfig, PromptTu
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, pipeline
 
+from tests.builders import EVERY_FAMILY, family_of_pairs, targets
 from tests.exports import assert_same_probabilities, exported_by_transformers, opened, step_logits, torch_exported
 from tests.helpers import FLOAT32, PAIRS, ROOT, assert_equal_at_tokens, save, source_batch
-from tests.nar_models import EVERY_FAMILY, family_of_pairs, targets
 from tests.published import assert_same_results, load_without_the_package
 from vaswani_transformer import to_ctranslate2
 from vaswani_transformer.pipeline import TASK

@@ -19,18 +19,49 @@ from transformers import (
 from transformers.generation import GenerationMixin
 
 from tests.builders import plain_search, small_model, source
-from tests.ending_models import BATCH, END, WAYS, call_arguments, ending_model, sources
-from tests.helpers import FLOAT32, WITH_SCORES, Batch, padded_batch, tiny_model
+from tests.helpers import FLOAT32, WITH_SCORES, Batch, padded_batch
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer import generation as generation_module
 from vaswani_transformer import search as search_module
 from vaswani_transformer.pretrained import CACHE
-from vaswani_transformer.search import (
-    length_penalty,
-    top_continuations,
-)
+from vaswani_transformer.search import length_penalty, top_continuations
 
-START = 0
+START, END = 0, 2
+
+
+def ending_model(
+    seed: int, vocab_size: int = 40, eagerness: float = 3.0, **overrides: Any
+) -> VaswaniTransformerForConditionalGeneration:
+    """Return a random model with a raised logit of the end token, in float64 so that rounding decides nothing."""
+    model = small_model(seed, vocab_size, **overrides).double()
+    norm: Any = model.model.decoder.layers[-1].feed_forward_add_norm.norm
+    end = model.lm_head.weight[END]
+    norm.weight.data.fill_(1.0)
+    norm.bias.data += eagerness * end / end.square().sum()
+    return model.requires_grad_(False)
+
+
+def sources(lengths: list[int], vocab_size: int = 40) -> Batch:
+    """Return random sources of these lengths, without special tokens, and their mask."""
+    tokens, mask = padded_batch(lengths)
+    return {"input_ids": (tokens % (vocab_size - 3) + 3).masked_fill(mask == 0, 1), "attention_mask": mask}
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {"num_beams": 1},
+    "sampling": {"num_beams": 1, "do_sample": True, "num_return_sequences": 2},
+    "beam": {"num_beams": 3},
+    "many": {"num_beams": 4, "num_return_sequences": 3},
+    "full": {"num_beams": 3, "early_stopping": True},
+    "power": {"num_beams": 3, "length_penalty_type": "power"},
+}
+BATCH = [4, 2, 6, 1, 3]
+
+
+def call_arguments(way: str, **more: Any) -> Batch:
+    """Return the arguments of a call in one of `WAYS`, and seed what it draws."""
+    torch.manual_seed(3)
+    return sources(BATCH) | {"max_source_relative_length": 8} | WAYS[way] | more
 
 
 def best_of_all(
@@ -363,10 +394,7 @@ def test_greedy_search_without_an_end_token_drops_no_row() -> None:
 
 def test_finished_sources_are_dropped_with_stacks_of_different_depths() -> None:
     """Transformers makes a cache with the number of layers of the encoder."""
-    model = tiny_model(vocab_size=40, encoder_layers=3, decoder_layers=1, tie_word_embeddings=False)
-    norm: Any = model.model.decoder.layers[-1].feed_forward_add_norm.norm
-    end = model.lm_head.weight[END]
-    norm.bias.data += 2 * end / end.square().sum()
+    model = ending_model(0, encoder_layers=3)
     with search_with(drops_finished=False):
         expected = model.generate(**call_arguments("power"))
     with record_row_counts(model) as rows:

@@ -9,7 +9,7 @@ import ctranslate2
 import pytest
 import torch
 
-from tests.builders import uneven_model
+from tests.builders import random_model
 from tests.exports import assert_same_probabilities
 from tests.helpers import PAIRS, error_line, load_tokenizer, model_of_pairs, run_main, save, tiny_model, user_error
 from vaswani_transformer import VaswaniTransformerTokenizer, prepare_for_inference
@@ -34,7 +34,7 @@ from vaswani_transformer.convert.ctranslate2_exporter import ACTIVATIONS, to_ctr
     ids=str,
 )
 def test_converted_model_has_the_same_probabilities(overrides: dict[str, Any], tmp_path: Path) -> None:
-    model = uneven_model(**overrides)
+    model = random_model(**overrides)
     to_ctranslate2(model, None, tmp_path / "converted")
     assert_same_probabilities(model, tmp_path / "converted")
 
@@ -52,7 +52,7 @@ def test_trained_model_translates_the_same_in_every_stored_dtype(quantization: s
 
 def test_conversion_changes_nothing_in_the_model(tmp_path: Path) -> None:
     """CTranslate2 quantizes in place."""
-    model = uneven_model()
+    model = random_model()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     to_ctranslate2(model, None, tmp_path / "converted", "int8")
     for name, weight in model.state_dict().items():
@@ -60,13 +60,13 @@ def test_conversion_changes_nothing_in_the_model(tmp_path: Path) -> None:
 
 
 def test_model_in_bfloat16_is_converted_from_its_own_weights(tmp_path: Path) -> None:
-    model = uneven_model().bfloat16()
+    model = random_model().bfloat16()
     to_ctranslate2(model, None, tmp_path / "converted")
     assert_same_probabilities(model.float(), tmp_path / "converted")
 
 
 def test_tied_embeddings_are_stored_once_and_fewer_bits_take_less_space(tmp_path: Path) -> None:
-    model = uneven_model(vocab_size=2000)
+    model = random_model(vocab_size=2000)
     sizes = {}
     for quantization in (None, "bfloat16", "int8"):
         folder = to_ctranslate2(model, None, tmp_path / str(quantization), quantization, positions=8)
@@ -125,7 +125,7 @@ def test_model_that_ctranslate2_cannot_represent_is_an_error_that_leaves_no_file
 @pytest.mark.slow
 def test_lora_adapter_is_an_error_until_it_is_merged(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
-    adapted = peft.get_peft_model(uneven_model(), peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=2))
+    adapted = peft.get_peft_model(random_model(), peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=2))
     for name, weight in adapted.named_parameters():
         if "lora_B" in name:
             weight.data.normal_()
@@ -142,7 +142,7 @@ def test_command_converts_a_folder_and_never_overwrites_one_without_force(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS], vocab_size=300)
-    model = uneven_model(vocab_size=len(tokenizer))
+    model = random_model(vocab_size=len(tokenizer))
     model.use_paper_decoding()
     save(tmp_path / "model", model, tokenizer)
     call = ["ctranslate2", str(tmp_path / "model"), str(tmp_path / "converted"), "--quantization=int8"]

@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, FSMTTokenizer, MarianMTModel, MarianTokenizer, PreTrainedModel
 
+from tests.builders import tiny_nat
 from tests.convert.originals import END, PAD, V, assert_alike, fsmt, marian
 from tests.helpers import error_line, load_tokenizer, run_main
-from tests.nar_models import tiny_nat
 from vaswani_transformer.convert.command import main
 from vaswani_transformer.convert.foreign import from_fsmt, from_marian
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.builders import small_model, source
+from tests.builders import family_of_pairs, small_model, source
 from tests.helpers import FLOAT32, WITH_SCORES, tiny_model
-from tests.nar_models import family_of_pairs
 from vaswani_transformer import VaswaniTransformerTokenizer, parse, prepare_for_inference
 from vaswani_transformer.demo.page import page_content
 from vaswani_transformer.demo.steps import RecordingTranslator

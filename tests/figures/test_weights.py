@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.builders import FAMILY, family_of_pairs
 from tests.helpers import FLOAT32, PAIRS, model_of_pairs, tiny_model
-from tests.nar_models import FAMILY, family_of_pairs
 from vaswani_transformer import prepare_for_inference
 from vaswani_transformer.embeddings import sinusoids
 from vaswani_transformer.figures import AttentionMaps, attention_maps

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import BartConfig, BartForConditionalGeneration, PreTrainedModel
 
+from tests.builders import tiny_nat
 from tests.helpers import tiny_model
-from tests.nar_models import tiny_nat
 from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
     VaswaniTransformerTokenizer,

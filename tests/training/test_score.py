@@ -11,7 +11,7 @@ import torch
 import yaml
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from tests.builders import tiny_marian
+from tests.builders import FAMILY, family_of_pairs, tiny_marian
 from tests.helpers import (
     PAIRS,
     Run,
@@ -23,7 +23,6 @@ from tests.helpers import (
     save,
     write_pairs,
 )
-from tests.nar_models import FAMILY, family_of_pairs
 from training.data import fingerprint, load_pairs
 from training.machine import commit, hardware, versions
 from training.metrics import bleu, chrf, lm_scores, text_statistics, tokenized_bleu

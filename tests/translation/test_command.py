@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, MarianConfig
 
-from tests.builders import tiny_marian
+from tests.builders import family_of_pairs, tiny_marian
 from tests.forks import ForkedCommand
 from tests.helpers import (
     ROOT,
@@ -29,7 +29,6 @@ from tests.helpers import (
     tiny_model,
     user_error,
 )
-from tests.nar_models import family_of_pairs
 from tests.translation.commands import SOURCES, TARGETS, lines, run_on
 from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,

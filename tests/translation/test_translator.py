@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import FSMTConfig, FSMTForConditionalGeneration, GenerationConfig
 
-from tests.builders import small_model, tiny_marian
+from tests.builders import FAMILY, family_of_pairs, small_model, tiny_marian
 from tests.helpers import FLOAT32, WITH_SCORES, ModelAndTokenizer, model_of_pairs, paper_model_of_pairs, tiny_model
-from tests.nar_models import FAMILY, family_of_pairs
 from tests.translation.commands import SOURCES, TARGETS
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.pipeline import VaswaniTransformerTranslationPipeline
