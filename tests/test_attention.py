@@ -1,6 +1,5 @@
 """Attention equals a loop over equation (1) in every implementation, and masks decide which positions it attends to."""
 
-import math
 from typing import Any, cast
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch.backends import cuda
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from tests.flash_kernels import FlashKernels
+from tests.attention import FlashKernels, additive, multi_head
 from tests.helpers import (
     FLOAT32,
     assert_equal_at_tokens,
@@ -34,38 +33,6 @@ from vaswani_transformer.attention import (
 
 IMPLEMENTATIONS = ["eager", "sdpa"]
 MODELS = {name: tiny_model(attn_implementation=name).requires_grad_(False) for name in IMPLEMENTATIONS}
-
-
-def equation_1(query: np.ndarray, key: np.ndarray, value: np.ndarray, visible: np.ndarray) -> np.ndarray:
-    """softmax(Q K^T / sqrt(d_k)) V for one head, one query and key at a time, in float64."""
-    attended = np.zeros((len(query), value.shape[1]))
-    for i in range(len(query)):
-        scores = [query[i] @ key[j] / math.sqrt(key.shape[1]) for j in range(len(key)) if visible[i, j]]
-        values = [value[j] for j in range(len(key)) if visible[i, j]]
-        exponentials = np.exp(np.array(scores) - max(scores))
-        attended[i] = sum(weight * row for weight, row in zip(exponentials / exponentials.sum(), values, strict=True))
-    return attended
-
-
-def multi_head(attention: Any, states: Tensor, memory: Tensor, visible: np.ndarray) -> np.ndarray:
-    """MultiHead(Q, K, V) of 3.2.2 for one text, one head at a time, in float64."""
-
-    def project(projection: nn.Linear, rows: Tensor) -> np.ndarray:
-        bias = 0 if projection.bias is None else projection.bias.detach().double().numpy()
-        return rows.double().numpy() @ projection.weight.detach().double().numpy().T + bias
-
-    query = project(attention.q_proj, states)
-    key, value = project(attention.k_proj, memory), project(attention.v_proj, memory)
-    by_head = zip(*(np.split(rows, attention.config.num_heads, axis=1) for rows in (query, key, value)), strict=True)
-    heads = [equation_1(*of_head, visible) for of_head in by_head]
-    return project(attention.o_proj, torch.from_numpy(np.concatenate(heads, axis=1)))
-
-
-def additive(visible: np.ndarray) -> Tensor:
-    """Return a mask (1, 1, Q, K) that is added to scores."""
-    return torch.zeros(visible.shape).masked_fill(~torch.from_numpy(visible), torch.finfo(torch.float32).min)[
-        None, None
-    ]
 
 
 @given(st.integers(1, 6), st.data())
@@ -109,17 +76,17 @@ def test_attention_equals_a_loop_over_equation_1(
     config = tiny_config(num_heads=heads, d_k=d_k, d_v=d_v, attention_bias=bias, attn_implementation=implementation)
     attention = CrossAttention(config, layer_idx=0).eval()
     states, memory = torch.randn(1, lengths[0], 32), torch.randn(1, lengths[1], 32)
-    visible = np.random.default_rng(seed).random(lengths) < 0.6
+    visible = torch.rand(lengths) < 0.6
     visible[:, 0] = True  # every query attends to something
-    attended, _ = attention(states, memory, additive(visible))
+    attended, _ = attention(states, memory, additive(visible)[None, None])
     expected = multi_head(attention, states[0], memory[0], visible)
     np.testing.assert_allclose(attended[0].detach().numpy(), expected, **FLOAT32)
 
 
 def test_self_attention_equals_a_loop_over_its_states() -> None:
     attention = SelfAttention(tiny_config(d_v=5, attn_implementation="eager"), layer_idx=0).eval()
-    states, visible = torch.randn(1, 5, 32), np.tril(np.ones((5, 5), dtype=bool))
-    attended, weights = attention(states, additive(visible))
+    states, visible = torch.randn(1, 5, 32), torch.ones(5, 5).tril().bool()
+    attended, weights = attention(states, additive(visible)[None, None])
     np.testing.assert_allclose(
         attended[0].detach().numpy(), multi_head(attention, states[0], states[0], visible), **FLOAT32
     )

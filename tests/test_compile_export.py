@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, fx, nn
 from transformers import CompileConfig
 
+from tests.builders import targets
 from tests.helpers import FLOAT32, assert_equal_at_tokens, masked_batch, source_batch, tiny_model
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.attention import without_cudnn
-from vaswani_transformer.batching.schedule import paper_adam, paper_schedule
 from vaswani_transformer.embeddings import Dropout
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")]
@@ -21,12 +20,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationW
 @pytest.fixture(autouse=True)
 def fresh_compiler() -> None:
     torch.compiler.reset()
-
-
-def labeled(sources: list[int], targets: list[int]) -> dict[str, Tensor]:
-    batch = masked_batch(sources, targets)
-    batch["labels"] = batch.pop("decoder_input_ids").masked_fill(batch.pop("decoder_attention_mask") == 0, -100)
-    return batch
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -39,34 +32,22 @@ def test_evaluation_with_learned_positions_compiles_as_one_graph(attention: str)
         assert_equal_at_tokens(logits, model(**batch).logits, batch["decoder_attention_mask"])
 
 
-def step(
-    model: VaswaniTransformerForConditionalGeneration, forward: nn.Module, batch: dict[str, Tensor]
-) -> list[Tensor]:
-    """Return the loss of a training step, its gradients, and the weights after it."""
-    optimizer = paper_adam(model.parameters())
-    paper_schedule(optimizer, d_model=32, warmup_steps=4)
-    outputs = forward(**batch)
-    assert outputs.logits is None
-    outputs.loss.backward()
-    gradients = [cast(Tensor, parameter.grad).clone() for parameter in model.parameters()]
-    optimizer.step()
-    return [outputs.loss.detach(), *gradients, *(parameter.detach() for parameter in model.parameters())]
-
-
 def test_training_step_compiles_as_one_graph_without_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The path of a GPU, which on a CPU changes nothing."""
     gpu = torch.device("cuda")
-    batch = labeled([5, 3, 4], [6, 2, 5]) | {"num_items_in_batch": torch.tensor(30)}
+    batch = source_batch([5, 3, 4], labels=targets(6, 2, 5), num_items_in_batch=torch.tensor(30))
     monkeypatch.setattr("vaswani_transformer.attention.without_cudnn", lambda device: without_cudnn(gpu))
-    eager, model = (tiny_model(dropout=0.0, attn_implementation="sdpa").train() for _ in range(2))
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    for mine, other in zip(step(model, compiled, batch), step(eager, eager, batch), strict=True):
-        torch.testing.assert_close(mine, other, **FLOAT32)
+    model, results = tiny_model(dropout=0.0, attn_implementation="sdpa").train(), []
+    for forward in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
+        outputs = forward(**batch)
+        assert outputs.logits is None
+        results.append((outputs.loss, *torch.autograd.grad(outputs.loss, list(model.parameters()))))
+    torch.testing.assert_close(*results, **FLOAT32)
     assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_compiled_dropout_is_torch_s() -> None:
-    batch, losses = labeled([5, 3, 4], [6, 2, 5]), []
+    batch, losses = source_batch([5, 3, 4], labels=targets(6, 2, 5)), []
     for compile_it in (False, True):
         model = tiny_model(dropout=0.1, attention_dropout=0.1, activation_dropout=0.1).train()
         forward = torch.compile(model, fullgraph=True, backend="aot_eager") if compile_it else model

@@ -34,7 +34,11 @@ def uneven_flow(**overrides: Any) -> Any:
 
 def flow_inputs(model: Any, *lengths: int) -> FlowInputs:
     """Return the inputs of the flow for targets of these lengths, one of each of some sources with padding."""
-    tokens, mask = padded_batch([3, 6, 4][: len(lengths)], "left")
+    return inputs_over(model, *padded_batch([3, 6, 4][: len(lengths)], "left"), *lengths)
+
+
+def inputs_over(model: Any, tokens: Tensor, mask: Tensor | None, *lengths: int) -> FlowInputs:
+    """Return the inputs of the flow for targets of these lengths of the sources `tokens`."""
     source = model.read_source(model.encode(tokens, mask).last_hidden_state, mask)
     return model.flow_inputs(source, canvas(torch.tensor(lengths)))
 
@@ -75,17 +79,13 @@ def test_padding_and_other_rows_change_neither_density_nor_inverse() -> None:
     model, lengths = uneven_flow(), (5, 1, 3)
     latents = torch.randn(3, 5, 8, dtype=torch.float64)
     tokens, mask = padded_batch([3, 6, 4], "left")
-    encoded = model.read_source(model.encode(tokens, mask).last_hidden_state, mask)
-    inputs = model.flow_inputs(encoded, canvas(torch.tensor(lengths)))
+    inputs = inputs_over(model, tokens, mask, *lengths)
     log_probs, inverse = model.flow.log_prob(latents, inputs)[0], model.flow(latents, inputs, inverts=True)[0]
     for row, length in enumerate(lengths):
-        source = tokens[row, mask[row].bool()][None]
-        encoded = model.read_source(model.encode(source).last_hidden_state, None)
-        single, own = model.flow_inputs(encoded, torch.ones(1, length, dtype=torch.long)), latents[row, :length][None]
+        single, own = inputs_over(model, tokens[row, mask[row].bool()][None], None, length), latents[row, :length][None]
         torch.testing.assert_close(model.flow.log_prob(own, single)[0][0], log_probs[row], rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(
-            model.flow(own, single, inverts=True)[0][0], inverse[row, :length], rtol=1e-9, atol=1e-9
-        )
+        again = model.flow(own, single, inverts=True)[0][0]
+        torch.testing.assert_close(again, inverse[row, :length], rtol=1e-9, atol=1e-9)
 
 
 @torch.no_grad()

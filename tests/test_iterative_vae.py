@@ -20,7 +20,6 @@ from vaswani_transformer.iterative_vae import (
     gumbel_noise,
     relaxed_divergence,
 )
-from vaswani_transformer.nar import canvas
 
 STILL: dict[str, Any] = {"dropout": 0.0, "latent_dropout": 0.0}
 
@@ -145,57 +144,26 @@ def test_samples_are_drawn_by_their_probabilities_at_each_position() -> None:
     assert bool(((shares - expected).abs() < 4 * (expected * (1 - expected) / 20_000).sqrt()).all())
 
 
-@pytest.mark.usefixtures("no_noise")
-def test_chunks_and_padding_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    step, table, states = make_step(), torch.randn(9, 4), torch.randn(3, 5, 4)
-    mask = canvas(torch.tensor([5, 1, 3]))
-    labels = torch.randint(0, 9, (3, 5)).masked_fill(mask == 0, -100)
-
-    def run() -> tuple[Tensor, Any]:
-        latent = LatentPass(lambda states: states @ table.T, mask, labels, is_sampled=True)
-        return latent.apply(step, states, table), latent.tokens[0]
-
-    in_one, tokens = run()
-    assert torch.equal(in_one[mask == 0], states[mask == 0])
-    assert tokens.kl.shape == (9,)
-    monkeypatch.setattr(iterative_vae, "chunk_size", lambda device: 2)
-    chunked, chunked_tokens = run()
-    torch.testing.assert_close(chunked, in_one, **FLOAT32)
-    torch.testing.assert_close(chunked_tokens.kl, tokens.kl, **FLOAT32)
-
-
 def test_kl_weights_are_the_squares_that_fall_to_one_or_those_given() -> None:
     assert VaswaniIterativeVaeConfig(decoder_layers=6).layer_kl_weights == [25, 16, 9, 4, 1]
     assert VaswaniIterativeVaeConfig(decoder_layers=3, kl_weights=[2.0, 0.5]).layer_kl_weights == [2.0, 0.5]
 
 
 @pytest.mark.usefixtures("no_noise")
-def test_training_loss_equals_loops_over_layers_and_tokens() -> None:
-    """From the hidden states, loops compute cross-entropy after each layer, weighted divergences, and the length."""
+def test_training_loss_is_the_sum_of_the_layers_losses_weighted_divergences_and_length() -> None:
+    """The cross-entropy after each layer comes from the hidden states."""
     model = tiny_iterative_vae(**STILL, decoder_layers=3, length_loss_weight=0.5, kl_weights=[3.0, 0.5]).train()
     model.kl_scale = 0.25
-    source, labels, lengths = random_tokens(3, 6), targets(5, 1, 4), (5, 1, 4)
+    source, labels = random_tokens(3, 6), targets(5, 1, 4)
     outputs = model(input_ids=source, labels=labels, output_hidden_states=True)
-    states = outputs.decoder_hidden_states[1:]
-    losses, kls = [0.0] * 3, [0.0] * 2
-    for row, m in enumerate(lengths):
-        for i in range(m):
-            log_probs = [model.lm_head(layer[row, i]).log_softmax(-1) for layer in states]
-            for layer in range(3):
-                losses[layer] -= float(log_probs[layer][labels[row, i]].detach())
-            for layer in range(2):
-                a, b, _ = model.model.decoder.latent_steps[layer].mixing(states[layer][row, i])
-                prior = torch.nn.functional.softplus(a) * log_probs[layer]
-                hint = torch.nn.functional.softplus(b) * torch.eye(99)[labels[row, i]]
-                log_q = (prior + hint).log_softmax(-1)
-                kls[layer] += float((log_q.exp() * (log_q - prior.log_softmax(-1))).sum().detach())
-    expected = {"layer_losses": [loss / 10 for loss in losses], "layer_kl": [kl / 10 for kl in kls]}
-    for name, values in expected.items():
-        torch.testing.assert_close(outputs[name].detach(), torch.tensor(values), **FLOAT32)
-    assert float(outputs.layer_losses[-1].detach()) == float(outputs.token_loss.detach())
-    kl = (3.0 * kls[0] + 0.5 * kls[1]) / 10
-    total = sum(losses) / 10 + 0.25 * kl + 0.5 * float(outputs.length_loss.detach())
-    torch.testing.assert_close(float(outputs.loss.detach()), total, **FLOAT32)
+    for states, loss in zip(outputs.decoder_hidden_states[1:], outputs.layer_losses, strict=True):
+        expected = torch.nn.functional.cross_entropy(model.lm_head(states).flatten(0, 1), labels.flatten())
+        torch.testing.assert_close(loss, expected, **FLOAT32)
+    assert torch.equal(outputs.layer_losses[-1], outputs.token_loss)
+    kl = 3.0 * outputs.layer_kl[0] + 0.5 * outputs.layer_kl[1]
+    torch.testing.assert_close(outputs.kl_loss, kl, **FLOAT32)
+    total = outputs.layer_losses.sum() + 0.25 * kl + 0.5 * outputs.length_loss
+    torch.testing.assert_close(outputs.loss, total, **FLOAT32)
 
 
 @torch.no_grad()
@@ -283,14 +251,16 @@ def test_evaluation_has_neither_hint_nor_noise() -> None:
 
 
 @pytest.mark.usefixtures("no_noise")
-def test_padding_of_the_target_changes_no_training_loss() -> None:
+def test_padding_of_the_target_and_chunks_change_no_training_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_iterative_vae(**STILL).train()
     tokens, mask = padded_batch([3, 7], "left")
     labels = targets(4, 3)
+    expected = model(input_ids=tokens, attention_mask=mask, labels=labels)
     wide = torch.nn.functional.pad(labels, (0, 3), value=-100)
-    narrow_outputs, wide_outputs = (model(input_ids=tokens, attention_mask=mask, labels=y) for y in (labels, wide))
+    monkeypatch.setattr(iterative_vae, "chunk_size", lambda device: 2)
+    outputs = model(input_ids=tokens, attention_mask=mask, labels=wide)
     for name in ("loss", "layer_losses", "layer_kl", "prior_weights", "hint_weights"):
-        torch.testing.assert_close(wide_outputs[name], narrow_outputs[name], **FLOAT32)
+        torch.testing.assert_close(outputs[name], expected[name], **FLOAT32)
 
 
 def test_backward_pass_recomputes_large_latent_steps(monkeypatch: pytest.MonkeyPatch) -> None:

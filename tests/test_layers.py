@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
+from tests.attention import additive
 from tests.helpers import FLOAT32, tiny_config
 from vaswani_transformer.attention import MultiHeadAttention
 from vaswani_transformer.layers import (
@@ -63,10 +64,6 @@ def padding_mask(lengths: list[int]) -> Tensor:
     return torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None]
 
 
-def additive_mask(hidden: Tensor) -> Tensor:
-    return torch.zeros(hidden.shape).masked_fill(hidden, torch.finfo(torch.float32).min)
-
-
 lengths = st.lists(st.integers(1, 6), min_size=1, max_size=3)
 
 
@@ -77,7 +74,7 @@ def test_encoder_layer_equals_torch(lengths: list[int]) -> None:
     random_weights(ours)
     theirs = torch_layer(ours)
     states, hidden = torch.randn(len(lengths), max(lengths), 32), padding_mask(lengths)
-    output = ours(states, additive_mask(hidden)[:, None, None])
+    output = ours(states, additive(~hidden)[:, None, None])
     expected = theirs(states, src_key_padding_mask=hidden)
     torch.testing.assert_close(output[~hidden], expected[~hidden], **FLOAT32)
 
@@ -95,9 +92,9 @@ def test_decoder_layer_equals_torch(data: st.DataObject) -> None:
     later = torch.ones(max(targets), max(targets), dtype=torch.bool).triu(1)
     output = ours(
         states,
-        additive_mask(later | hidden_target[:, None])[:, None],
+        additive(~(later | hidden_target[:, None]))[:, None],
         encoder_hidden_states=memory,
-        encoder_attention_mask=additive_mask(hidden_source)[:, None, None],
+        encoder_attention_mask=additive(~hidden_source)[:, None, None],
     )
     expected = theirs(
         states, memory, tgt_mask=later, tgt_key_padding_mask=hidden_target, memory_key_padding_mask=hidden_source

@@ -1,4 +1,4 @@
-"""Every way of saving and loading gives the same logits and needs no network."""
+"""Every way of saving and loading gives the same model without a network; a wrong one is an error of one line."""
 
 import importlib
 from collections.abc import Callable
@@ -8,17 +8,32 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq
 
 import vaswani_transformer
-from tests.helpers import TINY, assert_matrix_shared, random_batch, tiny_config, tiny_model
+from tests.builders import FAMILY, tiny_cmlm, tiny_nat
+from tests.helpers import (
+    PAIRS,
+    TINY,
+    assert_matrix_shared,
+    random_batch,
+    random_tokens,
+    tiny_config,
+    tiny_model,
+    user_error,
+)
 from vaswani_transformer import (
+    MaskingCollator,
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,
     VaswaniTransformerModel,
     VaswaniTransformerTokenizer,
 )
+from vaswani_transformer.pipeline import VaswaniTransformerTranslationPipeline
 from vaswani_transformer.registration import register
+from vaswani_transformer.stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
+from vaswani_transformer.support.checked_loading import check_tokenizer_fits
+from vaswani_transformer.translation.translator import translate
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "tied": {},
@@ -89,3 +104,106 @@ def test_auto_classes_know_the_package_after_repeated_registration(saved: Path) 
     assert type(AutoModel.from_config(config)) is VaswaniTransformerModel
     assert type(AutoModelForSeq2SeqLM.from_config(config)) is VaswaniTransformerForConditionalGeneration
     assert type(AutoTokenizer.from_pretrained(saved)) is VaswaniTransformerTokenizer
+
+
+MODELS = {"transformer": tiny_model, **FAMILY}
+OTHERS = [(family, other) for family in MODELS for other in MODELS if family != other]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Save a model of each family."""
+    root = tmp_path_factory.mktemp("families")
+    for family, make in MODELS.items():
+        make().save_pretrained(root / family)
+    return {family: root / family for family in MODELS}
+
+
+@pytest.mark.parametrize(("family", "other"), OTHERS)
+@pytest.mark.parametrize("part", ["ForConditionalGeneration", "Model"])
+def test_checkpoint_of_another_family_ends_in_one_line(
+    folders: dict[str, Path], family: str, other: str, part: str
+) -> None:
+    model_class: Any = type(MODELS[family]())
+    model_class, auto_class = {
+        "ForConditionalGeneration": (model_class, "AutoModelForSeq2SeqLM"),
+        "Model": (model_class.body_class, "AutoModel"),
+    }[part]
+    message = f"got vaswani_{other}, expected vaswani_{family} for .* {auto_class}"
+    for folder, settings in ((folders[other], {}), (folders[other].parent, {"subfolder": other})):
+        with pytest.raises(ValueError, match=message) as error:
+            model_class.from_pretrained(folder, **settings)
+        assert str(error.value).startswith(f"{folder}: holds a model of another family; ")
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_class_loads_its_own_family_and_the_auto_classes_load_every_one(folders: dict[str, Path], family: str) -> None:
+    model_class, folder = type(MODELS[family]()), folders[family]
+    every_way: list[Any] = [
+        model_class.from_pretrained(str(folder.parent), subfolder=family, output_loading_info=True),
+        model_class.from_pretrained(folder, config=AutoConfig.from_pretrained(folder), output_loading_info=True),
+        AutoModelForSeq2SeqLM.from_pretrained(folder, output_loading_info=True),
+    ]
+    for loaded, report in every_way:
+        assert type(loaded) is model_class
+        assert not report["missing_keys"]
+    body, report = AutoModel.from_pretrained(folder, output_loading_info=True)
+    assert type(body) is type(AutoModel.from_config(body.config)) is model_class.body_class
+    assert not report["missing_keys"]
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_encoder_of_any_family_loads_by_itself(family: str, tmp_path: Path) -> None:
+    model, source = MODELS[family](), random_tokens(2, 5)
+    model.get_encoder().save_pretrained(tmp_path)
+    again = VaswaniTransformerEncoder.from_pretrained(tmp_path)
+    assert torch.equal(again(source).last_hidden_state, model.model.encoder(source).last_hidden_state)
+
+
+def test_decoder_saves_and_loads_by_itself(tmp_path: Path) -> None:
+    decoder, tokens = tiny_model(position_embedding="learned").get_decoder(), random_tokens(2, 5)
+    decoder.save_pretrained(tmp_path)
+    again = VaswaniTransformerDecoder.from_pretrained(tmp_path)
+    assert torch.equal(again(tokens).last_hidden_state, decoder(tokens).last_hidden_state)
+
+
+def tokenizer_of_pairs() -> VaswaniTransformerTokenizer:
+    return VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=280)
+
+
+def make_pipeline(model: Any, tokenizer: Any, _: list[str]) -> Any:
+    return VaswaniTransformerTranslationPipeline(model=model, tokenizer=tokenizer, device="cpu")
+
+
+@pytest.mark.parametrize("tokens_before", [None, 0, 1])
+def test_tokenizer_without_the_models_mask_ends_in_one_line(tokens_before: int | None) -> None:
+    tokenizer = tokenizer_of_pairs()
+    model = tiny_cmlm(vocab_size=len(tokenizer) + 2, mask_token_id=len(tokenizer))
+    if tokens_before is not None:
+        tokenizer.add_tokens(["<other>"] * tokens_before)
+        tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    if tokens_before == 0:
+        check_tokenizer_fits(model, tokenizer, "m")
+        return
+    with user_error(r"^m: its tokenizer does not fit the model's mask_token_id; got .* <mask>, exp"):
+        check_tokenizer_fits(model, tokenizer, "m")
+
+
+@pytest.mark.parametrize("call", [translate, make_pipeline])
+def test_tokenizer_of_another_model_ends_pipeline_and_translate(call: Callable[..., Any]) -> None:
+    tokenizer = tokenizer_of_pairs()
+    filled = tiny_cmlm(vocab_size=len(tokenizer) + 1, mask_token_id=len(tokenizer))
+    with pytest.raises(ValueError, match=r"^VaswaniCmlmFor\w+: its tokenizer does not fit .* got None for <mask>"):
+        call(filled, tokenizer, ["a"])
+    with pytest.raises(ValueError, match=r"^VaswaniNatFor\w+: its tokenizer has \d+ entries and the model 99; give a"):
+        call(tiny_nat(), tokenizer, ["a"])
+
+
+def test_collator_with_targets_padded_on_the_left_ends_in_one_line() -> None:
+    tokenizer = tokenizer_of_pairs()
+    collator = DataCollatorForSeq2Seq(tokenizer)
+    rows = [dict(tokenizer(source, text_target=target)) for source, target in PAIRS.items()]
+    tokenizer.padding_side = "left"
+    with pytest.raises(ValueError, match=r"^labels: a target must begin at the first position; .* on the right\.$"):
+        MaskingCollator(collator, 5, 1)(rows)

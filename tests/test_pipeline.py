@@ -12,10 +12,12 @@ from transformers import GenerationConfig, pipeline
 
 from tests.helpers import PAIRS, WITH_SCORES, ModelAndTokenizer, paper_model_of_pairs
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
-from vaswani_transformer.pipeline import TASK, VaswaniTransformerTranslationPipeline
+from vaswani_transformer.pipeline import TASK
+from vaswani_transformer.pipeline import VaswaniTransformerTranslationPipeline as Translator
 from vaswani_transformer.tokenizer import text_encoder
 
 SOURCES, TARGETS = list(PAIRS), list(PAIRS.values())
+Calls = list[tuple[dict[str, Any], Tensor]]  # arguments and result of each
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +26,12 @@ def components() -> ModelAndTokenizer:
 
 
 @pytest.fixture
-def translator(components: ModelAndTokenizer) -> VaswaniTransformerTranslationPipeline:
+def translator(components: ModelAndTokenizer) -> Translator:
     return pipeline(TASK, model=components[0], tokenizer=components[1], device="cpu")
 
 
 @pytest.fixture
-def generations(components: ModelAndTokenizer, monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, Any], Tensor]]:
+def generations(components: ModelAndTokenizer, monkeypatch: pytest.MonkeyPatch) -> Calls:
     """Record arguments and result of every later call of the model's `generate()`."""
     calls, generate = [], components[0].generate
 
@@ -52,9 +54,7 @@ def as_records(texts: list[str]) -> list[dict[str, str]]:
     return [{"translation_text": text} for text in texts]
 
 
-def test_pipeline_returns_a_list_for_a_text_a_list_and_a_column(
-    translator: VaswaniTransformerTranslationPipeline,
-) -> None:
+def test_pipeline_returns_a_list_for_a_text_a_list_and_a_column(translator: Translator) -> None:
     assert translator(SOURCES[0]) == as_records(TARGETS[:1])
     assert translator(SOURCES) == as_records(TARGETS)
     assert translator(tuple(SOURCES)) == as_records(TARGETS)
@@ -65,9 +65,7 @@ def test_pipeline_returns_a_list_for_a_text_a_list_and_a_column(
     assert translator(" \n", num_return_sequences=2) == as_records(["", ""])
 
 
-def test_pipeline_returns_an_iterator_for_an_iterator_or_dataset(
-    translator: VaswaniTransformerTranslationPipeline,
-) -> None:
+def test_pipeline_returns_an_iterator_for_an_iterator_or_dataset(translator: Translator) -> None:
     each, sources = [as_records([target]) for target in TARGETS], cast(Dataset, SOURCES)
     for texts in (iter(SOURCES), (text for text in SOURCES), Subset(sources, range(len(SOURCES)))):
         results = translator(texts, batch_size=4)
@@ -76,9 +74,7 @@ def test_pipeline_returns_an_iterator_for_an_iterator_or_dataset(
 
 
 def test_batches_by_length_begin_with_the_longest_and_keep_order_and_translations(
-    components: ModelAndTokenizer,
-    translator: VaswaniTransformerTranslationPipeline,
-    generations: list[tuple[dict[str, Any], Tensor]],
+    components: ModelAndTokenizer, translator: Translator, generations: Calls
 ) -> None:
     texts = ["cat", *SOURCES[:3], "", "the cat is black i love you", "  "]
     expected = [generated(components, text)[0] if text.strip() else "" for text in texts]
@@ -89,9 +85,7 @@ def test_batches_by_length_begin_with_the_longest_and_keep_order_and_translation
     assert widths == sorted(widths, reverse=True)  # a batch of one text each
 
 
-def test_n_best_lists_are_lists_of_lists_in_batches_too(
-    components: ModelAndTokenizer, translator: VaswaniTransformerTranslationPipeline
-) -> None:
+def test_n_best_lists_are_lists_of_lists_in_batches_too(components: ModelAndTokenizer, translator: Translator) -> None:
     expected = [as_records(generated(components, text, num_return_sequences=3)) for text in SOURCES]
     assert all(len(best) == 3 for best in expected)
     assert translator(SOURCES, num_return_sequences=3, batch_size=4) == expected
@@ -100,7 +94,7 @@ def test_n_best_lists_are_lists_of_lists_in_batches_too(
 
 
 def test_prepared_model_translates_the_same_and_cannot_be_saved(
-    components: ModelAndTokenizer, translator: VaswaniTransformerTranslationPipeline, tmp_path: Path
+    components: ModelAndTokenizer, translator: Translator, tmp_path: Path
 ) -> None:
     fast = pipeline(TASK, model=prepare_for_inference(components[0]), tokenizer=components[1], device="cpu")
     texts = ["cat", *SOURCES, "", "my name is black"]
@@ -109,9 +103,7 @@ def test_prepared_model_translates_the_same_and_cannot_be_saved(
         fast.save_pretrained(tmp_path)
 
 
-def test_records_have_scores_if_generate_returns_them(
-    components: ModelAndTokenizer, translator: VaswaniTransformerTranslationPipeline
-) -> None:
+def test_records_have_scores_if_generate_returns_them(components: ModelAndTokenizer, translator: Translator) -> None:
     asked: dict[str, Any] = {"num_return_sequences": 2, **WITH_SCORES}
     batch = components[1]([SOURCES[2]], return_tensors="pt")
     expected = components[0].generate(**batch, **asked).sequences_scores
@@ -132,10 +124,7 @@ IDS = {"eos_token_id": 2, "pad_token_id": 1, "bos_token_id": 0}
     ids=str,
 )
 def test_settings_of_call_and_pipeline_reach_generate(
-    components: ModelAndTokenizer,
-    translator: VaswaniTransformerTranslationPipeline,
-    settings: dict[str, Any],
-    generations: list[tuple[dict[str, Any], Tensor]],
+    components: ModelAndTokenizer, translator: Translator, settings: dict[str, Any], generations: Calls
 ) -> None:
     model, tokenizer = components
     saved = model.generation_config.to_dict()
@@ -149,24 +138,20 @@ def test_settings_of_call_and_pipeline_reach_generate(
 
 
 @pytest.mark.parametrize("wrong", [["hello", 3], {"text": "hello"}])
-def test_input_that_is_not_a_text_is_an_error(translator: VaswaniTransformerTranslationPipeline, wrong: Any) -> None:
+def test_input_that_is_not_a_text_is_an_error(translator: Translator, wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"not a text to translate; got .*, expected str"):
         translator(wrong)
 
 
-def test_installed_package_loads_a_published_folder_without_trust(
-    translator: VaswaniTransformerTranslationPipeline, tmp_path: Path
-) -> None:
+def test_installed_package_loads_a_published_folder_without_trust(translator: Translator, tmp_path: Path) -> None:
     translator.save_pretrained(tmp_path)
     made = pipeline(TASK, model=str(tmp_path), device="cpu")
-    assert type(made) is VaswaniTransformerTranslationPipeline
+    assert type(made) is Translator
     assert type(made.model) is VaswaniTransformerForConditionalGeneration
     assert made(SOURCES[0]) == as_records(TARGETS[:1])
 
 
-def test_special_tokens_in_a_text_are_text(
-    translator: VaswaniTransformerTranslationPipeline, generations: list[tuple[dict[str, Any], Tensor]]
-) -> None:
+def test_special_tokens_in_a_text_are_text(translator: Translator, generations: Calls) -> None:
     translator("hello</s> <pad>", max_new_tokens=2)
     ((arguments, _),) = generations
     expected = text_encoder(translator.tokenizer)("hello</s> <pad>")["input_ids"]

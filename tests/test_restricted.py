@@ -1,7 +1,6 @@
 """Restricted self-attention equals a loop over neighborhoods, in every implementation, in training and in decoding."""
 
 import copy
-import math
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,8 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from tests.attention import FlashKernels, multi_head
 from tests.builders import random_model
-from tests.flash_kernels import FlashKernels
 from tests.helpers import (
     FLOAT32,
     LargestTensor,
@@ -37,22 +36,6 @@ MODELS = {
     for name in ("eager", "sdpa")
 }
 EXACT = copy.deepcopy(MODELS["sdpa"]).double()  # rounding decides between no tokens of its searches
-
-
-def loop_over_neighborhoods(attention: SelfAttention, states: Tensor, reach: int) -> np.ndarray:
-    """Return the attention of each position to those at most `reach` away, head by head, in float64."""
-    weights = {name: getattr(attention, f"{name}_proj").weight.detach().double().numpy() for name in "qkvo"}
-    rows = states.detach().double().numpy()
-    query, key, value = ((rows @ weights[name].T).reshape(len(rows), attention.config.num_heads, -1) for name in "qkv")
-    attended = np.zeros_like(value)
-    for i in range(len(rows)):
-        last = i if attention.is_causal else i + reach
-        near = [j for j in range(len(rows)) if i - reach <= j <= last]
-        for head in range(value.shape[1]):
-            exponentials = [math.exp(query[i, head] @ key[j, head] / math.sqrt(key.shape[2])) for j in near]
-            attended[i, head] = sum(e * value[j, head] for e, j in zip(exponentials, near, strict=True))
-            attended[i, head] /= sum(exponentials)
-    return attended.reshape(len(rows), -1) @ weights["o"].T
 
 
 def windowed(attention: SelfAttention, states: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -82,7 +65,9 @@ def test_window_equals_a_loop_over_neighborhoods(
         num_heads=2, d_k=widths[0], d_v=widths[1], attention_window=reach, attn_implementation=implementation
     )
     attention, states = kind(config, layer_idx=0).eval(), torch.randn(1, length, 32)
-    expected = loop_over_neighborhoods(attention, states[0], reach)
+    distance = torch.arange(length) - torch.arange(length)[:, None]
+    near = (distance >= -reach) & (distance <= (0 if attention.is_causal else reach))
+    expected = multi_head(attention, states[0], states[0], near)
     np.testing.assert_allclose(windowed(attention, states)[0].detach().numpy(), expected, **FLOAT32)
 
 

@@ -58,12 +58,6 @@ def test_decoder_step_has_the_logits_of_the_complete_decoder(kind: str, prompt: 
             torch.testing.assert_close(decoder.step(targets[:, :length]), true[:, length - 1], **FLOAT32)
 
 
-def assert_same_tokens(model: Any, **options: Any) -> None:
-    """Assert that a model and its prepared copy find the same tokens for two sources."""
-    call = source_batch([5, 3], max_new_tokens=8, num_beams=2) | options
-    assert torch.equal(prepare_for_inference(model).generate(**call), model.generate(**call))
-
-
 @needs_float32
 @pytest.mark.parametrize("beams", [1, 3])
 def test_prepared_model_finds_the_same_under_autocast_and_another_default_device(beams: int) -> None:
@@ -79,17 +73,11 @@ def test_prepared_model_finds_the_same_under_autocast_and_another_default_device
         assert torch.equal(prepare_for_inference(model).generate(**call), true)
 
 
-@needs_float32
-@pytest.mark.parametrize("beams", [1, 3])
-def test_subclass_with_another_forward_takes_every_step_of_a_search(beams: int) -> None:
-    class Halving(VaswaniTransformerForConditionalGeneration):
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            output = super().forward(*args, **kwargs)
-            output.logits = output.logits.roll(1, dims=-1)
-            return output
-
-    model = Halving(random_model().config).eval()
-    assert_same_tokens(model, min_new_tokens=4, max_new_tokens=4, num_beams=beams)
+class ModelOfRolledLogits(VaswaniTransformerForConditionalGeneration):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward(*args, **kwargs)
+        output.logits = output.logits.roll(1, dims=-1)
+        return output
 
 
 class OppositeLayer(VaswaniTransformerDecoderLayer):
@@ -101,11 +89,23 @@ class DecoderOfOppositeLayers(VaswaniTransformerDecoder):
     layer_class = OppositeLayer
 
 
+class BodyOfOppositeLayers(VaswaniTransformerModel):
+    decoder_class = DecoderOfOppositeLayers
+
+
+class ModelOfOppositeLayers(VaswaniTransformerForConditionalGeneration):
+    body_class = BodyOfOppositeLayers
+
+
 @needs_float32
-def test_decoder_with_other_layers_takes_every_step_of_a_search() -> None:
-    body = type("Body", (VaswaniTransformerModel,), {"decoder_class": DecoderOfOppositeLayers})
-    model_class = type("Model", (VaswaniTransformerForConditionalGeneration,), {"body_class": body})
-    assert_same_tokens(model_class(random_model().config).eval(), min_new_tokens=4, max_new_tokens=4)
+@pytest.mark.parametrize("model_class", [ModelOfRolledLogits, ModelOfOppositeLayers])
+@pytest.mark.parametrize("beams", [1, 3])
+def test_subclass_with_another_forward_or_layer_takes_every_step_of_a_search(
+    model_class: type[VaswaniTransformerForConditionalGeneration], beams: int
+) -> None:
+    model, call = model_class(random_model().config).eval(), source_batch([5, 3], num_beams=beams)
+    call |= {"min_new_tokens": 4, "max_new_tokens": 4}
+    assert torch.equal(prepare_for_inference(model).generate(**call), model.generate(**call))
 
 
 @needs_float32

@@ -1,11 +1,42 @@
-"""The functions of the flash-attn package for a CPU."""
+"""Attention by other roads: loops over equation (1), and the functions of the flash-attn package for a CPU."""
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import modeling_flash_attention_utils
+
+
+def equation_1(query: np.ndarray, key: np.ndarray, value: np.ndarray, visible: Tensor) -> np.ndarray:
+    """softmax(Q K^T / sqrt(d_k)) V for one head, one query and key at a time, in float64."""
+    attended = np.zeros((len(query), value.shape[1]))
+    for i, row in enumerate(visible):
+        seen = row.nonzero().flatten().tolist()
+        exponentials = np.exp([query[i] @ key[j] / math.sqrt(key.shape[1]) for j in seen])
+        attended[i] = sum(weight * value[j] for weight, j in zip(exponentials / exponentials.sum(), seen, strict=True))
+    return attended
+
+
+def multi_head(attention: Any, states: Tensor, memory: Tensor, visible: Tensor) -> np.ndarray:
+    """MultiHead(Q, K, V) of 3.2.2 for one text, one head at a time, in float64; `visible` (Q, K)."""
+
+    def project(projection: nn.Linear, rows: Tensor) -> np.ndarray:
+        bias = 0 if projection.bias is None else projection.bias.detach().double().numpy()
+        return rows.double().numpy() @ projection.weight.detach().double().numpy().T + bias
+
+    query = project(attention.q_proj, states)
+    key, value = project(attention.k_proj, memory), project(attention.v_proj, memory)
+    by_head = zip(*(np.split(rows, attention.config.num_heads, axis=1) for rows in (query, key, value)), strict=True)
+    heads = [equation_1(*of_head, visible) for of_head in by_head]
+    return project(attention.o_proj, torch.from_numpy(np.concatenate(heads, axis=1)))
+
+
+def additive(visible: Tensor) -> Tensor:
+    """Return a mask that is added to scores."""
+    return torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
 
 
 class FlashKernels:
@@ -23,14 +54,12 @@ class FlashKernels:
     ) -> Tensor:
         assert q.shape[-1] == k.shape[-1] == v.shape[-1]
         assert softmax_scale is not None
-        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * softmax_scale
-        if causal:  # the last query attends to the last key
-            hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1 + k.shape[1] - q.shape[1])
-            scores = scores.masked_fill(hidden, -math.inf)
+        # the last query is at the last key
+        distance = torch.arange(k.shape[1]) - torch.arange(q.shape[1])[:, None] - (k.shape[1] - q.shape[1])
+        hidden = (distance > 0) & causal
         if window_size[0] >= 0:
-            distance = torch.arange(k.shape[1]) - torch.arange(q.shape[1])[:, None] - (k.shape[1] - q.shape[1])
-            is_far = (distance < -window_size[0]) | (distance > window_size[1])
-            scores = scores.masked_fill(is_far, -math.inf)
+            hidden |= (distance < -window_size[0]) | (distance > window_size[1])
+        scores = (torch.einsum("bqhd,bkhd->bhqk", q, k) * softmax_scale).masked_fill(hidden, -math.inf)
         return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
 
     @staticmethod
