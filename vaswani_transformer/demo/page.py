@@ -206,7 +206,7 @@ def title_and_examples(options: LoadOptions) -> tuple[str, list[str]]:
     The heading is its languages, such as "English to German", or else the model's name. The sources are those of the
     run's example translations, or else sentences of its source language.
     """
-    path = find_file(options.model, "results.json", **options.hub_settings)
+    path = find_file(options.model, "results.json", options.revision)
     try:
         results = {} if path is None else json.loads(path.read_bytes())
         data, translated = results["recipe"]["data"], results.get("test", {}).get("examples", [])

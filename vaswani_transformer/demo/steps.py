@@ -90,6 +90,6 @@ class RecordingTranslator(Translator):
             self.history = output.history[:, 0, 1 : 1 + int(output.lengths[0])].tolist()
             return output
         (constraint,) = inputs.get("logits_processor", [None])
-        recorder = SearchRecorder(self.call_settings(attention_mask=inputs["attention_mask"]), constraint)
+        recorder = SearchRecorder(CallSettings(inputs.get("generation_config"), self.model, inputs), constraint)
         self.steps = recorder.steps
         return super().generate(**inputs | {"logits_processor": [recorder]})

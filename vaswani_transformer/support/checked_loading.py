@@ -110,17 +110,6 @@ def check_finite(name: str, weights: Mapping[str, Tensor]) -> None:
         raise UserError(f"{name}: NaN or infinite numbers in {list_names(broken)} ({dtype}); {fix}")
 
 
-def check_search(name: str, model: PreTrainedModel, **settings: Any) -> None:
-    """Check that the saved generation config was loaded, since Transformers ignores a malformed file."""
-    path, fix = find_file(name, GENERATION_CONFIG, **settings), "restore it, or save the model again."
-    if path is not None:
-        read_json(path, fix)
-    elif isinstance(model.config, VaswaniTransformerConfig):
-        raise UserError(f"{name}: has no {GENERATION_CONFIG}, which this package saves with every model; {fix}")
-    elif model.can_generate() and (model.generation_config.num_beams or 1) == 1:
-        logger.warning("%s: has no %s, so it decodes greedily.", name, GENERATION_CONFIG)
-
-
 def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: Any) -> Any:
     """Load a model of a class or Auto class from a folder or the Hub, and check its weights and search.
 
@@ -140,7 +129,13 @@ def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: 
         if differences:
             raise UserError(f"{name}: its weights do not fit its config.json; {differences}. {FIX_OF_CONFIG}")
         check_finite(name, model.state_dict())
-        check_search(name, model, **source)
+        search, fix = find_file(name, GENERATION_CONFIG, **source), "restore it, or save the model again."
+        if search is not None:
+            read_json(search, fix)  # Transformers ignores a malformed one
+        elif isinstance(model.config, VaswaniTransformerConfig):
+            raise UserError(f"{name}: has no {GENERATION_CONFIG}, which this package saves with every model; {fix}")
+        elif model.can_generate() and (model.generation_config.num_beams or 1) == 1:
+            logger.warning("%s: has no %s, so it decodes greedily.", name, GENERATION_CONFIG)
     return model
 
 

@@ -28,18 +28,13 @@ class LoadOptions:
     model: str  # a folder, or a name on the Hub
     device: str | None = None  # None for an accelerator if available, else the CPU
     dtype: str = "auto"  # of products with weights
-    revision: str | None = None  # of a model on the Hub; None for its main branch
+    revision: str = "main"  # branch, tag or commit of a model on the Hub
     trust_remote_code: bool = False  # whether to run the model's own code
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Self:
         """Return the fields of this class among a command's options."""
         return cls(**{field.name: getattr(options, field.name) for field in dataclasses.fields(cls)})
-
-    @property
-    def hub_settings(self) -> dict[str, Any]:
-        """Arguments of `from_pretrained` for the Hub."""
-        return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code}
 
     def digest(self) -> str:
         """Return the model's identity in a record.
@@ -48,7 +43,8 @@ class LoadOptions:
         `MODEL_FILES`.
         """
         if not (folder := Path(self.model)).is_dir():
-            return f"{self.model}@{getattr(load_config(self.model, **self.hub_settings), '_commit_hash', None)}"
+            config = load_config(self.model, self.trust_remote_code, revision=self.revision)
+            return f"{self.model}@{getattr(config, '_commit_hash', None)}"
         sha256 = hashlib.sha256()
         for path in sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern) if path.is_file()}):
             sha256.update(f"{path.name}\0{path.stat().st_size}\0".encode())
@@ -63,7 +59,7 @@ def add_load_options(group: Any) -> None:
     dtype_help = "of products with weights; int8 only on a CPU (float32 on a CPU, as saved on other devices)"
     group.add_argument("--device", help="where to run (the accelerator if there is one, else the CPU)")
     group.add_argument("--dtype", choices=dtypes, default="auto", help=dtype_help)
-    group.add_argument("--revision", help="branch, tag or commit of a model on the Hub (main)")
+    group.add_argument("--revision", default="main", help="branch, tag or commit of a model on the Hub (main)")
     group.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with the model")
 
 
@@ -75,7 +71,8 @@ def load_model_and_tokenizer(options: LoadOptions) -> tuple[PreTrainedModel, Pre
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     with load_errors(f"--device={options.device}"):
         device = torch.zeros(1, device=options.device or accelerator or "cpu").device
-    name, dtype, settings, is_on_cpu = options.model, options.dtype, options.hub_settings, device.type == "cpu"
+    name, dtype, is_on_cpu = options.model, options.dtype, device.type == "cpu"
+    settings: dict[str, Any] = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
     config = load_config(name, **settings)
     is_prepared = isinstance(config, VaswaniTransformerConfig) and is_on_cpu and dtype != "float16"
     if dtype == "int8" and not is_prepared:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,14 +18,14 @@ from ..support.files import read_json, write_atomically, write_errors
 logger = logging.get_logger(__name__)
 
 
+@dataclass
 class StreamOutput:
     """Output to a stream, a pipe or a device, which cannot be resumed."""
 
+    stream: BinaryIO
+    name: str
     done = 0  # texts with a result from an earlier command
     fix = "make room, or give another --output"
-
-    def __init__(self, stream: BinaryIO, name: str) -> None:
-        self.stream, self.name = stream, name
 
     def write(self, texts: list[str], lines: list[str]) -> None:
         """Write and flush the lines of the results of texts."""

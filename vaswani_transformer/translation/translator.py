@@ -165,6 +165,7 @@ class Translator:
         self.generate_kwargs = generate_kwargs | default_limit(model, **generate_kwargs)
         if scores and is_non_autoregressive(model):  # they have their own scores
             self.generate_kwargs["return_dict_in_generate"] = True
+        self.settings = CallSettings(generate_kwargs.get("generation_config"), model, self.generate_kwargs)
         has_table = getattr(model.config, "position_embedding", None) != "sinusoidal"
         self.max_positions = getattr(model.config, "max_position_embeddings", None) if has_table else None
         wanted = max_source_tokens or self.max_positions or DEFAULT_MAX_SOURCE_TOKENS
@@ -175,12 +176,7 @@ class Translator:
     @property
     def search(self) -> dict[str, Any]:
         """The search settings, for records."""
-        return self.call_settings().search()
-
-    def call_settings(self, **more: Any) -> CallSettings:
-        """Return the settings of a call of `generate()` with more arguments."""
-        given = self.generate_kwargs | more
-        return CallSettings(given.pop("generation_config", None), self.model, given)
+        return self.settings.search()
 
     def __call__(
         self, texts: Iterable[str], skip: int = 0, progress: Callable[[int], object] | None = None
@@ -196,9 +192,21 @@ class Translator:
         self, texts: list[str], first: int, skip: int, progress: Callable[[int], object]
     ) -> list[Translation]:
         """Return the translations of `texts[skip:]`; `first` is the index of the window's first text."""
-        sources, lengths, unknown = self.encode(texts, first)
+        encoder = text_encoder(self.tokenizer)
+        encoded = encoder(texts, return_attention_mask=False, verbose=False)
+        unknown = unknown_words(self.tokenizer, encoded, texts)
+        sources = [row if text.strip() else [] for row, text in zip(encoded["input_ids"], texts, strict=True)]
+        lengths = list(map(len, sources))
+        limit = self.max_positions if self.too_long == "keep" else self.max_source_tokens
+        is_truncated = [False] * len(texts)
+        for index, length in enumerate(lengths):
+            if limit is not None and length > limit:
+                if self.too_long != "truncate":
+                    raise TooLongError(first + index, length, limit)
+                sources[index] = encoder(texts[index], truncation=True, max_length=limit, verbose=False)["input_ids"]
+                is_truncated[index] = True
         empty = Hypothesis("", 0, 0.0 if self.scores else None)
-        hypotheses = [[empty] * self.call_settings().values.get("num_return_sequences", 1) for _ in texts]
+        hypotheses = [[empty] * self.settings.values.get("num_return_sequences", 1) for _ in texts]
         progress(sum(not source for source in sources[skip:]))
         for batch in batches_by_length(list(map(len, sources)), self.batch_tokens):
             if wanted := sum(index >= skip for index in batch):
@@ -207,40 +215,22 @@ class Translator:
                     hypotheses[index] = result
                 progress(wanted)
         limit = self.max_source_tokens
-        truncated = [self.too_long == "truncate" and length > limit for length in lengths]
         return [
-            Translation(hypotheses[index], lengths[index], truncated[index], limit, unknown[index], texts[index])
+            Translation(hypotheses[index], lengths[index], is_truncated[index], limit, unknown[index], texts[index])
             for index in range(skip, len(texts))
         ]
-
-    def encode(self, texts: list[str], first: int) -> tuple[list[list[int]], list[int], list[list[str]]]:
-        """Return the tokens of each text after truncation, its length before, and its unknown words.
-
-        A text of only white space has no tokens.
-        """
-        encoder = text_encoder(self.tokenizer)
-        encoded = encoder(texts, return_attention_mask=False, verbose=False)
-        sources = [row if text.strip() else [] for row, text in zip(encoded["input_ids"], texts, strict=True)]
-        lengths, unknown = list(map(len, sources)), unknown_words(self.tokenizer, encoded, texts)
-        limit = self.max_positions if self.too_long == "keep" else self.max_source_tokens
-        for index, length in enumerate(lengths):
-            if limit is not None and length > limit:
-                if self.too_long != "truncate":
-                    raise TooLongError(first + index, length, limit)
-                sources[index] = encoder(texts[index], truncation=True, max_length=limit, verbose=False)["input_ids"]
-        return sources, lengths, unknown
 
     @torch.no_grad()
     def translate_batch(self, sources: list[list[int]], texts: list[str]) -> list[list[Hypothesis]]:
         """Return the n best hypotheses for each text of a batch."""
         tokens = pad_rows(sources, self.tokenizer.pad_token_id, self.model.device)  # (B, S)
         mask = pad_rows([[1] * len(source) for source in sources], 0, self.model.device)  # (B, S)
-        settings = dict(self.generate_kwargs)
+        inputs: dict[str, Any] = {"input_ids": tokens, "attention_mask": mask} | self.generate_kwargs
         if self.constraint is not None:
-            limits = self.call_settings(attention_mask=mask).target_limits()  # (B,)
-            settings["logits_processor"] = [*(settings.get("logits_processor") or ()), self.constraint(texts, limits)]
+            limits = CallSettings(inputs.get("generation_config"), self.model, inputs).target_limits()  # (B,)
+            inputs["logits_processor"] = [*(inputs.get("logits_processor") or ()), self.constraint(texts, limits)]
         with eval_mode(self.model):
-            output = self.generate(input_ids=tokens, attention_mask=mask, **settings)
+            output = self.generate(**inputs)
             sequences = output if isinstance(output, Tensor) else output.sequences  # (R, T + 1)
             lengths = self.target_lengths(sequences[:, 1:])  # (R,), without the start
             scores: list[float | None] = [None] * len(sequences)
@@ -260,21 +250,21 @@ class Translator:
 
     def target_lengths(self, targets: Tensor) -> Tensor:
         """Return the length (R,) of each target (R, T), up to its end token or its padding."""
-        settings = self.call_settings()
+        settings = self.settings.values
         positions = torch.arange(1, targets.shape[1] + 1, device=targets.device)
-        ends = torch.tensor(as_token_ids(settings.values.get("eos_token_id")), dtype=torch.long, device=targets.device)
+        ends = torch.tensor(as_token_ids(settings.get("eos_token_id")), dtype=torch.long, device=targets.device)
         is_end = torch.isin(targets, ends)
-        to_padding = (positions * targets.ne(settings.values.get("pad_token_id", self.tokenizer.pad_token_id))).amax(1)
+        to_padding = (positions * targets.ne(settings.get("pad_token_id", self.tokenizer.pad_token_id))).amax(1)
         return torch.where(is_end.any(1), is_end.long().argmax(1) + 1, to_padding)
 
     def score(self, tokens: Tensor, mask: Tensor, sequences: Tensor, lengths: Tensor) -> Tensor:
         """Return log P(Y | X) / lp(Y) (R,) of the targets in `sequences` (R, T + 1), after the start token."""
-        settings, targets, n = self.call_settings(), sequences[:, 1:], len(sequences) // len(tokens)
+        settings, targets, n = self.settings.values, sequences[:, 1:], len(sequences) // len(tokens)
         is_padding = torch.arange(targets.shape[1], device=targets.device) >= lengths[:, None]
         sources = (rows.repeat_interleave(n, dim=0) for rows in (tokens, mask))
         sums = log_probabilities(self.model, *sources, targets.masked_fill(is_padding, -100), sequences[:, :-1])
-        alpha = float(settings.values.get("length_penalty", 1.0))  # torch needs a float for negative powers
-        return sums / length_penalty(lengths.clamp(min=1), alpha, settings.values.get("length_penalty_type", "power"))
+        alpha = float(settings.get("length_penalty", 1.0))  # torch needs a float for negative powers
+        return sums / length_penalty(lengths.clamp(min=1), alpha, settings.get("length_penalty_type", "power"))
 
 
 def translate(
