@@ -310,14 +310,5 @@ class VaswaniTransformerForConditionalGeneration(ProjectedModel, PaperBeamSearch
         loss, logits = self.loss_and_logits(
             outputs.last_hidden_state, labels, logits_to_keep, skip_logits, num_items_in_batch
         )
-        return Seq2SeqLMOutput(
-            loss=loss,
-            logits=logits,
-            **{CACHE: getattr(outputs, CACHE)},
-            decoder_hidden_states=outputs.decoder_hidden_states,
-            decoder_attentions=outputs.decoder_attentions,
-            cross_attentions=outputs.cross_attentions,
-            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
-            encoder_hidden_states=outputs.encoder_hidden_states,
-            encoder_attentions=outputs.encoder_attentions,
-        )
+        others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+        return Seq2SeqLMOutput(loss=loss, logits=logits, **others)

@@ -12,7 +12,7 @@ import torch
 from transformers.pipelines import Pipeline
 
 from .generation import default_limit
-from .tokenizer import check_own_vocabulary, text_encoder
+from .tokenizer import check_vocabulary, text_encoder
 
 TASK = "vaswani-translation"
 
@@ -50,7 +50,8 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        check_own_vocabulary(self.model, self.tokenizer)
+        if hasattr(self.model, "with_remote_code"):  # of this package
+            check_vocabulary(self.model, self.tokenizer)
 
     def _sanitize_parameters(
         self,

@@ -251,8 +251,10 @@ def unknown_words(tokenizer: Any, encoded: Any, texts: Sequence[str]) -> list[li
     return results
 
 
-def check_vocabulary(tokenizer: Any, entries: int, mask_token_id: int | None, name: str) -> None:
-    """Check that a vocabulary of `entries` has every token, and that a CMLM has the tokenizer's `<mask>`."""
+def check_vocabulary(model: Any, tokenizer: Any, name: str = "") -> None:
+    """Raise ValueError unless a model has an embedding for every token, and a CMLM the tokenizer's `<mask>`."""
+    name = name or model.config.name_or_path or type(model).__name__
+    entries, mask_token_id = len(model.get_input_embeddings().weight), getattr(model.config, "mask_token_id", None)
     needed = 1 + max([*tokenizer.get_vocab().values(), *tokenizer("")["input_ids"]], default=-1)
     if needed > entries:
         raise ValueError(
@@ -263,10 +265,3 @@ def check_vocabulary(tokenizer: Any, entries: int, mask_token_id: int | None, na
             f"{name}: its tokenizer does not fit the model's mask_token_id; got {token_id} for <mask>, expected "
             f'{mask_token_id}. Save the tokenizer to which add_special_tokens({{"mask_token": "<mask>"}}) gave this id.'
         )
-
-
-def check_own_vocabulary(model: Any, tokenizer: Any) -> None:
-    """Call `check_vocabulary` for a model of this package; accept any other."""
-    if hasattr(model, "with_remote_code"):
-        config, mask_token_id = model.config, getattr(model.config, "mask_token_id", None)
-        check_vocabulary(tokenizer, config.vocab_size, mask_token_id, config.name_or_path or type(model).__name__)

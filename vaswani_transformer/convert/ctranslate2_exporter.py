@@ -18,7 +18,7 @@ from ..model import VaswaniTransformerForConditionalGeneration
 from ..stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
 from ..support.errors import UserError
 from ..support.files import atomic_folder, write_errors
-from ..tokenizer import check_own_vocabulary
+from ..tokenizer import check_vocabulary
 
 QUANTIZATIONS = (
     "float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16",
@@ -156,7 +156,7 @@ def set_vocabulary(
     config, unknown = model.config, None
     strings = [str(index) for index in range(config.vocab_size)]
     if tokenizer is not None:
-        check_own_vocabulary(model, tokenizer)
+        check_vocabulary(model, tokenizer)
         tokens = {index: token for token, index in tokenizer.get_vocab().items()}
         strings = [tokens.get(index, f"<no token {index}>") for index in range(config.vocab_size)]
         unknown = tokenizer.unk_token_id

@@ -7,12 +7,12 @@ be present, of the right shapes and finite.
 import contextlib
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForSeq2SeqLM,
@@ -150,8 +150,7 @@ def load_tokenizer(name: str, tokenizer_class: Any = AutoTokenizer, **settings: 
 
 def check_tokenizer_fits(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     """Check that the model has an embedding for every token, and a CMLM the tokenizer's `<mask>`."""
-    entries = len(cast(nn.Embedding, model.get_input_embeddings()).weight)
     try:
-        check_vocabulary(tokenizer, entries, getattr(model.config, "mask_token_id", None), name)
+        check_vocabulary(model, tokenizer, name)
     except ValueError as error:
         raise UserError(str(error)) from None

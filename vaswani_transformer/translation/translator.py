@@ -17,7 +17,7 @@ from ..generation import CallSettings, default_limit
 from ..search import length_penalty
 from ..support.errors import UserError
 from ..support.modes import eval_mode, is_non_autoregressive
-from ..tokenizer import check_own_vocabulary, text_encoder, unknown_words
+from ..tokenizer import check_vocabulary, text_encoder, unknown_words
 
 SCORING_TOKENS = 2048  # target tokens scored at a time
 MIN_TEXT_TOKENS = 16  # smallest size of a text in a batch, to limit the number of beams
@@ -159,7 +159,8 @@ class Translator:
         if tokenizer.pad_token_id is None:
             fix = "set tokenizer.pad_token, for example to its eos_token."
             raise UserError(f"The tokenizer has no padding token; {fix}")
-        check_own_vocabulary(model, tokenizer)
+        if hasattr(model, "with_remote_code"):  # of this package
+            check_vocabulary(model, tokenizer)
         self.model, self.tokenizer, self.scores, self.constraint = model, tokenizer, scores, constraint
         self.batch_tokens, self.sort_lines, self.too_long = batch_tokens, sort_lines, too_long
         self.generate_kwargs = generate_kwargs | default_limit(model, **generate_kwargs)
