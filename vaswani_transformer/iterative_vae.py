@@ -322,22 +322,23 @@ class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGenera
     def losses(self, source: EncodedSource, target: Target, token_loss: Tensor) -> dict[str, Any]:
         """Return the output fields with the losses of layers, KL divergences and length."""
         losses, steps = super().losses(source, target, token_loss), target.decoder_inputs["latent"].tokens
-
-        def by_step(name: str) -> Tensor:
-            means = [target.mean(getattr(tokens, name).sum()) for tokens in steps]
-            return torch.stack(means) if means else token_loss.new_zeros(0)
-
-        losses["layer_kl"] = by_step("kl")
-        weighted = [weight * kl for weight, kl in zip(self.config.layer_kl_weights, losses["layer_kl"], strict=True)]
-        losses["kl_loss"] = torch.stack(weighted).sum() if weighted else token_loss.new_zeros(())
-        losses["layer_losses"] = torch.cat([by_step("losses"), token_loss[None]])
-        losses["bound"] = token_loss + losses["layer_kl"].sum()
-        losses |= {name: by_step(name).detach() for name in ("prior_weights", "hint_weights")}
+        sums = [torch.stack([values.sum() for values in tokens]).to(token_loss.device) for tokens in steps]
+        means = target.mean(torch.stack(sums)) if sums else token_loss.new_zeros(0, 4)
+        step_losses, layer_kl, prior_weights, hint_weights = means.unbind(1)  # (N - 1,) each
+        layer_losses = torch.cat([step_losses, token_loss[None]])
+        weighted = [weight * kl for weight, kl in zip(self.config.layer_kl_weights, layer_kl, strict=True)]
+        kl_loss = sum(weighted, token_loss.new_zeros(()))
         if self.training:
-            divergences = self.kl_scale * losses["kl_loss"]
             length_loss = self.config.length_loss_weight * losses["length_loss"]
-            losses["loss"] = losses["layer_losses"].sum() + divergences + length_loss
-        return losses
+            losses["loss"] = layer_losses.sum() + self.kl_scale * kl_loss + length_loss
+        return losses | {
+            "bound": token_loss + layer_kl.sum(),
+            "kl_loss": kl_loss,
+            "layer_losses": layer_losses,
+            "layer_kl": layer_kl,
+            "prior_weights": prior_weights.detach(),
+            "hint_weights": hint_weights.detach(),
+        }
 
     def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
         """Predict a target for each of `lengths` (l B,) in one pass, with the words after each layer as history."""
