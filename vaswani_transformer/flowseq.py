@@ -252,20 +252,6 @@ class Flow(nn.Module):
             )
 
 
-@torch.no_grad()
-def init_flow(module: nn.Module) -> None:
-    """Initialize a module of a flow or posterior: zero shift, unit scale, random rotations."""
-    if isinstance(module, ActNorm):
-        init.zeros_(module.log_scale)
-        init.zeros_(module.shift)
-    elif isinstance(module, HeadLinear):
-        init.orthogonal_(module.weight)
-    elif isinstance(module, SmallLinear):
-        init.xavier_uniform_(module.weight, gain=module.gain)
-    elif isinstance(module, Flow):
-        init.zeros_(module.started)
-
-
 def normal_log_prob(noise: Tensor, is_real: Tensor) -> Tensor:
     """Return log N(eps; 0, I) (k B,) of eps (k B, T, d) over the tokens, `is_real` (k B, T, 1)."""
     log_probs = -0.5 * (noise.square() + math.log(2 * math.pi))
@@ -391,9 +377,17 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialize the flow and the posterior, and the rest as every model does."""
+        """Initialize as every model does, and the flow with zero shift, unit scale and random rotations."""
         super()._init_weights(module)
-        init_flow(module)
+        if isinstance(module, ActNorm):
+            init.zeros_(module.log_scale)
+            init.zeros_(module.shift)
+        elif isinstance(module, HeadLinear):
+            init.orthogonal_(module.weight)
+        elif isinstance(module, SmallLinear):
+            init.xavier_uniform_(module.weight, gain=module.gain)
+        elif isinstance(module, Flow):
+            init.zeros_(module.started)
 
     def training_input(self, source: EncodedSource, target: Target, labels: Tensor, draws: dict[str, Any]) -> Tensor:
         """Return latents (k B, T, d) of the posterior; its means while `kl_scale` is 0."""

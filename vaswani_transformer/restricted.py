@@ -72,18 +72,6 @@ class Band:
         return attended.unflatten(0, (batch, blocks)).flatten(1, 2)[:, :length], None
 
 
-def library_mask(
-    config: Any, queries: Tensor, attention_mask: Tensor | None, cache: Cache | None, is_causal: bool, may_skip: bool
-) -> Any:
-    """Return Transformers' sliding-window mask; None for a mask that it may skip."""
-    windowed = copy.copy(config)
-    windowed.sliding_window = (config.attention_window or 0) + is_causal  # a causal window counts the token itself
-    given = (windowed, queries, attention_mask)
-    if is_causal:
-        return create_sliding_window_causal_mask(*given, cache, allow_is_causal_skip=may_skip)
-    return create_bidirectional_sliding_window_mask(*given, allow_is_bidirectional_skip=may_skip)
-
-
 def window_mask(
     config: VaswaniTransformerConfig,
     queries: Tensor,
@@ -93,11 +81,8 @@ def window_mask(
 ) -> Tensor | BlockMask | Band | None:
     """Return the mask of the neighborhoods of `queries` (B, Q, d_model) in the attention implementation's format.
 
-    Args:
-        config: configuration with an `attention_window`, r.
-        attention_mask: (B, K), 0 at padding; or a mask (B, 1, Q, K) to combine with the window.
-        cache: cache of earlier tokens.
-        is_causal: whether no position attends to a later one.
+    None is a mask that may be omitted. `attention_mask` is (B, K), 0 at padding, or a mask (B, 1, Q, K) to combine with
+    the window; `cache` has earlier tokens.
 
     Raises:
         ValueError: the attention implementation does not support a window, or the mask is a `BlockMask`.
@@ -110,13 +95,8 @@ def window_mask(
             f"a mask of type {type(attention_mask).__name__}, expected eager, sdpa, flex_attention or a flash "
             "attention, and a tensor. Choose with set_attn_implementation, or set attention_window=None."
         )
-    if attention_mask is not None and attention_mask.dim() == 4:
-        boolean = copy.copy(config)
-        boolean._attn_implementation = "sdpa"
-        allowed = library_mask(boolean, queries, None, cache, is_causal, may_skip=False).to(attention_mask.device)
-        lowest = False if attention_mask.dtype == torch.bool else torch.finfo(attention_mask.dtype).min
-        return attention_mask.masked_fill(~allowed, lowest)
     length, is_on_cpu = queries.shape[1], queries.device.type == "cpu"
+    is_complete = attention_mask is not None and attention_mask.dim() == 4
     is_dynamic = cache is not None and not cache.is_compileable
     is_newest = is_causal and length == 1 and attention_mask is None
     if is_newest and is_dynamic and cache.get_mask_sizes(1, 0)[0] <= reach + 1:
@@ -125,5 +105,17 @@ def window_mask(
     is_long = length >= 4 * max(reach, MIN_BLOCK) and (attention_mask is None or attention_mask.shape[1] == length)
     if implementation == "sdpa" and is_on_cpu and is_first and is_long and not torch.compiler.is_compiling():
         return Band.over(queries, attention_mask, reach, is_causal)
-    # On an accelerator this check would synchronize.
-    return library_mask(config, queries, attention_mask, cache, is_causal, may_skip=is_on_cpu)
+    windowed: Any = copy.copy(config)
+    windowed.sliding_window = reach + is_causal  # a causal window counts the token itself
+    if is_complete:
+        windowed._attn_implementation = "sdpa"  # its masks are boolean
+    may_skip = is_on_cpu and not is_complete  # on an accelerator the check would synchronize
+    given = (windowed, queries, None if is_complete else attention_mask)
+    if is_causal:
+        mask = create_sliding_window_causal_mask(*given, cache, allow_is_causal_skip=may_skip)
+    else:
+        mask = create_bidirectional_sliding_window_mask(*given, allow_is_bidirectional_skip=may_skip)
+    if attention_mask is None or not is_complete:
+        return mask
+    lowest = False if attention_mask.dtype == torch.bool else torch.finfo(attention_mask.dtype).min
+    return attention_mask.masked_fill(~mask.to(attention_mask.device), lowest)
