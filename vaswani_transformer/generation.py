@@ -100,16 +100,18 @@ class CallSettings:
         for name in kwargs.keys() - self.inputs.keys():
             self.given[name] = BEAM_DEFAULTS.get(name) if kwargs[name] is None else kwargs[name]
         self.saved = {name: value for name, value in vars(model.generation_config).items() if value is not None}
-        values, relative = self.saved | self.given, "max_source_relative_length"
-        if relative not in self.given and any(self.given.get(name) is not None for name in LIMITS):
-            values.pop(relative, None)
-        self.values = values = {name: value for name, value in values.items() if value is not None}
+        values = self.saved | self.given
+        if "max_source_relative_length" not in self.given and any(self.given.get(name) is not None for name in LIMITS):
+            values.pop("max_source_relative_length", None)
+        values = {name: value for name, value in values.items() if value is not None}
         is_default = self.saved.get("max_length") == DEFAULT_LENGTH
-        if "max_length" not in self.given and (is_default or relative in values or "max_new_tokens" in values):
+        has_other_limit = not values.keys().isdisjoint({"max_source_relative_length", "max_new_tokens"})
+        if "max_length" not in self.given and (is_default or has_other_limit):
             values.pop("max_length", None)
         forced, ends = (as_token_ids(values.get(name)) for name in ("forced_eos_token_id", "eos_token_id"))
-        if relative in values and set(forced) <= set(ends):
+        if "max_source_relative_length" in values and set(forced) <= set(ends):
             values.pop("forced_eos_token_id", None)
+        self.values = values
 
     def search(self) -> dict[str, Any]:
         """Return the settings that commands record: those that are set, beams and length penalty."""
