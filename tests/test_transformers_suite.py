@@ -25,9 +25,8 @@ from vaswani_transformer import (
     VaswaniNatForConditionalGeneration,
     VaswaniTransformerForConditionalGeneration,
     VaswaniTransformerModel,
-    flowseq,
 )
-from vaswani_transformer.flowseq import Flow, init_flow
+from vaswani_transformer.flowseq import Flow
 
 if not is_there():
     pytest.skip(
@@ -91,9 +90,12 @@ class TestIterativeVaeSuite(Suite, unittest.TestCase):
     all_model_classes = (VaswaniIterativeVaeForConditionalGeneration,)
 
 
-def init_started_flow(module: torch.nn.Module) -> None:
-    """Initialize a module of a flow, with a start."""
-    init_flow(module)
+init_weights = VaswaniFlowSeqForConditionalGeneration._init_weights
+
+
+def init_with_start(model: Any, module: torch.nn.Module) -> None:
+    """Initialize a module of a FlowSeq, whose flow has a start."""
+    init_weights(model, module)
     if isinstance(module, Flow):
         initialization.ones_(module.started)
 
@@ -107,12 +109,14 @@ class TestFlowSeqSuite(Suite, unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
         super().setUpClass()
-        started = patch.object(flowseq, "init_flow", init_started_flow)
+        started = patch.object(VaswaniFlowSeqForConditionalGeneration, "_init_weights", init_with_start)
         started.start()
         cls.addClassCleanup(started.stop)
 
     def test_init_weights_can_init_buffers(self) -> None:
-        with patch.object(flowseq, "init_flow", init_flow):  # a new flow has no start
+        with patch.object(
+            VaswaniFlowSeqForConditionalGeneration, "_init_weights", init_weights
+        ):  # a new flow has no start
             super().test_init_weights_can_init_buffers()
 
 
