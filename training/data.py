@@ -4,6 +4,7 @@ import csv
 import gzip
 import hashlib
 import io
+import json
 import logging
 import os
 from collections.abc import Iterable, Iterator
@@ -95,8 +96,10 @@ def distilled_files(name: str) -> list[str]:
         return [name]
     files = sorted(str(path) for path in Path(name).glob("*.jsonl"))
     shares = int(files[0].rpartition("-of-")[2].removesuffix(".jsonl")) if files else 1
-    if len(files) < shares:
-        raise UserError(f"data.distilled: {name} has {len(files)} of {shares} files; repeat training.distill.")
+    finished = sum(json.loads(Path(f"{file}.record").read_bytes())["is_finished"] for file in files)
+    if not finished == shares == len(files):
+        problem = f"has {finished} of {shares} finished files"
+        raise UserError(f"data.distilled: {name} {problem}; repeat training.distill.")
     return files
 
 

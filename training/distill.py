@@ -1,17 +1,18 @@
 """Distill a model: `python -m training.distill MODEL RECIPE.yaml --output_dir=DIR [--any.field=value]`.
 
 The model translates the sources of the recipe's training pairs (Kim and Rush 2016, sequence-level knowledge
-distillation). `data.distilled=DIR` then trains on these pairs. The folder has JSON Lines, a file a process, whose names
-end in `.part` until they are complete; the same command resumes an interrupted one. `accelerate launch -m` shares the
-work out over processes, and `--shard=i/n` over machines.
+distillation). `data.distilled=DIR` then trains on these pairs. The folder has a file of JSON Lines and a record of each
+process; the same command resumes an interrupted one. `accelerate launch -m` shares the work out over processes, and
+`--shard=i/n` over machines.
 """
 
 import argparse
+import contextlib
 import itertools
 import json
 import logging
-import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,12 @@ from vaswani_transformer.cpu.linear import chosen_layouts
 from vaswani_transformer.parsing.constraint import tree_constraint
 from vaswani_transformer.support.command_line import positive_argument
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
-from vaswani_transformer.support.files import write_atomically, write_errors
 from vaswani_transformer.tokenizer import text_encoder
 from vaswani_transformer.translation.loading import LoadOptions, add_load_options, load_model_and_tokenizer
+from vaswani_transformer.translation.output import ResumableFile
 from vaswani_transformer.translation.translator import Translation, Translator
 
-RECORD = "distillation.json"
-logger = logging.getLogger(__name__)
+RESULTS_DEPEND_ON = ("beams", "length_penalty", "min_length_difference", "max_length_difference", "dtype")
 
 
 def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
@@ -78,55 +78,25 @@ def drop_reason(translation: Translation, tokens: int, options: argparse.Namespa
     return "" if is_near else "length_difference"
 
 
-def read_back(path: Path) -> int:
-    """Return the index of the next source of a file, after removing an incomplete last line."""
-    if not path.exists():
-        return 0
-    content = path.read_bytes()
-    complete = content[: content.rfind(b"\n") + 1]
-    with path.open("r+b") as file:
-        file.truncate(len(complete))
-    lines = complete.splitlines()
-    return json.loads(lines[-1])["number"] + 1 if lines else 0
-
-
 def write_share(
-    translator: Translator, sources: list[str], path: Path, options: argparse.Namespace, recipe: Recipe
-) -> Counter[str]:
-    """Write the pairs of a share of the sources, resuming an interrupted file, and count dropped pairs."""
-    partial, dropped = path.with_name(f"{path.name}.part"), Counter[str]()
-    if path.exists():
-        return dropped
-    first, encode = read_back(partial), text_encoder(translator.tokenizer)
-    bar = tqdm(translator(sources, skip=first), total=len(sources), initial=first, disable=not sys.stderr.isatty())
-    with write_errors(path, "make room, and the same command resumes it"), partial.open("a", 1, "utf-8") as file:
-        for number, translation in enumerate(bar, start=first):
-            text = translation.text.strip()
-            tokens = len(encode(text_target=text, split_special_tokens=True)["input_ids"])
-            if reason := drop_reason(translation, tokens, options, recipe.data.max_length):
-                dropped[reason] += 1
-                continue
-            pair = {recipe.data.source: translation.source, recipe.data.target: text}
-            file.write(f"{json.dumps({'translation': pair, 'number': number}, ensure_ascii=False)}\n")
-    partial.rename(path)
-    return dropped
-
-
-def check_record(folder: Path, record: dict[str, Any]) -> None:
-    """Write the settings into a new folder, or compare them with those of an existing one."""
-    path, names = folder / RECORD, ("teacher", "data", "search", "settings")
-    if path.exists():
-        before, now = json.loads(path.read_text(encoding="utf-8")), json.loads(json.dumps(record))
-        if changed := [name for name in names if before.get(name) != now[name]]:
-            raise UserError(
-                f"{folder}: holds another distillation, its {changed[0]} differs; give the same command to resume it, "
-                "or another --output_dir."
-            )
-        return
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder}: holds files that are no distillation; give another --output_dir.")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(record, indent=2, ensure_ascii=False))
+    translator: Translator, sources: Iterator[str], output: ResumableFile, options: argparse.Namespace, recipe: Recipe
+) -> None:
+    """Write the pairs of the remaining sources, a window at a time, and count dropped pairs in the record."""
+    encode, dropped = text_encoder(translator.tokenizer), Counter(output.record.get("dropped"))
+    with tqdm(initial=output.done, unit="line", disable=None) as bar:  # None: shown in a terminal
+        while window := list(itertools.islice(sources, options.sort_lines)):
+            lines = []
+            for translation in translator(window, progress=bar.update):
+                text = translation.text.strip()
+                tokens = len(encode(text_target=text, split_special_tokens=True)["input_ids"])
+                if reason := drop_reason(translation, tokens, options, recipe.data.max_length):
+                    dropped[reason] += 1
+                else:
+                    pair = {recipe.data.source: translation.source, recipe.data.target: text}
+                    lines.append(json.dumps({"translation": pair}, ensure_ascii=False))
+            output.record["dropped"] = dropped
+            output.write(window, lines)
+    output.finish()
 
 
 def distill(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
@@ -136,29 +106,24 @@ def distill(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     options.device = options.device or str(state.device)
     share, shares = (int(number) for number in options.shard.split("/"))
     share, shares = (share - 1) * state.num_processes + state.process_index, shares * state.num_processes
-    path = folder / f"{share:05d}-of-{shares:05d}.jsonl"
-    layouts = path.with_suffix(".layouts")  # of a teacher on a CPU, by which a resumed share has the same rounding
-    if layouts.exists():
-        chosen_layouts.update(json.loads(layouts.read_text(encoding="utf-8")))
-    translator = load_teacher(options, recipe)
+    if any(not path.name.endswith(f"-of-{shares:05d}.jsonl") for path in folder.glob("*.jsonl")):
+        raise UserError(f"{folder}: holds another number of shares; give the same command as then, or another folder.")
+    folder.mkdir(parents=True, exist_ok=True)
     with state.main_process_first():
-        sources = load_pairs(recipe, ["train"])["train"]["source"][:]
-    if state.is_main_process:
-        limits = ("min_length_difference", "max_length_difference", "dtype")
-        settings = {name: getattr(options, name) for name in limits}
-        record = {
-            "teacher": {"name": Path(options.model).name, "digest": LoadOptions.of(options).digest()},
-            "data": {"source": recipe.data.source, "target": recipe.data.target, "sources": len(sources)},
-            "search": translator.search,
-            "settings": settings | {"max_length": recipe.data.max_length, "shares": shares},
-            "versions": versions(),
-            "commit": commit(),
-        }
-        check_record(folder, record)
-    state.wait_for_everyone()
-    write_atomically(layouts, json.dumps(chosen_layouts))
-    dropped = write_share(translator, list(itertools.islice(sources, share, None, shares)), path, options, recipe)
-    layouts.unlink()
+        sources = load_pairs(recipe, ["train"])["train"]["source"][share::shares]
+    settings = {name: getattr(options, name) for name in RESULTS_DEPEND_ON}
+    settings |= {name: getattr(recipe.data, name) for name in ("source", "target", "max_length")}
+    settings["teacher"] = LoadOptions.of(options).digest()
+    with contextlib.closing(ResumableFile(folder / f"{share:05d}-of-{shares:05d}.jsonl", settings)) as output:
+        remaining = iter(sources)
+        output.skip(remaining)
+        if not output.is_finished:
+            chosen_layouts.update(output.record["layouts"])
+            translator = load_teacher(options, recipe)
+            origin = {"commit": commit(), "versions": versions()}
+            output.save_record(search=translator.search, layouts=dict(chosen_layouts), **origin)
+            write_share(translator, remaining, output, options, recipe)
+        dropped = Counter(output.record["dropped"])
     everyone = gather_object([dropped])
     kept = sum(len(file.read_bytes().splitlines()) for file in folder.glob("*.jsonl"))
     return {"output_dir": str(folder), "kept": kept, "dropped": dict(sum(everyone, Counter()))}

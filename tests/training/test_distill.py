@@ -25,10 +25,11 @@ from training.distill import main
 from training.recipe import load_recipe
 from vaswani_transformer.cpu.linear import chosen_layouts
 from vaswani_transformer.translation import Hypothesis, Translation
+from vaswani_transformer.translation.output import ResumableFile
 from vaswani_transformer.translation.translator import Translator
 
 SOURCES = list(PAIRS) * 2
-WHOLE = "00000-of-00001.jsonl"
+RECORD = "00000-of-00001.jsonl.record"
 
 
 @pytest.fixture
@@ -73,61 +74,57 @@ def test_distillation_replaces_training_targets_only(distill: Run, recipe: Path,
     assert pairs["test"] == [(source, source[::-1]) for source in SOURCES[2:4]]
 
 
-@pytest.mark.parametrize(("lines", "torn"), [(0, b""), (4, b'{"translation": {"en": "hel'), (12, b"")])
-def test_interrupted_file_is_completed_to_the_bytes_of_an_uninterrupted_one(
-    distill: Run, folder: Path, lines: int, torn: bytes
+@pytest.fixture
+def interrupted(distill: Run, monkeypatch: pytest.MonkeyPatch, no_layouts: None) -> None:
+    """Interrupt a distillation, some of whose pairs are dropped, in its third window."""
+    write, written = ResumableFile.write, []
+
+    def fail(self: ResumableFile, texts: list[str], lines: list[str]) -> None:
+        if len(written) == 2:
+            raise RuntimeError("interrupted")
+        written.append(lines)
+        write(self, texts, lines)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ResumableFile, "write", fail)
+        with pytest.raises(RuntimeError, match="interrupted"):
+            distill("--min_length_difference=-1")
+
+
+def test_interrupted_distillation_is_completed_to_the_bytes_and_counts_of_an_uninterrupted_one(
+    interrupted: None, distill: Run, recipe: Path, folder: Path, tmp_path: Path
 ) -> None:
-    """A kill may leave half a line."""
-    distill()
-    whole = contents(folder)
-    partial = b"".join(whole[WHOLE].splitlines(keepends=True)[:lines]) + torn
-    (folder / WHOLE).rename(folder / f"{WHOLE}.part").write_bytes(partial)
-    output, _, status = distill()
-    assert (json.loads(output)["kept"], status) == (12, 0)
-    assert contents(folder) == whole
-    assert not list(folder.glob("*.part"))
-    assert (distill()[2], contents(folder)) == (0, whole)  # nothing is left to do
+    with user_error(r"data\.distilled: .*distilled has 0 of 1 finished files; repeat training\.distill"):
+        distilled_pairs(recipe, folder)
+    whole = json.loads(distill("--min_length_difference=-1", folder=tmp_path / "whole")[0])
+    for _ in range(2):  # the second time nothing is left to do
+        totals = json.loads(distill("--min_length_difference=-1")[0])
+        assert totals == whole | {"output_dir": str(folder)}
+        assert contents(folder) == contents(tmp_path / "whole")
+    assert totals["dropped"] == {"length_difference": 4}
+    assert len(distilled_pairs(recipe, folder)["train"]) == 8
 
 
 def test_resumed_distillation_has_the_layouts_of_the_interrupted_one(
-    distill: Run, folder: Path, no_layouts: None
+    interrupted: None, distill: Run, folder: Path
 ) -> None:
-    distill()
-    (folder / WHOLE).rename(folder / f"{WHOLE}.part").write_bytes(b"")
+    record = json.loads((folder / RECORD).read_text())
+    (folder / RECORD).write_text(json.dumps(record | {"layouts": dict.fromkeys(chosen_layouts, "torch")}))
     recorded = dict.fromkeys(chosen_layouts, "torch")
-    (folder / WHOLE).with_suffix(".layouts").write_text(json.dumps(recorded))
     chosen_layouts.clear()
-    assert distill()[2] == 0
+    assert distill("--min_length_difference=-1")[2] == 0
     assert chosen_layouts == recorded
-    assert not list(folder.glob("*.layouts"))
-
-
-def test_interrupted_distillation_whose_pairs_are_partly_dropped_is_completed(distill: Run, folder: Path) -> None:
-    """A line has the number of its source, which tells where to resume."""
-    distill("--min_length_difference=-1")
-    whole = contents(folder)
-    lines = whole[WHOLE].splitlines(keepends=True)
-    assert [json.loads(line)["number"] for line in lines] != list(range(len(lines)))
-    (folder / WHOLE).rename(folder / f"{WHOLE}.part").write_bytes(b"".join(lines[:3]))
-    distill("--min_length_difference=-1")
-    assert contents(folder) == whole
 
 
 def test_shards_together_have_every_pair_once(distill: Run, recipe: Path, folder: Path, tmp_path: Path) -> None:
     distill("--shard=2/3")
-    with user_error(r"data\.distilled: .*distilled has 1 of 3 files; repeat training\.distill"):
+    with user_error(r"data\.distilled: .*distilled has 1 of 3 finished files; repeat training\.distill"):
         distilled_pairs(recipe, folder)
     for shard in ("3/3", "1/3"):
         distill(f"--shard={shard}", folder=tmp_path / "elsewhere")
-    for path in (tmp_path / "elsewhere").glob("*.jsonl"):
+    for path in (tmp_path / "elsewhere").iterdir():
         path.replace(folder / path.name)
     assert sorted(distilled_pairs(recipe, folder)["train"]) == sorted(list(PAIRS.items()) * 2)
-
-
-def test_pairs_outside_the_limits_are_dropped_and_counted(distill: Run, recipe: Path, folder: Path) -> None:
-    """Two of the six pairs differ by two tokens."""
-    assert json.loads(distill("--min_length_difference=-1")[0])["dropped"] == {"length_difference": 4}
-    assert len(distilled_pairs(recipe, folder)["train"]) == 8
 
 
 @pytest.mark.parametrize(
@@ -160,20 +157,18 @@ def test_search_is_the_models_unless_it_is_given(distill: Run, tmp_path: Path) -
     for arguments, more in (([], {}), (["--beams=2", "--length_penalty=1"], {"num_beams": 2, "length_penalty": 1.0})):
         folder = tmp_path / f"options{len(arguments)}"
         assert distill(*arguments, model=tmp_path / "model", folder=folder)[2] == 0
-        search = json.loads((folder / "distillation.json").read_text())["search"]
+        search = json.loads((folder / RECORD).read_text())["search"]
         assert (saved | more).items() <= search.items()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--beams=2"], "holds another distillation, its search differs; give the same command to resume it"),
-        (["--min_length_difference=-9"], "holds another distillation, its settings differs"),
-        (["--shard=1/2"], "holds another distillation, its settings differs"),
-        (["--data.train=test.jsonl"], "holds another distillation, its data differs; give the same command"),
+        (["--beams=2"], "00000-of-00004.jsonl: was made with another beams; it stays unchanged: give the same command"),
+        (["--shard=1/2"], "holds another number of shares; give the same command"),
+        (["--data.train=test.jsonl"], "was made from another input, whose first 3 texts differ"),
         (["--data.train=no.jsonl"], "no.jsonl"),
         (["--nothing=1"], "nothing"),
-        (["--device=nowhere"], "--device=nowhere: cannot be loaded"),
     ],
 )
 def test_distillation_that_cannot_be_written_ends_the_command_with_one_line(
@@ -186,18 +181,11 @@ def test_distillation_that_cannot_be_written_ends_the_command_with_one_line(
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_another_teacher_or_a_folder_of_other_files_is_an_error(
-    distill: Run, saved: Path, folder: Path, tmp_path: Path
-) -> None:
+def test_another_teacher_of_the_same_name_is_an_error(distill: Run, saved: Path, tmp_path: Path) -> None:
     distill()
     tokenizer = model_of_pairs()[1]
     other = save(tmp_path / saved.name, tiny_model(vocab_size=len(tokenizer)), tokenizer)
-    assert "its teacher differs" in error_line(
-        distill(model=other)
-    )  # it has the name of the first, as one trained anew
-    (tmp_path / "used").mkdir()
-    (tmp_path / "used" / "mine").write_text("mine")
-    assert "used: holds files that are no distillation; give another" in error_line(distill(folder=tmp_path / "used"))
+    assert "was made with another teacher" in error_line(distill(model=other))
 
 
 @pytest.mark.slow
@@ -211,9 +199,9 @@ def test_killed_distillation_of_two_processes_writes_the_bytes_of_an_uninterrupt
     for shard in (1, 2):
         distill("--window=9", "--batch_tokens=20", f"--shard={shard}/2", folder=folder)
     process = start(arguments, killed, **more)
-    while not any(path.stat().st_size for path in killed.glob("*.part")) and process.poll() is None:
+    while not any(path.stat().st_size for path in killed.glob("*.jsonl")) and process.poll() is None:
         time.sleep(0.005)
     kill(process)
-    assert contents(killed).keys() < contents(folder).keys()
+    assert contents(killed) != contents(folder)
     run_to_end(arguments, killed, **more)
     assert contents(killed) == contents(folder)

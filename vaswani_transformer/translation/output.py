@@ -105,7 +105,7 @@ class ResumableFile(StreamOutput):
 
     def conflict(self, problem: str) -> UserError:
         """Return the error for a file that must not be changed."""
-        fix = f"give the same command as then, another --output, or remove it and {self.record_path.name}"
+        fix = f"give the same command as then, write elsewhere, or remove it and {self.record_path.name}"
         return UserError(f"{self.path}: {problem}; it stays unchanged: {fix}.")
 
     def skip(self, texts: Iterator[str]) -> None:
