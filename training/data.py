@@ -96,7 +96,8 @@ def distilled_files(name: str) -> list[str]:
         return [name]
     files = sorted(str(path) for path in Path(name).glob("*.jsonl"))
     shares = int(files[0].rpartition("-of-")[2].removesuffix(".jsonl")) if files else 1
-    finished = sum(json.loads(Path(f"{file}.record").read_bytes())["is_finished"] for file in files)
+    records = [record for file in files if (record := Path(f"{file}.record")).exists()]
+    finished = sum(json.loads(record.read_bytes())["is_finished"] for record in records)
     if not finished == shares == len(files):
         problem = f"has {finished} of {shares} finished files"
         raise UserError(f"data.distilled: {name} {problem}; repeat training.distill.")
