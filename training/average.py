@@ -10,7 +10,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from training.checkpoints import WEIGHTS, mean_weights, regular_checkpoints, step_of
+from training.checkpoints import WEIGHTS, complete_checkpoints, mean_weights, step_of
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import atomic_folder
 
@@ -19,7 +19,7 @@ SAVED = ("config.json", "generation_config.json", "tokenizer*", "special_tokens_
 
 def average(run: Path, last: int, output: Path) -> list[int]:
     """Write the mean of a run's last checkpoints, with its configuration and tokenizer, and return their steps."""
-    checkpoints = regular_checkpoints(run)[-last:]
+    checkpoints = complete_checkpoints(run, with_interrupted=False)[-last:]
     if last < 1 or len(checkpoints) < last:
         raise UserError(f"{run}: has {len(checkpoints)} complete checkpoints, expected {last}; give a smaller --last.")
     with atomic_folder(output) as staging:

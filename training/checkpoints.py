@@ -29,13 +29,10 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def complete_checkpoints(run: Path) -> list[Path]:
+def complete_checkpoints(run: Path, with_interrupted: bool = True) -> list[Path]:
     """Return the complete checkpoints of a run, oldest first."""
-    return sorted((mark.parent for mark in (run / CHECKPOINTS).glob(f"checkpoint-*/{COMPLETE}")), key=step_of)
-
-
-def regular_checkpoints(run: Path) -> list[Path]:
-    return [checkpoint for checkpoint in complete_checkpoints(run) if not (checkpoint / INTERRUPTED).exists()]
+    complete = [mark.parent for mark in (run / CHECKPOINTS).glob(f"checkpoint-*/{COMPLETE}")]
+    return sorted((path for path in complete if with_interrupted or not (path / INTERRUPTED).exists()), key=step_of)
 
 
 def begin_checkpoint(checkpoint: Path) -> None:
@@ -54,7 +51,7 @@ def finish_checkpoint(checkpoint: Path, keep: int, best_step: int | None, is_int
             (checkpoint / INTERRUPTED).touch()
         (checkpoint / COMPLETE).touch()
         run = checkpoint.parents[1]
-        regular = regular_checkpoints(run)
+        regular = complete_checkpoints(run, with_interrupted=False)
         spare = [path for path in regular[:-1] if step_of(path) != best_step][: max(0, len(regular) - keep)]
         replaced = [path for path in complete_checkpoints(run)[:-1] if path not in regular]
         for path in [*spare, *replaced]:

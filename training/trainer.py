@@ -39,9 +39,9 @@ from training.checkpoints import (
     SECONDS,
     STATE,
     begin_checkpoint,
+    complete_checkpoints,
     finish_checkpoint,
     mean_weights,
-    regular_checkpoints,
     step_of,
 )
 from training.data import Data
@@ -402,7 +402,7 @@ class PaperTrainer(Seq2SeqTrainer):
         last, best = self.recipe.training.average_last, self.state.best_global_step or self.state.global_step
         checkpoints = [self.run / CHECKPOINTS / f"checkpoint-{best}"]
         if last is not None:
-            checkpoints = regular_checkpoints(self.run)[-last:]
+            checkpoints = complete_checkpoints(self.run, with_interrupted=False)[-last:]
         load_weights(self.model, mean_weights(checkpoints))
         steps = [step_of(checkpoint) for checkpoint in checkpoints]
         level = logging.INFO if last in (None, len(steps)) else logging.WARNING

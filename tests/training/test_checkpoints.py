@@ -19,7 +19,6 @@ from training.checkpoints import (
     finish_checkpoint,
     last_checkpoint,
     mean_weights,
-    regular_checkpoints,
     step_of,
 )
 from training.machine import init_processes
@@ -88,7 +87,7 @@ def test_interrupted_checkpoint_is_replaced_by_the_next_and_counts_for_no_mean(t
     finish(tmp_path, 3)
     finish(tmp_path, 4, keep=1, is_interrupted=True)
     assert steps(complete_checkpoints(tmp_path)) == [3, 4]
-    assert steps(regular_checkpoints(tmp_path)) == [3]
+    assert steps(complete_checkpoints(tmp_path, with_interrupted=False)) == [3]
     assert step_of(last_checkpoint(tmp_path) or tmp_path) == 4
     finish(tmp_path, 5, is_interrupted=True)
     assert steps(complete_checkpoints(tmp_path)) == [3, 5]
