@@ -64,7 +64,7 @@ class ResumableFile(StreamOutput):
         with write_errors(path, "name another --output"):
             super().__init__(path.open("ab"), str(path))
         self.path, self.record_path = path, path.with_name(f"{path.name}.record")
-        self.texts, self.results = hashlib.sha256(), hashlib.sha256()  # a zero byte follows each text
+        self.texts_digest, self.results_digest = hashlib.sha256(), hashlib.sha256()  # a zero byte follows each text
         self.record: dict[str, Any] = {"settings": settings, "layouts": {}, "texts": 0, "size": 0, "is_finished": False}
         try:
             self.lock()
@@ -97,9 +97,9 @@ class ResumableFile(StreamOutput):
         size = self.record["size"]
         with self.path.open("rb") as file:
             while block := file.read(min(size - file.tell(), 1 << 20)):
-                self.results.update(block)
-        is_longer = self.path.stat().st_size > size
-        if self.results.hexdigest() != self.record["results_sha256"] or (self.record["is_finished"] and is_longer):
+                self.results_digest.update(block)
+        is_extended = self.record["is_finished"] and self.path.stat().st_size > size
+        if is_extended or self.results_digest.hexdigest() != self.record["results_sha256"]:
             raise self.conflict("was changed by another program")
         self.stream.truncate(size)
 
@@ -111,8 +111,8 @@ class ResumableFile(StreamOutput):
     def skip(self, texts: Iterator[str]) -> None:
         """Read the texts that have results, and check that they have not changed."""
         for text in islice(texts, self.done):
-            self.texts.update(text.encode() + b"\0")
-        if self.done and self.texts.hexdigest() != self.record["texts_sha256"]:
+            self.texts_digest.update(text.encode() + b"\0")
+        if self.done and self.texts_digest.hexdigest() != self.record["texts_sha256"]:
             raise self.conflict(f"was made from another input, whose first {self.done} texts differ")
         if self.is_finished and next(texts, None) is not None:
             raise self.conflict(f"is finished, and the input has more than its {self.done} texts")
@@ -121,14 +121,14 @@ class ResumableFile(StreamOutput):
         """Append the lines of the results of texts, and then record them."""
         super().write(texts, lines)
         for text in texts:
-            self.texts.update(text.encode() + b"\0")
+            self.texts_digest.update(text.encode() + b"\0")
         for line in lines:
-            self.results.update(f"{line}\n".encode())
+            self.results_digest.update(f"{line}\n".encode())
         self.save_record(texts=self.record["texts"] + len(texts), size=self.path.stat().st_size)
 
     def save_record(self, **changes: Any) -> None:
         """Write the record with changed fields, after the results have reached the disk."""
-        digests = {"texts_sha256": self.texts.hexdigest(), "results_sha256": self.results.hexdigest()}
+        digests = {"texts_sha256": self.texts_digest.hexdigest(), "results_sha256": self.results_digest.hexdigest()}
         self.record |= digests | changes
         with write_errors(self.path, self.fix):
             os.fsync(self.stream.fileno())
