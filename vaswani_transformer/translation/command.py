@@ -215,17 +215,17 @@ def write_results(
         while window := list(islice(texts, form.options.sort_lines)):
             lines: list[str] = []
             try:
-                for translation in translator(window, progress=bar.update):
+                for translation in translator.translate_window(window, number, progress=bar.update):
                     number += 1
                     warn_of_truncation(translation, f"{name}, line {number}")
                     if translation.unknown_words:
                         unknown_lines += 1
                         first_unknown = first_unknown or f"line {number}: {translation.unknown_words[0]!r}"
                     lines += form.write(translation, number)
-            except TooLongError as error:  # before the first translation of the window
+            except TooLongError as error:
                 problem = f"{error.tokens} tokens, more than {error.limit}"
                 fix = "shorten it, or give another --too_long."
-                raise UserError(f"{name}, line {number + error.index + 1}: {problem}; {fix}") from error
+                raise UserError(f"{name}, line {error.index + 1}: {problem}; {fix}") from error
             output.write(window, lines)
     output.finish()
     if unknown_lines:

@@ -186,13 +186,14 @@ class Translator:
         remaining, first = iter(texts), 0
         while window := list(islice(remaining, self.sort_lines)):
             if first + len(window) > skip:
-                yield from self.translate_window(window, first, max(0, skip - first), progress or (lambda _: None))
+                yield from self.translate_window(window, first, max(0, skip - first), progress)
             first += len(window)
 
     def translate_window(
-        self, texts: list[str], first: int, skip: int, progress: Callable[[int], object]
+        self, texts: list[str], first: int, skip: int = 0, progress: Callable[[int], object] | None = None
     ) -> list[Translation]:
         """Return the translations of `texts[skip:]`; `first` is the index of the window's first text."""
+        report = progress or (lambda _: None)
         encoder = text_encoder(self.tokenizer)
         encoded = encoder(texts, return_attention_mask=False, verbose=False)
         unknown = unknown_words(self.tokenizer, encoded, texts)
@@ -208,13 +209,13 @@ class Translator:
                 is_truncated[index] = True
         empty = Hypothesis("", 0, 0.0 if self.scores else None)
         hypotheses = [[empty] * self.settings.values.get("num_return_sequences", 1) for _ in texts]
-        progress(sum(not source for source in sources[skip:]))
+        report(sum(not source for source in sources[skip:]))
         for batch in batches_by_length(list(map(len, sources)), self.batch_tokens):
             if wanted := sum(index >= skip for index in batch):
                 results = self.translate_batch([sources[index] for index in batch], [texts[index] for index in batch])
                 for index, result in zip(batch, results, strict=True):
                     hypotheses[index] = result
-                progress(wanted)
+                report(wanted)
         limit = self.max_source_tokens
         return [
             Translation(hypotheses[index], lengths[index], is_truncated[index], limit, unknown[index], texts[index])
