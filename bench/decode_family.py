@@ -29,10 +29,10 @@ from transformers.utils import logging
 from bench.measuring import Row, clock, make_parser, median_ratio, report, rotated, sources_of, table
 from training.metrics import bleu, chrf, text_statistics
 from vaswani_transformer import prepare_for_inference
-from vaswani_transformer.support.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
+from vaswani_transformer.support.checked_loading import load_model, load_tokenizer
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.modes import is_non_autoregressive
-from vaswani_transformer.tokenizer import text_encoder
+from vaswani_transformer.tokenizer import check_vocabulary, text_encoder
 
 BATCH = 32
 
@@ -72,7 +72,7 @@ def load_arms(options: argparse.Namespace) -> list[Arm]:
     arms: list[Arm] = []
     for name, _, folder in (pair.partition("=") for pair in options.model):
         model, tokenizer = load_model(folder), load_tokenizer(folder)
-        check_tokenizer_fits(model, tokenizer, folder)
+        check_vocabulary(model, tokenizer)
         if options.dtype != "plain":
             model = prepare_for_inference(model, options.dtype)
         for search, passes, settings in searches(model.eval(), options):
@@ -249,7 +249,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse_arguments(arguments)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    with torch.inference_mode(), exit_on_user_error():
+    with torch.inference_mode(), exit_on_user_error(ValueError):
         sources, references = read_data(options)
         arms = load_arms(options)
         rows = encode(arms, sources)

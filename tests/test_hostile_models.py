@@ -25,8 +25,9 @@ from training import average, distill, publish, score, train
 from vaswani_transformer import VaswaniFlowSeqConfig
 from vaswani_transformer.convert import command as convert
 from vaswani_transformer.parsing import command as parse
-from vaswani_transformer.support.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
+from vaswani_transformer.support.checked_loading import load_model, load_tokenizer
 from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.tokenizer import check_vocabulary
 from vaswani_transformer.translation import command as translate
 
 SEARCH, CONFIG = "generation_config.json", "config.json"
@@ -193,8 +194,8 @@ def test_token_beyond_the_models_embeddings_is_an_error(copy: Path) -> None:
     fields = json.loads((copy / TOKENIZER).read_text())
     fields["post_processor"]["special_tokens"]["</s>"]["ids"] = [1_000_000]
     change(copy / TOKENIZER, **fields)
-    with user_error("its tokenizer has 1000001 entries and the model 300"):
-        check_tokenizer_fits(load_model(str(copy)), load_tokenizer(str(copy)), "m")
+    with pytest.raises(ValueError, match="its tokenizer has 1000001 entries and the model 300"):
+        check_vocabulary(load_model(str(copy)), load_tokenizer(str(copy)))
 
 
 @pytest.mark.parametrize("field", ["encoder_layers", "decoder_layers", "flow_steps"])

@@ -20,7 +20,6 @@ from tests.helpers import (
     random_tokens,
     tiny_config,
     tiny_model,
-    user_error,
 )
 from vaswani_transformer import (
     MaskingCollator,
@@ -32,7 +31,7 @@ from vaswani_transformer import (
 from vaswani_transformer.pipeline import VaswaniTransformerTranslationPipeline
 from vaswani_transformer.registration import register
 from vaswani_transformer.stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
-from vaswani_transformer.support.checked_loading import check_tokenizer_fits
+from vaswani_transformer.tokenizer import check_vocabulary
 from vaswani_transformer.translation.translator import translate
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -184,10 +183,10 @@ def test_tokenizer_without_the_models_mask_ends_in_one_line(tokens_before: int |
         tokenizer.add_tokens(["<other>"] * tokens_before)
         tokenizer.add_special_tokens({"mask_token": "<mask>"})
     if tokens_before == 0:
-        check_tokenizer_fits(model, tokenizer, "m")
+        check_vocabulary(model, tokenizer)
         return
-    with user_error(r"^m: its tokenizer does not fit the model's mask_token_id; got .* <mask>, exp"):
-        check_tokenizer_fits(model, tokenizer, "m")
+    with pytest.raises(ValueError, match=r"its tokenizer does not fit the model's mask_token_id; got .* <mask>, exp"):
+        check_vocabulary(model, tokenizer)
 
 
 @pytest.mark.parametrize("call", [translate, make_pipeline])

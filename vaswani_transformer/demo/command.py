@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     logging.disable_progress_bar()
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read while Gradio is imported
-    with exit_on_user_error():
+    with exit_on_user_error(ValueError):
         page = load_page(**vars(LoadOptions.of(options)))
         try:
             _, address, _ = page.launch(server_port=options.port, **LAUNCH)

@@ -219,7 +219,7 @@ def title_and_examples(options: LoadOptions) -> tuple[str, list[str]]:
 def load_page(model: str, **settings: Any) -> "gr.Blocks":
     """Return the Gradio page of a model in a folder or on the Hub; on a CPU it is prepared for inference.
 
-    `settings` are `device`, `dtype`, `revision` and `trust_remote_code`, as the options of `vaswani-demo`. A UserError
+    `settings` are `device`, `dtype`, `revision` and `trust_remote_code`, as the options of `vaswani-demo`. A ValueError
     is raised if Gradio is not installed or the model cannot be loaded.
     """
     if find_spec("gradio") is None:

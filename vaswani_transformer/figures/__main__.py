@@ -6,10 +6,11 @@ from pathlib import Path
 
 from transformers.utils import logging
 
-from ..support.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
+from ..support.checked_loading import load_model, load_tokenizer
 from ..support.command_line import MODEL_HELP
 from ..support.errors import exit_on_user_error
 from ..support.files import write_errors
+from ..tokenizer import check_vocabulary
 from .page import attention_page
 
 
@@ -30,7 +31,7 @@ def main(arguments: list[str] | None = None) -> None:
     logging.disable_progress_bar()
     with exit_on_user_error(ValueError):
         tokenizer, model = load_tokenizer(options.model), load_model(options.model)
-        check_tokenizer_fits(model, tokenizer, options.model)
+        check_vocabulary(model, tokenizer)
         page = attention_page(model, tokenizer, options.source, options.target)
         with write_errors(options.output, "make room, or give another --output"):
             options.output.write_text(page, encoding="utf-8")

@@ -18,13 +18,11 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     PreTrainedConfig,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.utils import logging
 
 from ..config import VaswaniTransformerConfig
-from ..tokenizer import check_vocabulary
 from .errors import UserError, one_line
 from .files import read_json
 
@@ -146,11 +144,3 @@ def load_tokenizer(name: str, tokenizer_class: Any = AutoTokenizer, **settings: 
         raise UserError(f"{name}: has no tokenizer; save the model's tokenizer there with save_pretrained.")
     with load_errors(f"{name}: its tokenizer"):
         return tokenizer_class.from_pretrained(name, **{"trust_remote_code": False} | settings)
-
-
-def check_tokenizer_fits(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Check that the model has an embedding for every token, and a CMLM the tokenizer's `<mask>`."""
-    try:
-        check_vocabulary(model, tokenizer, name)
-    except ValueError as error:
-        raise UserError(str(error)) from None

@@ -11,8 +11,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import VaswaniTransformerConfig
 from ..cpu.model import prepare_for_inference
-from ..support.checked_loading import check_tokenizer_fits, load_config, load_errors, load_model, load_tokenizer
+from ..support.checked_loading import load_config, load_errors, load_model, load_tokenizer
 from ..support.errors import UserError
+from ..tokenizer import check_vocabulary
 
 MODEL_FILES = (
     "*.bin", "*.index.json", "*.model", "*.py", "*.safetensors", "*.spm", "*config.json", "*vocab*",
@@ -83,7 +84,7 @@ def load_model_and_tokenizer(options: LoadOptions) -> tuple[PreTrainedModel, Pre
     model = load_model(name, dtype="float32" if loads_float32 else dtype, config=config, **settings)
     with load_errors(name):
         model.to(device)
-    check_tokenizer_fits(model, tokenizer, name)
+    check_vocabulary(model, tokenizer)
     if is_prepared:
         model = prepare_for_inference(model, "float32" if dtype == "auto" else dtype)
     return model, tokenizer
