@@ -503,19 +503,13 @@ class NarHead(ProjectedModel, GenerationMixin):
         return lengths.repeat_interleave(settings.num_latent_samples, dim=1)
 
     def read_words(
-        self,
-        states: Tensor,
-        lengths: Tensor,
-        is_read: Tensor,
-        settings: NarSettings,
-        has_scores: bool,
-        known: tuple[Tensor, Tensor] | None = None,
+        self, states: Tensor, lengths: Tensor, is_read: Tensor, settings: NarSettings, has_scores: bool
     ) -> tuple[Tensor, Tensor]:
         """Return the most likely tokens (l B, T) of `states` (l B, T, d_model), and their log-probabilities (l B, T).
 
         The last position of each of `lengths` (l B,) is always the end token, and no other position has a suppressed
-        id; probabilities are not renormalized. Where `is_read` (l B, T) is False, both results come from `known`, or
-        are 0. Without `has_scores` the log-probabilities are not computed.
+        id; probabilities are not renormalized. Both results are 0 where `is_read` (l B, T) is False, and without
+        `has_scores` all log-probabilities are.
         """
         is_last = torch.arange(is_read.shape[1], device=lengths.device) == lengths[:, None] - 1  # (l B, T)
         suppressed = torch.tensor(settings.suppress_tokens, dtype=torch.long, device=states.device)
@@ -529,10 +523,11 @@ class NarHead(ProjectedModel, GenerationMixin):
             if has_scores:
                 logits.index_copy_(1, suppressed, kept)
                 chosen_log_probs.append(logits.gather(1, best[:, None]).squeeze(1) - logits.logsumexp(1))
-        tokens, log_probs = known or (torch.zeros_like(is_read, dtype=torch.long), states.new_zeros(is_read.shape))
+        tokens = torch.zeros_like(is_read, dtype=torch.long).masked_scatter(is_read, torch.cat(chosen))
+        log_probs = states.new_zeros(is_read.shape, dtype=accumulation_dtype(states.dtype))
         if has_scores:
-            log_probs = log_probs.to(chosen_log_probs[0].dtype).masked_scatter(is_read, torch.cat(chosen_log_probs))
-        return tokens.masked_scatter(is_read, torch.cat(chosen)), log_probs
+            log_probs = log_probs.masked_scatter(is_read, torch.cat(chosen_log_probs))
+        return tokens, log_probs
 
     def choose_targets(
         self, source: EncodedSource, targets: NarTargets, lengths: Tensor, settings: NarSettings
