@@ -179,6 +179,15 @@ def limit_of(model: VaswaniTransformerForConditionalGeneration, **arguments: Any
     return length
 
 
+def test_padding_counts_for_no_limit_whether_its_mask_is_given_or_inferred() -> None:
+    short, padded = torch.tensor([[5, 6, 7, 2]]), torch.tensor([[5, 6, 7, 2, 1, 1, 1]])
+    options: dict[str, Any] = {"max_source_relative_length": 2, "suppress_tokens": [1, 2]}
+    expected = MODEL.generate(short, **options)
+    assert expected.shape == (1, 1 + 4 + 2)
+    for mask in (None, padded.ne(1).long()):
+        assert torch.equal(MODEL.generate(padded, attention_mask=mask, **options), expected)
+
+
 def test_argument_of_the_call_wins_over_the_saved_limit() -> None:
     model = small_model(0)
     search: dict[str, Any] = {"num_beams": 2, "length_penalty_type": "gnmt", "max_source_relative_length": 5}

@@ -164,7 +164,11 @@ class CallSettings:
             source = next((tensor for tensor in given if tensor is not None), None)
             if source is None:
                 return None
-            mask = torch.ones(source.shape[:2], device=source.device)
+            pad, ends = self.values.get("pad_token_id"), as_token_ids(self.values.get("eos_token_id"))
+            if source.dim() == 2 and pad is not None and pad not in ends:
+                mask = source.ne(pad)  # as Transformers infers it
+            else:
+                mask = torch.ones(source.shape[:2], device=source.device)
         limits = mask.ne(0).sum(-1) + relative
         return limits if self.num_positions is None else limits.clamp(max=self.num_positions + 1 - self.prompt_length)
 
