@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import ModelAndTokenizer, Run, error_line, memorizing_model, model_of_pairs, save
-from tests.translation.commands import lines, run_on
+from tests.translation.commands import command_runner, lines
 from tests.trees import GOLD, read
 from vaswani_transformer import VaswaniTransformerTokenizer, parse
 from vaswani_transformer.parsing import command, draw_tree_text, linearize
@@ -35,12 +35,7 @@ def folder(parser: ModelAndTokenizer, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture
 def run(folder: str, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
-    """Return a function that runs the command in this process and returns its output, errors and status."""
-
-    def run(*arguments: object, stdin: str = "", model: object = folder) -> tuple[str, str, str | int | None]:
-        return run_on(stdin.encode(), command.main, [model, *arguments], capsysbinary)
-
-    return run
+    return command_runner(command.main, folder, capsysbinary)
 
 
 def test_model_that_is_no_parser_is_refused(run: Run, saved: Path) -> None:

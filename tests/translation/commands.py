@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from tests.helpers import PAIRS, run_main
+from tests.helpers import PAIRS, Run, run_main
 
 SOURCES, TARGETS = list(PAIRS), list(PAIRS.values())
 
@@ -17,9 +17,12 @@ def lines(texts: Iterable[object]) -> str:
     return "".join(f"{text}\n" for text in texts)
 
 
-def run_on(
-    stdin: bytes, main: Callable[[list[str]], None], arguments: Iterable[object], capture: pytest.CaptureFixture[Any]
-) -> tuple[str, str, str | int | None]:
-    """Run a command in this process on a standard input; return its output, its errors and its status."""
-    with mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8")):
-        return run_main(main, arguments, capture)
+def command_runner(main: Callable[[list[str]], None], folder: str, capture: pytest.CaptureFixture[Any]) -> Run:
+    """Return a function that runs a command in this process and returns its output, errors and status."""
+
+    def run(*arguments: object, stdin: str | bytes = "", model: object = folder) -> tuple[str, str, str | int | None]:
+        content = io.BytesIO(stdin.encode() if isinstance(stdin, str) else stdin)
+        with mock.patch.object(sys, "stdin", io.TextIOWrapper(content, encoding="utf-8")):
+            return run_main(main, [model, *arguments], capture)
+
+    return run

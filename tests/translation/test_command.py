@@ -29,7 +29,7 @@ from tests.helpers import (
     tiny_model,
     user_error,
 )
-from tests.translation.commands import SOURCES, TARGETS, lines, run_on
+from tests.translation.commands import SOURCES, TARGETS, command_runner, lines
 from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
     VaswaniTransformerTokenizer,
@@ -51,20 +51,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def run(folder: str, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
-    """Return a function that runs the command in this process and returns its output, errors and status."""
-
-    def run(*arguments: object, stdin: bytes = b"", model: str | Path = folder) -> tuple[str, str, str | int | None]:
-        return run_on(stdin, command.main, [model, *arguments], capsysbinary)
-
-    return run
+    return command_runner(command.main, folder, capsysbinary)
 
 
 def test_every_line_has_its_translation_and_an_empty_line_stays_empty(run: Run) -> None:
     source = [SOURCES[0], "", *SOURCES[1:4], " \t", *SOURCES[4:]]
     expected = [TARGETS[0], "", *TARGETS[1:4], "", *TARGETS[4:]]
-    assert run(stdin=lines(source).encode()) == (lines(expected), "", 0)
-    assert run("--window=3", "--batch_tokens=20", stdin=lines(source).encode()[:-1]) == (lines(expected), "", 0)
-    assert run(stdin=b"") == ("", "", 0)
+    assert run(stdin=lines(source)) == (lines(expected), "", 0)
+    assert run("--window=3", "--batch_tokens=20", stdin=lines(source)[:-1]) == (lines(expected), "", 0)
+    assert run(stdin="") == ("", "", 0)
 
 
 def n_best(folder: str, **settings: Any) -> list[list[Hypothesis]]:
@@ -84,9 +79,9 @@ def test_scores_stand_before_their_translations_and_the_lines_number_before_n_be
 
 def test_json_lines_give_json_lines(run: Run, folder: str) -> None:
     rows = [json.dumps({"id": number, "text": text}) for number, text in enumerate(SOURCES)]
-    output, _, _ = run("--format=jsonl", stdin=lines([*rows, '{"text": ""}', ""]).encode())
+    output, _, _ = run("--format=jsonl", stdin=lines([*rows, '{"text": ""}', ""]))
     assert [json.loads(line) for line in output.splitlines()] == [{"translation": text} for text in [*TARGETS, "", ""]]
-    output, _, _ = run("--format=jsonl", "--nbest=2", "--scores", stdin=lines(rows).encode())
+    output, _, _ = run("--format=jsonl", "--nbest=2", "--scores", stdin=lines(rows))
     for line, best in zip(output.splitlines(), n_best(folder, num_return_sequences=2), strict=True):
         expected = [{"translation": each.text, "score": round(cast(float, each.score), 4)} for each in best]
         assert json.loads(line) == expected[0] | {"nbest": expected}
@@ -145,8 +140,8 @@ def test_search_is_the_models_unless_options_set_it(run: Run, monkeypatch: pytes
         return generate(self, **arguments)
 
     monkeypatch.setattr(VaswaniTransformerForConditionalGeneration, "generate", watched)
-    run(stdin=b"hello world")
-    run("--beams=2", "--length_penalty=1.5", "--max_length=3", "--nbest=2", stdin=b"hello world")
+    run(stdin="hello world")
+    run("--beams=2", "--length_penalty=1.5", "--max_length=3", "--nbest=2", stdin="hello world")
     saved = {"num_beams": 2, "length_penalty": 1.5, "max_new_tokens": 3, "num_return_sequences": 2}
     assert calls == [{"num_return_sequences": 1}, saved]
 
@@ -188,11 +183,11 @@ def folder_of_words(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_lines_with_unknown_words_are_counted_in_one_line_at_the_end(run: Run, folder_of_words: Path) -> None:
     texts = [SOURCES[0], f"{SOURCES[0]} warld", SOURCES[1], "§ \x1b"]
-    _, errors, status = run("--max_length=5", stdin=lines(texts).encode(), model=folder_of_words)
+    _, errors, status = run("--max_length=5", stdin=lines(texts), model=folder_of_words)
     warning = "lines with words that the vocabulary lacks, so guesses: 2 (line 2: 'warld')"
     assert (errors, status) == (f"standard input: {warning}.\n", 0)
-    assert run("--max_length=5", stdin=lines(SOURCES).encode(), model=folder_of_words)[1:] == ("", 0)
-    _, errors, _ = run("--interactive", "--max_length=5", stdin=lines(texts[:2]).encode(), model=folder_of_words)
+    assert run("--max_length=5", stdin=lines(SOURCES), model=folder_of_words)[1:] == ("", 0)
+    _, errors, _ = run("--interactive", "--max_length=5", stdin=lines(texts[:2]), model=folder_of_words)
     assert errors == "Unknown words, whose results are guesses: 'warld'.\n"
 
 
@@ -204,7 +199,7 @@ def test_model_on_a_cpu_is_prepared_in_the_requested_dtype(
     monkeypatch.setattr(
         loading, "prepare_for_inference", lambda *given: dtypes.append(given[1]) or prepare_for_inference(*given)
     )
-    assert run("--device=cpu", f"--dtype={dtype}", stdin=lines(SOURCES).encode()) == (lines(TARGETS), "", 0)
+    assert run("--device=cpu", f"--dtype={dtype}", stdin=lines(SOURCES)) == (lines(TARGETS), "", 0)
     assert dtypes == ([] if expected is None else [expected])
 
 
@@ -236,7 +231,7 @@ def test_batch_too_large_for_the_device_ends_the_command_with_the_way_out(
     error = torch.OutOfMemoryError("tried to allocate 9 GiB\nand more")
     monkeypatch.setattr(VaswaniTransformerForConditionalGeneration, "generate", Mock(side_effect=error))
     fix = "give a smaller --batch_tokens or fewer --beams."
-    assert error_line(run(stdin=b"cat\n")) == f"The device has too little memory for a batch; {fix}\n"
+    assert error_line(run(stdin="cat\n")) == f"The device has too little memory for a batch; {fix}\n"
 
 
 @pytest.mark.parametrize(
@@ -263,9 +258,9 @@ def test_model_that_does_not_fit_ends_the_command_with_one_line(run: Run, folder
     tokenizer = load_tokenizer(folder)
     save(tmp_path / "other", tiny_model(), tokenizer)
     expected = f"{tmp_path}/other: its tokenizer has {len(tokenizer)} entries and the model 99; give a model with its "
-    assert error_line(run(stdin=b"cat\n", model=tmp_path / "other")).startswith(expected)
+    assert error_line(run(stdin="cat\n", model=tmp_path / "other")).startswith(expected)
     MarianConfig(vocab_size=9, pad_token_id=1, decoder_start_token_id=1).save_pretrained(tmp_path)
-    assert error_line(run("--dtype=int8", "--device=cpu", stdin=b"cat\n", model=tmp_path)) == (
+    assert error_line(run("--dtype=int8", "--device=cpu", stdin="cat\n", model=tmp_path)) == (
         f"--dtype=int8: is for models of this package on a CPU, not for {tmp_path} on cpu; give another --dtype, or "
         "--device=cpu.\n"
     )
@@ -342,10 +337,10 @@ def test_unfinished_output_of_other_settings_or_another_model_is_an_error_and_ot
 
 
 def test_record_has_the_complete_search_and_a_device_has_none(run: Run, tmp_path: Path) -> None:
-    run("--beams=2", "--output", tmp_path / "target", stdin=b"cat\n")
+    run("--beams=2", "--output", tmp_path / "target", stdin="cat\n")
     search = json.loads((tmp_path / "target.record").read_text())["search"]
     assert (search["num_beams"], search["length_penalty_type"], search["max_source_relative_length"]) == (2, "gnmt", 50)
-    assert run("--output", "/dev/null", stdin=b"cat\n") == ("", "", 0)
+    assert run("--output", "/dev/null", stdin="cat\n") == ("", "", 0)
 
 
 @pytest.mark.slow
@@ -371,7 +366,7 @@ def test_interactive_session_prints_a_line_for_a_line(run: Run) -> None:
     assert (output, status) == (lines([TARGETS[0], "", TARGETS[1]]), 0)
     assert errors.startswith("standard input, line 1: not UTF-8 (")
     options = ("--interactive", "--too_long=error", "--max_source_tokens=8")
-    output, errors, _ = run(*options, stdin=lines(SOURCES[:3]).encode())
+    output, errors, _ = run(*options, stdin=lines(SOURCES[:3]))
     assert (output, errors.partition(";")[0]) == (lines(TARGETS[:2]), "Text 0 has 9 tokens, more than 8")
 
 

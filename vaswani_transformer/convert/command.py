@@ -57,13 +57,6 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def check_other_folder(options: argparse.Namespace) -> None:
-    """Check that OUT does not contain the model, which --force would delete."""
-    model = Path(options.model).resolve()
-    if options.output.exists() and model.exists() and any(map(options.output.samefile, (model, *model.parents))):
-        raise UserError(f"{options.output}: holds the model itself; name another folder.")
-
-
 def convert_to_ctranslate2(options: argparse.Namespace) -> None:
     check_type(options.model, VaswaniTransformerConfig.model_type, revision=options.revision)
     tokenizer = load_tokenizer(options.model, revision=options.revision)
@@ -100,9 +93,11 @@ def save(imported: ImportResult, options: argparse.Namespace) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse_arguments(arguments)
+    model = Path(options.model).resolve()
     logging.disable_progress_bar()
     with exit_on_user_error(ValueError, OSError, ImportError, SafetensorError):
-        check_other_folder(options)
+        if options.output.exists() and model.exists() and any(map(options.output.samefile, (model, *model.parents))):
+            raise UserError(f"{options.output}: holds the model itself; name another folder.")  # --force deletes it
         check_new_folder(options.output, options.force)
         if options.format == "ctranslate2":
             convert_to_ctranslate2(options)
