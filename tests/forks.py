@@ -65,7 +65,6 @@ class ForkedCommand:
         self,
         program: str,
         arguments: Sequence[str],
-        environment: Mapping[str, str] = os.environ,
         folder: Path = ROOT,
         launch: Sequence[str] = (),
     ) -> None:
@@ -73,7 +72,7 @@ class ForkedCommand:
         self.files = [str(Path(self.folder.name) / name) for name in ("output", "errors")]
         for file in self.files:
             Path(file).touch()
-        shared = {**environment, **(launch_environment(launch) if launch else {})}
+        shared = {**os.environ, **(launch_environment(launch) if launch else {})}
         ranks = [{"RANK": rank, "LOCAL_RANK": rank} for rank in "01"] if launch else [{}]
         self.members = [
             FORKS.Process(target=run_program, args=(program, arguments, shared | rank, self.files, folder))
@@ -94,10 +93,11 @@ class ForkedCommand:
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Return what the command wrote to its output and to its errors, once it has ended."""
+        """Return what the command wrote to its output and to its errors, once it has ended; kill it at the timeout."""
         end = None if timeout is None else time.monotonic() + timeout
         for member in self.members:
             if not wait([member.sentinel], None if end is None else max(0.0, end - time.monotonic())):
+                self.kill()
                 raise subprocess.TimeoutExpired(member.name, timeout or 0)
             member.join()
         output, errors = (Path(file).read_text(encoding="utf-8") for file in self.files)

@@ -79,7 +79,7 @@ def main(kind: str, folder: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tensor", "fsdp"])
 def test_model_split_over_two_processes_equals_the_complete_model(kind: str, tmp_path: Path) -> None:
-    command = ForkedCommand(__file__, [kind, str(tmp_path)], launch=TWO_PROCESSES[1:])
+    command = ForkedCommand(__file__, [kind, str(tmp_path)], launch=TWO_PROCESSES)
     output, errors = command.communicate(timeout=300)
     assert command.returncode == 0, errors
     differences = json.loads(output.splitlines()[-1])

@@ -1,17 +1,13 @@
 """Small runs of the training command, in this process or in others."""
 
 import json
-import os
 import shutil
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
 import torch
 import yaml
 from safetensors.torch import load_file
@@ -27,7 +23,9 @@ from training.recipe import Recipe, load_recipe
 from training.train import begin_run, make_model, make_trainer, open_run, run
 from training.trainer import PaperTrainer
 
-Process = ForkedCommand | subprocess.Popen[str]
+LAUNCHES = f"--config_file={ROOT}/training/accelerate"  # of `accelerate launch`
+TWO_PROCESSES = (f"{LAUNCHES}/two-cpu-processes.yaml", "-m")
+TWO_SHARDS = (f"{LAUNCHES}/eight-gpus-fsdp2.yaml", "--num_processes=2", "-m")
 SPLITS = ("train", "validation", "test")
 LANGUAGE = [
     f"{number} {noun}" for number in ("one", "two", "three", "four") for noun in ("tree", "dog", "house", "sea")
@@ -36,7 +34,7 @@ TINY: dict[str, Any] = {
     "tokenizer": {"vocab_size": 280},
     "model": {"d_model": 16, "d_ff": 16, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.1},
     "training": {
-        **{"source_tokens": 60, "target_tokens": 60, "warmup_steps": 10},
+        **{"source_tokens": 60, "target_tokens": 60},
         **{"evaluation_steps": 3, "log_steps": 1, "keep_checkpoints": 10},
     },
 }
@@ -59,7 +57,7 @@ def make_arguments(folder: Path, **texts: Sequence[str]) -> list[str]:
     recipe = folder / "own.yaml"
     files = {split: f"{split}.jsonl" for split in SPLITS}
     recipe.write_text(yaml.safe_dump({"name": "own", "data": {"kind": "json", "path": str(data)} | files} | TINY))
-    return [str(recipe)]
+    return [str(recipe), "--training.warmup_steps=10"]
 
 
 def last_of_each(*arguments: str) -> list[str]:
@@ -93,55 +91,19 @@ def trainer_in(arguments: list[str], folder: Path, *more: str) -> PaperTrainer:
     return make_trainer(recipe, folder, data, make_model(recipe, data.tokenizer))
 
 
-def launched_by(file: str, *options: str) -> tuple[str, ...]:
-    """Return `accelerate launch` with one of the project's files."""
-    return ("accelerate.commands.launch", f"--config_file={ROOT}/training/accelerate/{file}.yaml", *options, "-m")
-
-
-TWO_PROCESSES = launched_by("two-cpu-processes")
-TWO_SHARDS = launched_by("eight-gpus-fsdp2", "--num_processes=2")
-
-
 def start(
     arguments: list[str],
     folder: Path,
     *more: str,
-    launcher: Sequence[str] = (),
+    launch: Sequence[str] = (),
     module: str = "training.train",
     change: str | None = None,
-    is_fork: bool = True,
-) -> Process:
-    """Start the command, another module or a changed run with its arguments, in processes that SIGINT can interrupt.
-
-    `is_fork=False` starts a new interpreter, and the launcher itself. A background job of a shell ignores SIGINT, and
-    processes inherit that.
-    """
+) -> ForkedCommand:
+    """Start the command, another module or a changed run with its arguments, in one process or as launched."""
     arguments = [*arguments, f"--output_dir={folder}", *more]
     if change is not None:
         module, arguments = "tests.training.changed_run", [change, *arguments]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    if is_fork:
-        return ForkedCommand(module, arguments, environment, launch=launcher[1:])
-    return subprocess.Popen(
-        [sys.executable, "-m", *launcher, module, *arguments],
-        cwd=ROOT,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def kill(process: Process) -> None:
-    """Kill a run and all of its processes by SIGKILL; torch's launcher starts each in a separate session."""
-    if isinstance(process, ForkedCommand):
-        return process.kill()
-    for member in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
-        member.kill()
-    process.communicate()
-    return None
+    return ForkedCommand(module, arguments, launch=launch)
 
 
 def checkpoint_at(folder: Path, step: int) -> Path:
@@ -153,7 +115,7 @@ def last_step(folder: Path) -> int:
     return max(map(step_of, complete_checkpoints(folder)), default=0)
 
 
-def wait_for_checkpoint(process: Process, folder: Path, step: int = 1) -> None:
+def wait_for_checkpoint(process: ForkedCommand | subprocess.Popen[bytes], folder: Path, step: int = 1) -> None:
     """Wait until a run has a complete checkpoint of this step or a later one, or has ended."""
     while last_step(folder) < step and process.poll() is None:
         time.sleep(0.02)
@@ -171,11 +133,7 @@ def entries(results: dict[str, Any], name: str = "loss") -> list[dict[str, Any]]
 def run_to_end(arguments: list[str], folder: Path, *more: str, **launch: Any) -> str:
     """Start the command, which must succeed, and return its output."""
     process = start(arguments, folder, *more, **launch)
-    try:
-        output, errors = process.communicate(timeout=300)
-    except subprocess.TimeoutExpired:
-        kill(process)
-        raise
+    output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     return output
 

@@ -18,7 +18,7 @@ from tests.helpers import (
     tiny_model,
     user_error,
 )
-from tests.training.runs import TWO_PROCESSES, kill, make_arguments, run_to_end, start
+from tests.training.runs import TWO_PROCESSES, make_arguments, run_to_end, start
 from training import distill as command
 from training.data import load_pairs
 from training.distill import main
@@ -194,14 +194,14 @@ def test_killed_distillation_of_two_processes_writes_the_bytes_of_an_uninterrupt
 ) -> None:
     rows = [json.dumps({"translation": {"en": f"{source} {n}", "de": "x"}}) for n in range(30) for source in PAIRS]
     (tmp_path / "data" / "train.jsonl").write_text("\n".join(rows))
-    more: dict[str, Any] = {"module": "training.distill", "launcher": TWO_PROCESSES}
+    more: dict[str, Any] = {"module": "training.distill", "launch": TWO_PROCESSES}
     arguments, killed = [str(saved), str(recipe), "--window=9", "--batch_tokens=20"], tmp_path / "killed"
     for shard in (1, 2):
         distill("--window=9", "--batch_tokens=20", f"--shard={shard}/2", folder=folder)
     process = start(arguments, killed, **more)
     while not any(path.stat().st_size for path in killed.glob("*.jsonl")) and process.poll() is None:
         time.sleep(0.005)
-    kill(process)
+    process.kill()
     assert contents(killed) != contents(folder)
     run_to_end(arguments, killed, **more)
     assert contents(killed) == contents(folder)

@@ -34,19 +34,6 @@ RESULTS_PAGE = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
-def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Return a function that gives the line with which a dry run ends, which leaves nothing."""
-
-    def line_of(run: Path, *options: str) -> str:
-        capsys.readouterr()  # the progress bar of saving
-        line = error_line(run_main(main, [run, REPOSITORY, f"--dry_run={tmp_path / 'dry'}", *options], capsys))
-        assert not (tmp_path / "dry").exists()
-        return line
-
-    return line_of
-
-
-@pytest.fixture
 def run(tmp_path: Path) -> Path:
     """Save the model of pairs as a run with invented results."""
     folder = save(tmp_path / "run", *model_of_pairs())
@@ -57,29 +44,36 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("content", [None, "{"])
-def test_unfinished_run_is_an_error(tmp_path: Path, refused: Callable[..., str], content: str | None) -> None:
-    if content is not None:
-        (tmp_path / "results.json").write_text(content)
-    assert re.search(r"results\.json: cannot be read \(.*\); give the training command again", refused(tmp_path))
+UNFINISHED = r"results\.json: cannot be read \(.*\); give the training command again"
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("name", "spoil", "message"),
     [
-        (lambda run: (run / "generation_config.json").write_text("{"), r"generation_config\.json: cannot be read \("),
-        (lambda run: (run / "generation_config.json").unlink(), r"run: has no generation_config\.json"),
+        ("results.json", lambda path: path.unlink(), UNFINISHED),
+        ("results.json", lambda path: path.write_text("{"), UNFINISHED),
+        ("generation_config.json", lambda path: path.write_text("{"), r"generation_config\.json: cannot be read \("),
+        ("generation_config.json", lambda path: path.unlink(), r"run: has no generation_config\.json"),
         (
-            lambda run: tiny_config().make_generation_config(num_beams=5, length_penalty=0.6).save_pretrained(run),
+            "generation_config.json",
+            lambda path: path.write_text(path.read_text().replace('"num_beams": 4', '"num_beams": 5')),
             r"results\.json; got 5, expected 4\. Restore the file\.$",
         ),
     ],
 )
-def test_run_without_its_search_is_not_published(
-    run: Path, refused: Callable[..., str], spoil: Callable[[Path], object], message: str
+def test_run_that_is_unfinished_or_without_its_search_is_not_published(
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    spoil: Callable[[Path], object],
+    message: str,
 ) -> None:
-    spoil(run)
-    assert re.search(message, refused(run))
+    spoil(run / name)
+    capsys.readouterr()  # the progress bar of saving
+    line = error_line(run_main(main, [run, REPOSITORY, f"--dry_run={tmp_path / 'dry'}"], capsys))
+    assert re.search(message, line)
+    assert not (tmp_path / "dry").exists()
 
 
 def test_without_a_token_one_line_says_so_before_any_work(

@@ -5,6 +5,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,14 +17,12 @@ import torch
 from filelock import FileLock
 from transformers import AutoModelForSeq2SeqLM, set_seed
 
-from tests.helpers import load_tokenizer, run_main, user_error
+from tests.helpers import ROOT, load_tokenizer, run_main, save, user_error
 from tests.training import runs
 from training import train
 from training import trainer as trainer_module
 from training.checkpoints import COMPLETE, complete_checkpoints, step_of
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-
-TEACHERS = "start_from", "encoder_from"
 
 
 @pytest.mark.slow
@@ -45,27 +45,27 @@ def test_run_writes_model_recipe_results_and_checkpoints(finished_run: runs.Fini
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("file", "launcher"), [("optimizer.pt", ()), (COMPLETE, runs.TWO_PROCESSES)])
+@pytest.mark.parametrize(("file", "launch"), [("optimizer.pt", ()), (COMPLETE, runs.TWO_PROCESSES)])
 def test_run_killed_while_it_saves_resumes_to_the_same_bits(
-    arguments: list[str], tmp_path: Path, file: str, launcher: tuple[str, ...]
+    arguments: list[str], tmp_path: Path, file: str, launch: tuple[str, ...]
 ) -> None:
     """With one kept checkpoint, the one before must still be there until the new one is complete."""
     settings = [*arguments, "--training.steps=9", "--training.keep_checkpoints=1"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    runs.run_to_end(settings, whole, launcher=launcher)
-    process: Any = runs.start(settings, killed, launcher=launcher, change=f"{file}@6")
+    runs.run_to_end(settings, whole, launch=launch)
+    process: Any = runs.start(settings, killed, launch=launch, change=f"{file}@6")
     while process.poll() is None and not any(member.exitcode for member in process.members):
         time.sleep(0.02)
-    runs.kill(process)
+    process.kill()
     assert runs.last_step(killed) == 3
-    runs.run_to_end(settings, killed, launcher=launcher)
+    runs.run_to_end(settings, killed, launch=launch)
     runs.assert_same_checkpoints(whole, killed)
 
 
 @pytest.mark.slow
 def test_checkpoint_is_complete_only_when_every_process_has_written(arguments: list[str], tmp_path: Path) -> None:
     settings = [*arguments, "--training.steps=6", "--training.keep_checkpoints=1"]
-    output = runs.run_to_end(settings, tmp_path / "run", launcher=runs.TWO_PROCESSES, change="late")
+    output = runs.run_to_end(settings, tmp_path / "run", launch=runs.TWO_PROCESSES, change="late")
     assert re.findall(r"complete: (\w+), others: (\d)", output) == [("False", "0"), ("False", "1")]
 
 
@@ -180,13 +180,15 @@ def test_interrupted_run_saves_its_step_and_resumes_to_the_same_bits(arguments: 
 @pytest.mark.slow
 def test_interrupted_run_of_two_processes_resumes(arguments: list[str], tmp_path: Path) -> None:
     settings, folder = [*arguments, "--training.evaluation_steps=60", "--training.steps=3000"], tmp_path / "run"
-    process = runs.start(settings, folder, launcher=runs.TWO_PROCESSES, is_fork=False)
-    runs.wait_for_checkpoint(process, folder)
-    os.killpg(process.pid, signal.SIGTERM)
-    process.communicate(timeout=120)
+    launch = [sys.executable, "-m", "accelerate.commands.launch", *runs.TWO_PROCESSES]
+    command = [*launch, "training.train", *settings, f"--output_dir={folder}"]
+    with subprocess.Popen(command, cwd=ROOT, start_new_session=True) as process:
+        runs.wait_for_checkpoint(process, folder)
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(timeout=120)
     step = runs.last_step(folder)
     settings = runs.last_of_each(*settings, f"--training.steps={step + 3}")
-    _, errors = runs.start(settings, folder, launcher=runs.TWO_PROCESSES).communicate(timeout=300)
+    _, errors = runs.start(settings, folder, launch=runs.TWO_PROCESSES).communicate(timeout=300)
     assert f"Resuming from step {step} of {step + 3}." in errors
 
 
@@ -246,21 +248,26 @@ def test_minutes_end_a_run_and_go_on_after_an_interruption(arguments: list[str],
     assert runs.train_in(settings, again, "--training.steps=100001", "--training.minutes=0.04")["steps"] > resumed
 
 
+def shaped_as(model: Path, arguments: list[str]) -> list[str]:
+    """Return the arguments of a run that has the shape and the tokenizer of a model."""
+    config = json.loads((model / "config.json").read_text())
+    names = ("d_model", "d_ff", "num_heads", "encoder_layers", "decoder_layers")
+    shape = [f"--model.{name}={config[name]}" for name in names]
+    return [*runs.last_of_each(*arguments, *shape), f"--tokenizer.path={model}"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("field", TEACHERS)
+@pytest.mark.parametrize("field", ["start_from", "encoder_from"])
 def test_run_begins_with_the_weights_of_a_trained_model(
     arguments: list[str], tmp_path: Path, teacher: Path, field: str
 ) -> None:
-    shape = {"d_model": 32, "d_ff": 64, "num_heads": 4, "encoder_layers": 2, "decoder_layers": 2}
-    config = json.loads((teacher / "config.json").read_text())
-    shape = [f"--model.{name}={config[name]}" for name in shape]
-    given = [*runs.last_of_each(*arguments, *shape), f"--tokenizer.path={teacher}", f"--training.{field}={teacher}"]
+    given = [*shaped_as(teacher, arguments), f"--training.{field}={teacher}"]
     trainer = runs.trainer_in(given, tmp_path / "run")
     taught = AutoModelForSeq2SeqLM.from_pretrained(teacher).state_dict()
     same = {name for name, weight in trainer.model.state_dict().items() if torch.equal(weight, taught[name])}
     expected = {name for name in taught if field == "start_from" or "encoder." in name or "shared" in name}
     assert expected - {name for name in taught if "norm" in name} <= same
-    with user_error(rf"training\.{field}: .* has num_heads {config['num_heads']}; .*set model\.num_heads"):
+    with user_error(rf"training\.{field}: .* has num_heads 4; .*set model\.num_heads"):
         runs.trainer_in([*given, "--model.num_heads=1"], tmp_path / "other")
 
 
@@ -270,12 +277,8 @@ def test_weights_of_a_padded_vocabulary_can_be_taken(arguments: list[str], tmp_p
     entries = model.config.vocab_size
     model.resize_token_embeddings(pad_to_multiple_of=64)
     assert model.config.vocab_size > entries
-    padded = tmp_path / "padded"
-    model.save_pretrained(padded)
-    load_tokenizer(str(teacher)).save_pretrained(padded)
-    config = model.config
-    shape = [f"--model.{name}={getattr(config, name)}" for name in ("d_model", "d_ff", "num_heads", "encoder_layers")]
-    given = [*runs.last_of_each(*arguments, *shape), f"--tokenizer.path={padded}", f"--training.encoder_from={padded}"]
+    padded = save(tmp_path / "padded", model, load_tokenizer(teacher))
+    given = [*shaped_as(padded, arguments), f"--training.encoder_from={padded}"]
     trainer = runs.trainer_in(given, tmp_path / "run")
     torch.testing.assert_close(trainer.model.model.shared.weight, model.model.shared.weight[:entries])
 

@@ -46,7 +46,7 @@ def test_uneven_batches_and_a_single_validation_sentence_hang_no_process(tmp_pat
     settings = [*arguments, "--training.steps=5", "--training.source_tokens=20", "--training.target_tokens=20"]
     settings += ["--training.device_tokens=5", "--model.dropout=0.0"]
     settings = runs.last_of_each(*settings)
-    runs.run_to_end(settings, tmp_path / "two", launcher=runs.TWO_PROCESSES)
+    runs.run_to_end(settings, tmp_path / "two", launch=runs.TWO_PROCESSES)
     one, two = runs.train_in(settings, tmp_path / "one"), runs.results_in(tmp_path / "two")
     assert (two["processes"], two["steps"], two["test"]["sentences"]) == (2, 5, 2)
     assert two["validation"]["loss"] == pytest.approx(one["validation"]["loss"], rel=1e-3)
@@ -64,11 +64,11 @@ def test_killed_sharded_run_equals_an_unsharded_run_to_the_bit(tmp_path: Path) -
     arguments = runs.make_arguments(tmp_path, validation=sentences)
     settings = [*arguments, "--training.steps=9", "--training.evaluation_beams=2", "--score.examples=16"]
     unsharded, sharded = tmp_path / "whole", tmp_path / "sharded"
-    runs.run_to_end(settings, unsharded, launcher=runs.TWO_PROCESSES)
-    launch: Any = {"launcher": runs.TWO_SHARDS, "change": "none"}
+    runs.run_to_end(settings, unsharded, launch=runs.TWO_PROCESSES)
+    launch: Any = {"launch": runs.TWO_SHARDS, "change": "none"}
     process = runs.start(settings, sharded, **launch)
     runs.wait_for_checkpoint(process, sharded)
-    runs.kill(process)
+    process.kill()
     assert 0 < runs.last_step(sharded) < 9
     runs.run_to_end(settings, sharded, **launch)
     runs.assert_same_checkpoints(unsharded, sharded)
