@@ -100,10 +100,10 @@ def blocks_of(page: Path, language: str) -> list[str]:
     return [re.sub(rf"^{indent}", "", block, flags=re.MULTILINE) for indent, block in blocks]
 
 
-def commands_of(block: str) -> list[list[str]]:
-    """Return the words of every command of a shell block, without redirections, variables and the activation."""
+def commands_of(page: Path) -> list[list[str]]:
+    """Return the words of every shell command of a page, without redirections, variables and the activation."""
     commands = []
-    for line in block.replace("\\\n", " ").splitlines():
+    for line in "\n".join(blocks_of(page, "bash")).replace("\\\n", " ").splitlines():
         words: list[str] = []
         lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|<>")
         lexer.whitespace_split = True

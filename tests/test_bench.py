@@ -12,50 +12,49 @@ from bench import layer_complexity
 from bench.kills import write_recipe
 from tests.builders import family_of_pairs
 from tests.forks import run_forked
-from tests.helpers import PAIRS, ROOT, model_of_pairs, save, tiny_model, write_pairs
+from tests.helpers import PAIRS, ROOT, model_of_pairs, save, write_pairs
 
-# Each module's arguments and a column of its table; MODEL, DATA, RECIPE and FOLDER are made for the test.
+# Each module's arguments and a column of its table
 SMALL = ["--training.steps=2", "--training.evaluation_steps=2"]
 COMMANDS: dict[str, tuple[list[str], str]] = {
     "data_pace": ([], "target tokens/s"),
     "decode_against_marian": (["--beams=1", "--arms", "ours", "int8"], "ratio to Marian"),
     "decode_before_after": ([str(ROOT)], "same tokens"),
     "decode_family": (
-        ["--model=AR=FOLDER/ar", "--model=CMLM=FOLDER/cmlm", "--data=DATA", "--history=2", "--refinement"],
+        ["--model=AR=MADE/ar", "--model=CMLM=MADE/cmlm", "--data=MADE/pairs.jsonl", "--history=2", "--refinement"],
         "tokens changed",
     ),
     "dialects": (["iterative_vae"], "right words"),
     "dialects flowseq": (["flowseq"], "latent_temperature"),
-    "gpu": (["--minutes=13", "--out=FOLDER/results"], "difference"),
+    "gpu": (["--minutes=13", "--out=NEW/results"], "difference"),
     "kills": ([], "kills of all processes"),
-    "layer_complexity": (["--output=FOLDER/table1"], "self-attention, fused"),
+    "layer_complexity": (["--output=NEW/table1"], "self-attention, fused"),
     "memory": ([], "peak MiB"),
-    "serving": (["FOLDER/ar", "FOLDER/lines.txt"], "resident MiB"),
-    "table3": (["RECIPE", *SMALL, "--output_dir=FOLDER/runs"], "paper's BLEU"),
+    "serving": (["MADE/ar", "MADE/lines.txt"], "resident MiB"),
+    "table3": (["MADE/kills.yaml", *SMALL, "--output_dir=NEW/runs"], "paper's BLEU"),
     "train_against_marian": ([], "ours to it"),
 }
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with models, pairs, lines and a recipe."""
+    folder = tmp_path_factory.mktemp("made")
+    save(folder / "ar", *model_of_pairs())
+    save(folder / "cmlm", *family_of_pairs("cmlm"))
+    write_pairs(folder / "pairs.jsonl", 2 * list(PAIRS.items()))
+    (folder / "lines.txt").write_text("\n".join(PAIRS), encoding="utf-8")
+    write_recipe(folder)
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
-def test_bench_prints_its_table(name: str, tmp_path: Path) -> None:
+def test_bench_prints_its_table(name: str, made: Path, tmp_path: Path) -> None:
     if name in ("serving", "decode_against_marian"):
         pytest.importorskip("ctranslate2", reason="the ctranslate2 extra is not installed")
-    arguments, column = COMMANDS[name]
-    made = {"FOLDER": str(tmp_path)}
-    if name == "table3":
-        made["RECIPE"] = write_recipe(tmp_path)
-    if name == "decode_family":
-        model, tokenizer = family_of_pairs("cmlm")
-        save(tmp_path / "cmlm", model, tokenizer)
-        save(tmp_path / "ar", tiny_model(vocab_size=len(tokenizer)), tokenizer)
-        write_pairs(tmp_path / "test.jsonl", 2 * list(PAIRS.items()))
-        made["DATA"] = str(tmp_path / "test.jsonl")
-    if name == "serving":
-        save(tmp_path / "ar", *model_of_pairs())
-        (tmp_path / "lines.txt").write_text("\n".join(PAIRS), encoding="utf-8")
-    for word, value in made.items():
-        arguments = [argument.replace(word, value) for argument in arguments]
+    given, column = COMMANDS[name]
+    arguments = [argument.replace("MADE", str(made)).replace("NEW", str(tmp_path)) for argument in given]
     output = run_forked(f"bench.{name.partition(' ')[0]}", "--tiny", *arguments, folder=ROOT)
     lines = output.splitlines()
     heading = next(number for number, line in enumerate(lines) if f" {column} |" in line)

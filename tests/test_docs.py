@@ -9,10 +9,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 from urllib.request import Request, urlopen
 
 import pytest
+from transformers import AutoModelForSeq2SeqLM
 
 from docs.tools import reference
 from docs.tools.paper import PAGES as PAGES_OF_THE_PAPER
@@ -24,7 +26,6 @@ from tests.hub import Hub, client_environment, serving
 from training.recipe import load_recipe
 from training.toy_task import make_splits
 from training.train import run
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
 # The pages of the paper in code run as one program, in test_paper_page.py; blocks that hold one of these texts run in
 # test_tutorials.py and convert/test_fine_tuning.py, with their own models.
@@ -41,12 +42,6 @@ def blocks_to_run(page: Path) -> list[str]:
 
 
 RUN_PAGES = [page for page in PAGES if page not in PAGES_OF_THE_PAPER and blocks_to_run(page)]
-
-
-def page_with(text: str) -> tuple[Path, str]:
-    """Return the only Python block of all pages that holds `text`, and its page."""
-    ((page, block),) = [(page, block) for page in RUN_PAGES for block in blocks_to_run(page) if text in block]
-    return page, block
 
 
 def run_block(block: str, folder: Path, environment: dict[str, str]) -> str:
@@ -70,15 +65,15 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-PageOutputs = Callable[[Path], tuple[list[str], Path]]  # the outputs of a page's blocks, and their folder
+PageOutputs = Callable[[Path], tuple[dict[str, str], Path]]  # the output of each block of a page, and their folder
 
 
 @pytest.fixture(scope="session")
 def page_outputs(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> PageOutputs:
     """Return a function that runs a page's blocks in order, once, and returns their outputs and the folder."""
-    pages: dict[Path, tuple[list[str], Path]] = {}
+    pages: dict[Path, tuple[dict[str, str], Path]] = {}
 
-    def outputs_of(page: Path) -> tuple[list[str], Path]:
+    def outputs_of(page: Path) -> tuple[dict[str, str], Path]:
         if page not in pages:
             for package in ("ctranslate2", "fastapi", "onnx", "peft"):  # of extras
                 if any(f"{package} import" in block or f"import {package}" in block for block in blocks_to_run(page)):
@@ -89,48 +84,41 @@ def page_outputs(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> 
             (folder / "models").symlink_to(ROOT / "models")
             with serving(Hub()) as url:
                 environment = client_environment(url, folder / "home")
-                pages[page] = [run_block(block, folder, environment) for block in blocks_to_run(page)], folder
+                pages[page] = {block: run_block(block, folder, environment) for block in blocks_to_run(page)}, folder
         return pages[page]
 
     return outputs_of
 
 
-def output_with(page_outputs: PageOutputs, text: str) -> str:
-    """Return the output of the only block that holds `text`."""
-    page, block = page_with(text)
-    outputs, _ = page_outputs(page)
-    return outputs[blocks_to_run(page).index(block)]
-
-
-def translations(folder: Path, texts: list[str], **settings: object) -> list[str]:
-    """Return the translations of the model in a folder by plain `generate()`."""
-    model = VaswaniTransformerForConditionalGeneration.from_pretrained(folder)
-    tokenizer = load_tokenizer(folder)
-    batch = tokenizer(texts, padding=True, return_tensors="pt")
-    return tokenizer.batch_decode(model.generate(**batch, **settings), skip_special_tokens=True)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUN_PAGES, ids=page_name)
 def test_every_python_block_runs(page: Path, page_outputs: PageOutputs) -> None:
-    outputs, _ = page_outputs(page)
-    assert len(outputs) == len(blocks_to_run(page))
+    page_outputs(page)
+
+
+TWO = ["the dogs sleep.", "the old woman sees a house."]
+THREE = ["the cats eat.", "the young man sees the house.", "the dogs run."]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", ["torch.compile", "offload_folder", "prepare_for_inference(model"])
+@pytest.mark.parametrize(
+    ("text", "sentences", "search"),
+    [
+        ("torch.compile", TWO, {}),
+        ("offload_folder", TWO, {}),
+        ("prepare_for_inference(model", TWO, {}),
+        ("ExportedModel", THREE, {"num_beams": 1, "max_new_tokens": 30}),
+    ],
+)
 def test_another_way_of_running_the_model_gives_its_translations(
-    text: str, page_outputs: PageOutputs, quickstart: Path
+    text: str, sentences: list[str], search: dict[str, Any], page_outputs: PageOutputs, quickstart: Path
 ) -> None:
-    texts = ["the dogs sleep.", "the old woman sees a house."]
-    assert ast.literal_eval(output_with(page_outputs, text).splitlines()[-1]) == translations(quickstart, texts)
-
-
-@pytest.mark.slow
-def test_exported_model_decodes_greedily(page_outputs: PageOutputs, quickstart: Path) -> None:
-    texts = ["the cats eat.", "the young man sees the house.", "the dogs run."]
-    expected = translations(quickstart, texts, num_beams=1, max_new_tokens=30)
-    assert ast.literal_eval(output_with(page_outputs, "ExportedModel")) == expected
+    """The only Python block of all pages that holds `text` prints what plain `generate()` finds."""
+    ((page, block),) = [(page, block) for page in RUN_PAGES for block in blocks_to_run(page) if text in block]
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(quickstart), load_tokenizer(quickstart)
+    tokens = model.generate(**tokenizer(sentences, padding=True, return_tensors="pt"), **search)
+    expected = tokenizer.batch_decode(tokens, skip_special_tokens=True)
+    assert ast.literal_eval(page_outputs(page)[0][block].splitlines()[-1]) == expected
 
 
 @pytest.mark.slow
@@ -161,8 +149,7 @@ def test_service_answers_a_request_with_the_translation_of_its_sentences(
             process.terminate()
 
 
-BLOCKS = [(page_name(page), block) for page in PAGES for block in blocks_of(page, "bash")]
-COMMANDS = sorted({(page, shlex.join(words)) for page, block in BLOCKS for words in commands_of(block)})
+COMMANDS = sorted({(page_name(page), shlex.join(words)) for page in PAGES for words in commands_of(page)})
 
 
 @pytest.mark.parametrize(("page", "command"), COMMANDS, ids=[f"{page}: {command}" for page, command in COMMANDS])

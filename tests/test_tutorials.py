@@ -32,15 +32,10 @@ SMALL = [
 ]
 
 
-def training_commands(page: str) -> list[list[str]]:
-    """Return the arguments of each command of a page that trains."""
-    commands = [words for block in blocks_of(DOCS / page, "bash") for words in commands_of(block)]
-    return [words[3:] for words in commands if words[:3] == ["python", "-m", "training.train"]]
-
-
 @pytest.mark.slow
 def test_own_pairs_become_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (recipe, *arguments), (_, *with_languages) = training_commands("own-data.md")[:2]
+    trainings = [words[3:] for words in commands_of(DOCS / "own-data.md") if "training.train" in words]
+    (recipe, *arguments), (_, *with_languages) = trainings[:2]
     monkeypatch.chdir(tmp_path)
     Path("pairs").mkdir()
     lines = [f"{n} trees and {m} dogs" for n in range(6) for m in range(6)]
@@ -50,11 +45,7 @@ def test_own_pairs_become_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for given in (arguments, with_languages):
         run(load_recipe(ROOT / recipe, [*given, *SMALL]))
     results = json.loads(Path("runs/own/results.json").read_text(encoding="utf-8"))
-    assert {split: each["pairs"] for split, each in results["data"].items()} == {
-        "train": 30,
-        "validation": 3,
-        "test": 3,
-    }
+    assert [results["data"][split]["pairs"] for split in ("train", "validation", "test")] == [30, 3, 3]
     assert Path("runs/en-it/model.safetensors").exists()
 
 
@@ -65,21 +56,16 @@ def test_options_for_other_files_are_those_of_a_recipe() -> None:
     assert kinds == ["text", "csv", "csv", "json", "parquet"]
 
 
-def small_script() -> str:
-    """Return the script of the page for a few steps of a tiny model on pairs that are not downloaded."""
-    script = blocks_of(DOCS / "own-script.md", "python")[0]
+@pytest.mark.slow
+def test_seq2seq_trainer_goes_from_a_data_set_to_the_hub_and_back(tmp_path: Path) -> None:
+    """The script runs a few steps of a tiny model, on pairs that are not downloaded."""
+    script, loading, *_ = blocks_of(DOCS / "own-script.md", "python")
     for large, small in SMALLER.items():
         assert large in script
         script = script.replace(large, small)
-    return BOOKS + script
-
-
-@pytest.mark.slow
-def test_seq2seq_trainer_goes_from_a_data_set_to_the_hub_and_back(tmp_path: Path) -> None:
-    loading = blocks_of(DOCS / "own-script.md", "python")[1]
     with serving(Hub()) as url:
         environment = client_environment(url, tmp_path / "home") | {"PYTHONPATH": str(ROOT)}
-        output = run_python(small_script(), folder=tmp_path, **environment)
+        output = run_python(BOOKS + script, folder=tmp_path, **environment)
         loaded = run_python(
             f"import sys; sys.modules['vaswani_transformer'] = None\n{loading}", folder=tmp_path, **environment
         )

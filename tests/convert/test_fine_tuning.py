@@ -35,8 +35,7 @@ def test_page_of_pretrained_models_runs_from_the_import_to_a_translation(
     opus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = ROOT / "docs" / "own-data.md"
-    commands = [words for block in blocks_of(page, "bash") for words in commands_of(block)]
-    with_recipe = [words for words in commands if "training/recipes/opus-mt.yaml" in words]
+    with_recipe = [words for words in commands_of(page) if "training/recipes/opus-mt.yaml" in words]
     scoring, training = (words[3:] for words in with_recipe)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "training").symlink_to(ROOT / "training")

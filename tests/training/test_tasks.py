@@ -48,12 +48,6 @@ def recipe(fields: dict[str, Any]) -> Recipe:
     return recipe_of(fields)
 
 
-def test_broken_tree_is_named(recipe: Recipe, tmp_path: Path) -> None:
-    (tmp_path / "02" / "wsj_1.mrg").write_text("( (S (NN dog)))\n( (S (NN dog))\n", encoding="utf-8")
-    with user_error(r"wsj_1.mrg, line 2: the tree that starts here is not closed"):
-        load_pairs(recipe)
-
-
 def test_every_label_is_one_token_and_no_word_is_a_label(recipe: Recipe) -> None:
     data = load_data(recipe)
     tokenizer, train = data.tokenizer, data.tokens["train"]
