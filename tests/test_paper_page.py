@@ -93,16 +93,6 @@ def test_notebook_for_students_has_every_exercise_and_neither_solutions_nor_outp
     assert not any(cell.get("outputs") for cell in cells)
 
 
-def test_notebook_has_the_examples_of_the_pages_in_their_order_with_their_output() -> None:
-    cells = [cell for cell in json.loads(to_notebook())["cells"] if cell["cell_type"] == "code"]
-    shown = [cell for cell in cells if not "".join(cell["source"]).startswith("show(")][2:]
-    examples = [example for text in TEXTS.values() for example in examples_of(text)]
-    for cell, (code, printed) in zip(shown, examples, strict=True):
-        assert "".join(cell["source"]).removesuffix("\npicture") == code.rstrip("\n")
-        outputs = [output for output in cell["outputs"] if output["output_type"] == "stream"]
-        assert "".join("".join(output["text"]) for output in outputs) == printed
-
-
 def test_notebook_has_no_link_that_leads_nowhere_and_nothing_folded() -> None:
     """A notebook has no other pages or anchors, only pictures in its folder; a fold would end with its cell."""
     cells = json.loads(to_notebook())["cells"]

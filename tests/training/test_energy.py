@@ -52,10 +52,6 @@ def test_energy_of_words_is_the_teachers_loss_of_them(operator: str, monkeypatch
     energies = energy(logits, is_real, tokens, mask)
     torch.testing.assert_close(energies.sum(), expected)
     torch.testing.assert_close(energy.of_argmax(logits, is_real, tokens, mask), energies.detach())
-    single = [
-        teacher(input_ids=tokens[r : r + 1], attention_mask=mask[r : r + 1], labels=labels[r : r + 1]) for r in (0, 1)
-    ]
-    torch.testing.assert_close(energies[:2], torch.stack([single[0].loss * 5, single[1].loss * 1]))
 
 
 @pytest.mark.parametrize("inputs", ["softmax", "gumbel_softmax"])

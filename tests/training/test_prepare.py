@@ -4,6 +4,7 @@ import dataclasses
 import gzip
 import io
 import re
+import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from datasets import DownloadConfig
 
+from tests.helpers import Run, error_line, run_main
 from training import prepare
 from training.data import read_split, tree_pairs
 from training.prepare import prepared_name
@@ -74,6 +76,16 @@ def small_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Return a function that prepares a set in the folder `set`, and returns output, errors and status."""
+
+    def run(name: str, *options: str) -> tuple[str, str, str | int | None]:
+        return run_main(prepare.main, [name, f"--output={tmp_path / 'set'}", *options], capsys)
+
+    return run
+
+
+@pytest.fixture
 def copy(tmp_path: Path) -> Copy:
     """Return a function that writes a local copy of a source."""
 
@@ -87,36 +99,36 @@ def copy(tmp_path: Path) -> Copy:
 
 
 @pytest.fixture
+def prepared(run: Run, copy: Copy, tmp_path: Path) -> Copy:
+    """Return a function that prepares a set from a local copy, and returns its folder."""
+
+    def prepared(name: str) -> Path:
+        assert run(name, f"--from={copy(name)}")[2] == 0
+        return tmp_path / "set"
+
+    return prepared
+
+
+@pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, copy: Copy) -> Path:
     """Let `datasets` download Multi30k from a folder, which is returned; only a forced download passes its cache."""
-    served, cache = copy("multi30k"), {}
+    served = copy("multi30k")
 
     class Downloads:
         def __init__(self, download_config: DownloadConfig) -> None:
             self.force = download_config.force_download
 
         def download(self, urls: list[str]) -> list[Path]:
-            for url in urls:
-                if self.force or url not in cache:
-                    cache[url] = (served / url.removeprefix("https://here/")).read_bytes()
-            paths = [served / f"cached-{number}" for number in range(len(urls))]
-            for path, url in zip(paths, urls, strict=True):
-                path.write_bytes(cache[url])
-            return paths
+            cached = {url: served / url.replace("/", "-") for url in urls}
+            for url, path in cached.items():
+                if self.force or not path.exists():
+                    shutil.copy(served / url.removeprefix("https://here/"), path)
+            return list(cached.values())
 
     source = dataclasses.replace(prepare.SOURCES["multi30k"], base="https://here/")
     monkeypatch.setitem(prepare.SOURCES, "multi30k", source)
     monkeypatch.setattr(prepare, "DownloadManager", Downloads)
     return served
-
-
-def run(name: str, output: Path, *options: str) -> str | int | None:
-    """Run the command, and return its exit status."""
-    try:
-        prepare.main([name, f"--output={output}", *options])
-    except SystemExit as end:
-        return end.code
-    return 0
 
 
 def pairs(
@@ -128,34 +140,26 @@ def pairs(
 
 
 @pytest.mark.parametrize("name", MULTI30K)
-def test_multi30k_has_the_published_split_in_three_languages(name: str, copy: Copy, tmp_path: Path) -> None:
-    assert run(name, tmp_path / "set", f"--from={copy(name)}") == 0
+def test_multi30k_has_the_published_split_in_three_languages(name: str, prepared: Copy) -> None:
+    folder = prepared(name)
     for target in ("de", "fr"):
-        expected = {
+        assert pairs(folder, "en", target) == {
             ours: [(f"en {theirs} one", f"{target} {theirs} one"), *[(f"{theirs} two",) * 2]] for theirs, ours in SPLITS
         }
-        assert pairs(tmp_path / "set", "en", target) == expected
 
 
-def test_no_sentence_of_tatoeba_is_in_two_splits(
-    copy: Copy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("tatoeba-en-de", tmp_path / "set", f"--from={copy('tatoeba-en-de')}") == 0
-    split = pairs(tmp_path / "set", "en", "de")
+def test_no_sentence_of_tatoeba_is_in_two_splits(prepared: Copy) -> None:
+    split = pairs(prepared("tatoeba-en-de"), "en", "de")
     assert split["train"] == [("Hi.", "Hallo!"), ("Hi.", "Servus!")]
     assert sorted(split["validation"] + split["test"]) == [("Go.", "Geh."), ("Run!", "Lauf!")]
-    assert (
-        f"deu-eng.zip changes over time; got SHA-256 {prepare.sha256(FILES['tatoeba-en-de']['deu-eng.zip'])}"
-        in capsys.readouterr().out
-    )
 
 
-def test_gum_has_the_documents_of_its_splits_without_reddit(copy: Copy, tmp_path: Path) -> None:
-    assert run("gum", tmp_path / "set", f"--from={copy('gum')}") == 0
-    names = ("train.ptb.gz", "validation.ptb.gz")
-    sentences = [[source for source, _ in tree_pairs(tmp_path / "set", name)] for name in names]
+def test_gum_has_the_documents_of_its_splits_without_reddit(prepared: Copy, tmp_path: Path) -> None:
+    folder = prepared("gum")
+    sentences = [[source for source, _ in tree_pairs(folder, f"{split}.ptb.gz")] for split in ("train", "validation")]
     assert sentences == [["cat", "cow"], ["dog", "!"]]
-    assert (tmp_path / "set" / "LICENSE.txt").read_bytes() == b"a license"
+    assert (folder / "LICENSE.txt").read_bytes() == b"a license"
+    assert [prepared_name(name) for name in (str(folder), str(tmp_path), None)] == ["gum", None, None]
 
 
 def test_constituents_are_those_of_two_words_or_more_below_the_whole_sentence() -> None:
@@ -174,55 +178,44 @@ def test_every_fourth_constituent_of_gum_s_training_trees_is_a_tree_of_its_own()
     assert lines["constituents.ptb"] == [f"(TOP (NP (DT the) (NN n{number})))" for number in (0, 4, 8)]
 
 
-def test_self_dialogue_has_no_worker_in_two_splits_and_each_pair_once(copy: Copy, tmp_path: Path) -> None:
-    assert run("self-dialogue", tmp_path / "set", f"--from={copy('self-dialogue')}") == 0
-    split = pairs(tmp_path / "set", "prompt", "reply", ("train",))
+def test_self_dialogue_has_no_worker_in_two_splits_and_each_pair_once(prepared: Copy) -> None:
+    folder = prepared("self-dialogue")
     # A's only pair fits the test set of one pair, but C, who does not fit, has it in train too.
-    assert split == {"train": [("Hi.", "Hello there"), ("Hello there", "Ok")]}
-    assert [
-        gzip.decompress((tmp_path / "set" / f"{name}.jsonl.gz").read_bytes()) for name in ("validation", "test")
-    ] == [b"", b""]
+    assert pairs(folder, "prompt", "reply", ("train",))["train"] == [("Hi.", "Hello there"), ("Hello there", "Ok")]
+    assert [gzip.decompress((folder / f"{name}.jsonl.gz").read_bytes()) for name in ("validation", "test")] == [b""] * 2
 
 
-def test_failed_download_leaves_nothing_and_a_finished_folder_stays(
-    server: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    missing = server / list(FILES["multi30k"])[-1]
+def test_failed_download_leaves_nothing_and_a_finished_folder_stays(server: Path, run: Run, tmp_path: Path) -> None:
+    missing, folder = server / list(FILES["multi30k"])[-1], tmp_path / "set"
     missing.rename(tmp_path / "elsewhere")
-    assert run("multi30k", tmp_path / "set") == 2
-    assert not (tmp_path / "set").exists()
-    errors = capsys.readouterr().err
-    assert "cannot be downloaded" in errors
-    assert errors.endswith("or give a local copy of https://github.com/multi30k/dataset by --from.\n")
+    line = error_line(run("multi30k"))
+    assert "cannot be downloaded" in line
+    assert line.endswith("or give a local copy of https://github.com/multi30k/dataset by --from.\n")
+    assert not folder.exists()
     (tmp_path / "elsewhere").rename(missing)
-    assert run("multi30k", tmp_path / "set") == 0
-    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "set").iterdir()}
-    assert run("multi30k", tmp_path / "set") == 0
-    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "set").iterdir()} == before
-    assert "exists " in capsys.readouterr().out
+    assert "wrote " in run("multi30k")[0]
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert "exists " in run("multi30k")[0]
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 
-def test_changed_file_is_one_error_with_both_sums(
-    server: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_changed_file_is_one_error_with_both_sums(server: Path, run: Run) -> None:
     name = "data/task1/raw/val.de.gz"
     (server / name).write_bytes(b"changed")
-    assert run("multi30k", tmp_path / "set") == 2
     got, expected = (prepare.sha256(content) for content in (b"changed", FILES["multi30k"][name]))
     start = f"https://here/: {name} is not the file that the set is made from; got SHA-256 {got}, expected {expected}."
-    assert capsys.readouterr().err.startswith(start)
+    assert error_line(run("multi30k")).startswith(start)
     (server / name).write_bytes(FILES["multi30k"][name])  # the cache still has the other one
-    assert run("multi30k", tmp_path / "set") == 0
+    assert run("multi30k")[2] == 0
 
 
-def test_another_archive_of_a_set_that_changes_is_no_silent_replacement(
-    copy: Copy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_archive_of_a_set_that_changes_is_no_silent_replacement(copy: Copy, run: Run) -> None:
     archive = copy("tatoeba-en-de") / "deu-eng.zip"
-    assert run("tatoeba-en-de", tmp_path / "set", f"--from={archive}") == 0
+    digest = prepare.sha256(archive.read_bytes())
+    assert f"deu-eng.zip changes over time; got SHA-256 {digest}" in run("tatoeba-en-de", f"--from={archive}")[0]
     archive.write_bytes(tatoeba_archive("A.\tB.\tCC\n"))
-    assert run("tatoeba-en-de", tmp_path / "set", f"--from={archive}") == 2
-    assert "has another set, or one of other files; name a new folder." in capsys.readouterr().err
+    line = error_line(run("tatoeba-en-de", f"--from={archive}"))
+    assert "has another set, or one of other files; name a new folder." in line
 
 
 @pytest.mark.parametrize(
@@ -241,17 +234,7 @@ def test_another_archive_of_a_set_that_changes_is_no_silent_replacement(
     ids=["an incomplete copy", "a changed copy", "a folder in use"],
 )
 def test_invalid_copy_or_folder_is_one_line(
-    spoil: Callable[[Path], object], message: str, copy: Copy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spoil: Callable[[Path], object], message: str, copy: Copy, run: Run
 ) -> None:
     spoil(folder := copy("gum"))
-    assert run("gum", tmp_path / "set", f"--from={folder}") == 2
-    errors = capsys.readouterr().err
-    assert re.search(message, errors)
-    assert errors.count("\n") == 1
-
-
-def test_run_knows_the_public_set_that_its_folder_was_prepared_from(copy: Copy, tmp_path: Path) -> None:
-    assert run("gum", tmp_path / "set", f"--from={copy('gum')}") == 0
-    assert prepared_name(str(tmp_path / "set")) == "gum"
-    assert prepared_name(str(tmp_path)) is None
-    assert prepared_name(None) is None
+    assert re.search(message, error_line(run("gum", f"--from={folder}")))

@@ -4,7 +4,6 @@ import getpass
 import json
 import re
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -48,28 +47,21 @@ UNFINISHED = r"results\.json: cannot be read \(.*\); give the training command a
 
 
 @pytest.mark.parametrize(
-    ("name", "spoil", "message"),
+    ("name", "content", "message"),
     [
-        ("results.json", lambda path: path.unlink(), UNFINISHED),
-        ("results.json", lambda path: path.write_text("{"), UNFINISHED),
-        ("generation_config.json", lambda path: path.write_text("{"), r"generation_config\.json: cannot be read \("),
-        ("generation_config.json", lambda path: path.unlink(), r"run: has no generation_config\.json"),
-        (
-            "generation_config.json",
-            lambda path: path.write_text(path.read_text().replace('"num_beams": 4', '"num_beams": 5')),
-            r"results\.json; got 5, expected 4\. Restore the file\.$",
-        ),
+        ("results.json", None, UNFINISHED),
+        ("results.json", "{", UNFINISHED),
+        ("generation_config.json", None, r"run: has no generation_config\.json"),
+        ("generation_config.json", "{", r"generation_config\.json: cannot be read \("),
+        ("generation_config.json", '{"num_beams": 5}', r"results\.json; got .*, expected .*\. Restore the file\.$"),
     ],
 )
 def test_run_that_is_unfinished_or_without_its_search_is_not_published(
-    run: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    spoil: Callable[[Path], object],
-    message: str,
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str | None, message: str
 ) -> None:
-    spoil(run / name)
+    (run / name).unlink()
+    if content is not None:
+        (run / name).write_text(content)
     capsys.readouterr()  # the progress bar of saving
     line = error_line(run_main(main, [run, REPOSITORY, f"--dry_run={tmp_path / 'dry'}"], capsys))
     assert re.search(message, line)

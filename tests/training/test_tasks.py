@@ -16,7 +16,7 @@ from training.data import load_data, load_pairs, make_tokenizer
 from training.distill import main as distill
 from training.metrics import bleu
 from training.recipe import Recipe, ScoreRecipe, load_recipe, recipe_of
-from training.tasks import DialogueTask, make_task
+from training.tasks import make_task
 from training.train import report, run
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.parsing import delinearize, linearize, read_trees, score_trees
@@ -117,15 +117,8 @@ def test_run_ends_with_f1(fields: dict[str, Any], tmp_path: Path) -> None:
         assert " ".join(tree.words) == example["source"]
 
 
-def dialogue(tokenize: Any = "none") -> DialogueTask:
-    recipe = dataclasses.replace(Recipe(), task="dialogue")
-    task = make_task(dataclasses.replace(recipe, score=ScoreRecipe(tokenize=tokenize)))
-    assert isinstance(task, DialogueTask)
-    return task
-
-
 def test_dialogue_is_scored_by_bleu_1_and_2_and_described_by_its_variety() -> None:
-    task = dialogue()
+    task = make_task(Recipe(task="dialogue", score=ScoreRecipe(tokenize="none")))
     scores = task.scores(REPLIES, REFERENCES, *task.metrics)
     for order in (1, 2):
         expected = bleu(REPLIES, REFERENCES, "none", order)
