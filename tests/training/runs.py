@@ -75,19 +75,19 @@ def train_in(arguments: list[str], folder: Path, *more: str) -> dict[str, Any]:
     return run(recipe_in(arguments, folder, *more))
 
 
-def begun(recipe: Recipe) -> Data:
-    """Begin a run as the command does, up to its model, and return its data."""
+def begin_in(arguments: list[str], folder: Path, *more: str) -> tuple[Recipe, Data]:
+    """Begin a run as the command does, up to its model, and return its recipe and data."""
+    recipe = recipe_in(arguments, folder, *more)
     init_processes()
-    with open_run(recipe) as folder:
+    with open_run(recipe):
         data = load_data(recipe, folder if (folder / "recipe.yaml").exists() else None)
         begin_run(recipe, folder, data)
-    return data
+    return recipe, data
 
 
 def trainer_in(arguments: list[str], folder: Path, *more: str) -> PaperTrainer:
     """Return the trainer of a run in a folder, which has not taken a step."""
-    recipe = recipe_in(arguments, folder, *more)
-    data = begun(recipe)
+    recipe, data = begin_in(arguments, folder, *more)
     return make_trainer(recipe, folder, data, make_model(recipe, data.tokenizer))
 
 

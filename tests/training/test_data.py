@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, call
 
 import datasets
 import pytest
@@ -41,6 +42,7 @@ def json_line(source: Any, target: Any) -> str:
 
 LINES = "".join(json_line(*pair) + "\n" for pair in PAIRS)
 TABLE = datasets.Dataset.from_dict(dict(zip(("en", "de"), zip(*PAIRS, strict=True), strict=True)))
+TABS = "en\tde\n" + "".join(f"{source}\t{target}\n" for source, target in PAIRS)
 
 
 def recipe_for(
@@ -63,7 +65,7 @@ def folder(tmp_path: Path) -> Path:
         ("json", "a.jsonl.gz", lambda path: path.write_bytes(gzip.compress(LINES.encode()))),
         ("json", "a.jsonl", TABLE.to_json),
         ("csv", "a.csv", TABLE.to_csv),
-        ("csv", "a.tsv", lambda path: TABLE.to_csv(path, sep="\t")),
+        ("csv", "a.tsv.gz", lambda path: path.write_bytes(gzip.compress(TABS.encode()))),
         ("parquet", "a.parquet", TABLE.to_parquet),
     ],
     ids=["field of both languages", "columns", "commas", "tabs", "Parquet"],
@@ -99,17 +101,12 @@ def test_direction_of_the_pairs_can_be_reversed_and_a_set_may_lack_a_test_split(
 
 def test_data_set_of_the_hub_is_loaded_by_split(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"translation": {"en": source, "de": target}, "id": 1} for source, target in PAIRS]
-    asked = []
-
-    def load(path: str, subset: str, split: str) -> datasets.Dataset:
-        asked.append((path, subset, split))
-        return datasets.Dataset.from_list(rows)
-
+    load = Mock(return_value=datasets.Dataset.from_list(rows))
     monkeypatch.setattr(data_module, "load_dataset", load)
     fields = {"kind": "hub", "path": "own/set", "subset": "de-en", "train": "train", "validation": "dev", "test": None}
     pairs = load_pairs(recipe_of({"data": fields}))
     assert pairs["train"].to_dict() == TEXTS
-    assert asked == [("own/set", "de-en", "train"), ("own/set", "de-en", "dev")]
+    assert load.mock_calls == [call("own/set", "de-en", split=split) for split in ("train", "dev")]
 
 
 @pytest.mark.parametrize(

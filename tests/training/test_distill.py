@@ -141,10 +141,8 @@ def test_limits_include_their_ends(tokens: int, reason: str) -> None:
 def test_lengths_are_those_of_the_text_in_training_and_not_of_the_ids_that_the_teacher_wrote(
     distill: Run, monkeypatch: pytest.MonkeyPatch, text: str, reason: str
 ) -> None:
-    def translate_batch(self: Translator, sources: list[list[int]], texts: list[str]) -> list[list[Hypothesis]]:
-        return [[Hypothesis(text, 3, None)] for _ in sources]
-
-    monkeypatch.setattr(command.Translator, "translate_batch", translate_batch)
+    written = [Hypothesis(text, 3, None)]
+    monkeypatch.setattr(Translator, "translate_batch", lambda _, sources, texts: [written] * len(sources))
     assert json.loads(distill("--batch_tokens=1", "--data.max_length=30")[0])["dropped"] == {reason: 12}
 
 

@@ -10,18 +10,19 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from filelock import FileLock
 from transformers import AutoModelForSeq2SeqLM, set_seed
 
-from tests.helpers import ROOT, load_tokenizer, run_main, save, user_error
+from tests.helpers import ROOT, load_tokenizer, no_space, run_main, save, user_error
 from tests.training import runs
 from training import train
-from training import trainer as trainer_module
 from training.checkpoints import COMPLETE, complete_checkpoints, step_of
+from training.trainer import PaperTrainer
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
 
@@ -118,10 +119,10 @@ def test_run_resumes_with_other_execution_settings(arguments: list[str], tmp_pat
 
 
 def test_run_with_another_recipe_is_an_error(arguments: list[str], tmp_path: Path) -> None:
-    runs.begun(runs.recipe_in(arguments, tmp_path / "run"))
+    runs.begin_in(arguments, tmp_path / "run")
     before = (tmp_path / "run" / "recipe.yaml").read_text()
     with user_error(r"holds a run with another training\.warmup_steps; got 9, expected 10\. Give the same command"):
-        runs.begun(runs.recipe_in(arguments, tmp_path / "run", "--training.warmup_steps=9"))
+        runs.begin_in(arguments, tmp_path / "run", "--training.warmup_steps=9")
     assert (tmp_path / "run" / "recipe.yaml").read_text() == before
 
 
@@ -129,7 +130,7 @@ def test_folder_with_other_files_is_an_error(arguments: list[str], tmp_path: Pat
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").touch()
     with user_error(r"holds files that are not a run; give another --output_dir"):
-        runs.begun(runs.recipe_in(arguments, tmp_path / "run"))
+        runs.begin_in(arguments, tmp_path / "run")
     with user_error(r"output_dir: a run needs a folder"):
         train.run(runs.load_recipe(arguments[0], arguments[1:]))
 
@@ -137,7 +138,7 @@ def test_folder_with_other_files_is_an_error(arguments: list[str], tmp_path: Pat
 def test_folder_in_which_another_command_trains_is_an_error(arguments: list[str], tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     with FileLock(tmp_path / "run" / train.LOCK), user_error(r"another command trains there"):
-        runs.begun(runs.recipe_in(arguments, tmp_path / "run"))
+        runs.begin_in(arguments, tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -147,14 +148,14 @@ def test_folder_in_which_another_command_trains_is_an_error(arguments: list[str]
 def test_data_that_changed_since_the_run_began_is_an_error(
     arguments: list[str], tmp_path: Path, split: str, change: Callable[[str], str]
 ) -> None:
-    recipe, path = runs.recipe_in(arguments, tmp_path / "run"), tmp_path / "data" / f"{split}.jsonl"
-    runs.begun(recipe)
+    runs.begin_in(arguments, tmp_path / "run")
+    path = tmp_path / "data" / f"{split}.jsonl"
     good = path.read_text()
     path.write_text(change(good))
     with user_error(rf"^data\.{split}: these are not the pairs that the run in .* \(16 then, 1[56] n"):
-        runs.begun(recipe)
+        runs.begin_in(arguments, tmp_path / "run")
     path.write_text(good)
-    runs.begun(recipe)
+    runs.begin_in(arguments, tmp_path / "run")
 
 
 @pytest.mark.slow
@@ -194,38 +195,28 @@ def test_interrupted_run_of_two_processes_resumes(arguments: list[str], tmp_path
 
 @pytest.mark.parametrize("phase", ["load_data", "write_results"])
 def test_interruption_before_and_after_training_ends_with_one_line(
-    arguments: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    phase: str,
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], phase: str
 ) -> None:
-    def interrupt(*_: Any, **__: Any) -> NoReturn:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(train, phase, interrupt)
     given = [*arguments, "--training.steps=1", f"--output_dir={tmp_path / 'run'}"]
-    _, errors, status = run_main(train.main, given, capsys)
+    with mock.patch.object(train, phase, side_effect=KeyboardInterrupt):
+        _, errors, status = run_main(train.main, given, capsys)
     assert status == 130
     assert errors.endswith("Interrupted; the same command resumes the run from its last checkpoint.\n")
 
 
 @pytest.mark.slow
-def test_full_disk_ends_the_run_with_one_line_and_loses_no_checkpoint(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save = trainer_module.PaperTrainer._save_rng_state
+def test_full_disk_ends_the_run_with_one_line_and_loses_no_checkpoint(arguments: list[str], tmp_path: Path) -> None:
+    save_state = PaperTrainer._save_rng_state
 
-    def full(self: Any, folder: str) -> None:
-        if self.state.global_step == 6:
-            raise OSError(28, "No space left on device")
-        save(self, folder)
+    def full(trainer: PaperTrainer, folder: str) -> None:
+        if trainer.state.global_step == 6:
+            no_space()
+        save_state(trainer, folder)
 
     settings, folder = [*arguments, "--training.steps=9", "--training.keep_checkpoints=1"], tmp_path / "run"
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer_module.PaperTrainer, "_save_rng_state", full)
-        with user_error(r"checkpoint-6: cannot be written: No space left on device; make room, and the same command"):
-            runs.train_in(settings, folder)
+    message = r"checkpoint-6: cannot be written: No space left on device; make room, and the same command"
+    with mock.patch.object(PaperTrainer, "_save_rng_state", full), user_error(message):
+        runs.train_in(settings, folder)
     assert runs.last_step(folder) == 3
     set_seed(99)
     runs.train_in(settings, folder)
