@@ -165,8 +165,6 @@ def test_search_is_the_models_unless_it_is_given(distill: Run, tmp_path: Path) -
         (["--beams=2"], "00000-of-00004.jsonl: was made with another beams; it stays unchanged: give the same command"),
         (["--shard=1/2"], "holds another number of shares; give the same command"),
         (["--data.train=test.jsonl"], "was made from another input, whose first 3 texts differ"),
-        (["--data.train=no.jsonl"], "no.jsonl"),
-        (["--nothing=1"], "nothing"),
     ],
 )
 def test_distillation_that_cannot_be_written_ends_the_command_with_one_line(
