@@ -18,8 +18,7 @@ from tests.builders import KINDS, needs, random_model
 from tests.helpers import FLOAT32, PAIRS, model_of_pairs, random_batch, source_batch, tiny_model
 from vaswani_transformer import VaswaniTransformerModel, prepare_for_inference
 from vaswani_transformer.cpu import model as cpu_model
-from vaswani_transformer.cpu.decoder import DecoderStep
-from vaswani_transformer.cpu.encoder import PreparedEncoder
+from vaswani_transformer.cpu.fast_path import DecoderStep, PreparedEncoder
 from vaswani_transformer.cpu.linear import LAYOUTS, PreparedLinear, chosen_layouts, is_supported, pack
 from vaswani_transformer.embeddings import Dropout
 

@@ -14,9 +14,7 @@ from ..attention import CausalSelfAttention, SelfAttention
 from ..embeddings import Dropout
 from ..model import VaswaniTransformerForConditionalGeneration
 from ..search import Decoder
-from .decoder import DecoderStep, PreparedDecoder
-from .encoder import PreparedEncoder
-from .layers import fuse_qkv, is_plain
+from .fast_path import DecoderStep, PreparedDecoder, PreparedEncoder, fuse_qkv, is_plain
 from .linear import LAYOUTS, linear_factory
 
 logger = logging.get_logger(__name__)

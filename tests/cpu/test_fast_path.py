@@ -17,8 +17,13 @@ from vaswani_transformer import (
     VaswaniTransformerModel,
     prepare_for_inference,
 )
-from vaswani_transformer.cpu.decoder import BeamCache, CachedCrossAttention, DecoderStep, PreparedDecoder
-from vaswani_transformer.cpu.encoder import PreparedEncoder
+from vaswani_transformer.cpu.fast_path import (
+    BeamCache,
+    CachedCrossAttention,
+    DecoderStep,
+    PreparedDecoder,
+    PreparedEncoder,
+)
 from vaswani_transformer.layers import VaswaniTransformerDecoderLayer
 from vaswani_transformer.stacks import VaswaniTransformerDecoder
 
