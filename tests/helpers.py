@@ -133,10 +133,8 @@ def source_batch(lengths: list[int], side: str = "right", **arguments: Any) -> B
 
 def masked_batch(sources: list[int], targets: list[int]) -> dict[str, Tensor]:
     """Return random sources and targets of these lengths, padded on the right, with both masks."""
-    source, source_mask = padded_batch(sources)
-    target, target_mask = padded_batch(targets)
-    masks = {"attention_mask": source_mask, "decoder_attention_mask": target_mask}
-    return {"input_ids": source, "decoder_input_ids": target} | masks
+    tokens, mask = padded_batch(targets)
+    return source_batch(sources, decoder_input_ids=tokens, decoder_attention_mask=mask)
 
 
 def assert_equal_at_tokens(logits: Tensor, expected: Tensor, mask: Tensor) -> None:
@@ -153,7 +151,6 @@ def memorizing_model(
     """
     model = tiny_model(vocab_size=len(tokenizer), d_model=64, d_ff=128).double().train()
     batch = tokenizer(list(pairs), text_target=list(pairs.values()), padding=True, return_tensors="pt")
-    batch["labels"] = batch["labels"].masked_fill(batch["labels"] == tokenizer.pad_token_id, -100)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, betas=(0.9, 0.98), eps=1e-9)
     with torch.random.fork_rng():
         torch.manual_seed(1)

@@ -8,7 +8,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForSeq2SeqLM
 
-from tests.builders import EVERY_FAMILY, FAMILY, targets
+from tests.builders import EVERY_FAMILY, targets
 from tests.helpers import FLOAT32, random_batch, random_tokens, tiny_model
 
 pytestmark = pytest.mark.filterwarnings(
@@ -48,20 +48,14 @@ def test_adapter_is_saved_and_loaded_onto_the_model_and_merged_into_one(variant:
     assert (len({again.get_submodule(name).weight for name in names}) == 1) == is_tied
 
 
-@pytest.mark.parametrize(
-    ("family", "table"),
-    [
-        ("nat", "relative_keys"),
-        ("iterative_vae", "relative_values"),
-        ("cmlm", "length_token"),
-        ("autoregressive", "table"),
-    ],
-)
-def test_lora_on_a_table_learns_and_is_merged(family: str, table: str) -> None:
-    """Each is read as a whole or by positions: relative keys and values, lengths, learned positions."""
-    learned: dict[str, Any] = {"position_embedding": "learned"}
-    make: Any = {"autoregressive": lambda: tiny_model(**learned), **FAMILY}[family]
-    adapter, expected = get_peft_model(make(), LoraConfig(r=2, target_modules=[table])).eval(), make().eval()
+# Each is read as a whole or by positions: relative keys and values, lengths, learned positions.
+TABLES = {"nat": "relative_keys", "iterative_vae": "relative_values", "cmlm": "length_token", "autoregressive": "table"}
+
+
+@pytest.mark.parametrize("family", TABLES)
+def test_lora_on_a_table_learns_and_is_merged(family: str) -> None:
+    model, expected = (EVERY_FAMILY[family](position_embedding="learned") for _ in range(2))
+    adapter = get_peft_model(model, LoraConfig(r=2, target_modules=[TABLES[family]])).eval()
     batch = {"input_ids": random_tokens(3, 5), "labels": targets(4, 2, 3)}
     tables = [weight for weight in adapter.parameters() if weight.requires_grad]
     for weight in tables:
