@@ -8,7 +8,6 @@ import errno
 import functools
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterable
@@ -17,7 +16,6 @@ from typing import Any, NoReturn, cast
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -175,32 +173,6 @@ def paper_model_of_pairs() -> ModelAndTokenizer:
     model.load_state_dict(trained.state_dict())
     model.use_paper_decoding()
     return model, tokenizer
-
-
-BROKEN = {
-    "layer more": "its weights do not fit its config.json; missing: model.encoder.layers.2.feed_forward.fc1.bias, ",
-    "layer less": "its weights do not fit its config.json; unexpected: model.decoder.layers.1.cross_attn.k_proj.weight",
-    "shape": "its weights do not fit its config.json; of another shape: model.encoder.layers.0.feed_forward.fc1.bias ",
-    "nan": "NaN or infinite numbers in model.encoder.layers.0.feed_forward.fc1.bias (float32); give a checkpoint",
-    "inf": "NaN or infinite numbers in model.encoder.layers.0.feed_forward.fc1.bias (float32); give a checkpoint",
-}
-"""Ways in which a saved model can be broken, and the message of each after the folder's name."""
-
-
-def break_model(folder: Path, copy: Path, way: str) -> Path:
-    """Copy a saved model of two layers, and break its weights in one of the ways of `BROKEN`."""
-    shutil.copytree(folder, copy)
-    config, weights = json.loads((copy / "config.json").read_text()), load_file(copy / "model.safetensors")
-    key = "model.encoder.layers.0.feed_forward.fc1.bias"
-    if way.startswith("layer"):
-        config |= {"encoder_layers": 3} if way == "layer more" else {"decoder_layers": 1}
-    elif way == "shape":
-        weights[key] = weights[key][:-1].clone()
-    else:
-        weights[key][3] = float(way)
-    (copy / "config.json").write_text(json.dumps(config))
-    save_file(weights, copy / "model.safetensors", {"format": "pt"})
-    return copy
 
 
 def run_main(

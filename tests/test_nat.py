@@ -38,19 +38,13 @@ def test_length_candidates_equal_lists() -> None:
         assert classes.tolist() == [min(20, max(-20, m - n)) + 20 for m in range(1, 81)]
 
 
-def relative_attention(**settings: Any) -> RelativeSelfAttention:
-    sizes: dict[str, Any] = {**TINY, "d_k": 6, "d_v": 10, **settings}
-    config = VaswaniNatConfig(**sizes)
-    module = RelativeSelfAttention(config, 0, clip=2).double().eval()
-    for table in (module.relative_keys, module.relative_values):
-        torch.nn.init.normal_(table.weight)
-    return module
-
-
 @pytest.mark.parametrize("form", ["none", "bool", "float"])
 def test_relative_attention_equals_a_triple_loop(form: str) -> None:
     """Equations (3) and (4) of Shaw et al. 2018, term by term in float64."""
-    module = relative_attention()
+    sizes: dict[str, Any] = TINY | {"d_k": 6, "d_v": 10}
+    module = RelativeSelfAttention(VaswaniNatConfig(**sizes), 0, clip=2).double().eval()
+    for table in (module.relative_keys, module.relative_values):
+        torch.nn.init.normal_(table.weight)
     states = torch.randn(2, 7, 32, dtype=torch.float64)
     allowed = torch.ones(2, 1, 7, 7).bool() if form == "none" else torch.rand(2, 1, 7, 7) < 0.7
     allowed |= torch.eye(7).bool()

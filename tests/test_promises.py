@@ -3,15 +3,17 @@
 Models are in float64 where tokens are compared: rounding decides between no tokens there.
 """
 
+import copy
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from accelerate import cpu_offload
-from peft import LoraConfig, PeftConfig, PeftModel, PrefixTuningConfig, PromptTuningConfig, get_peft_model
+from peft import LoraConfig, PeftConfig, PeftModel, PrefixTuningConfig, PromptTuningConfig, TaskType, get_peft_model
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, pipeline
 
@@ -93,8 +95,8 @@ def compiles_without_labels(family: str, folder: Path) -> None:
 
 def learns(family: str, folder: Path, config: PeftConfig) -> None:
     """An adapter learns a batch, and gives the same results loaded onto the model; LoRA also merged into it."""
-    config.task_type, batch = "SEQ_2_SEQ_LM", batch_of(5, 3, 4)
-    adapter: Any = get_peft_model(FAMILIES[family]().double(), config).train()
+    batch = batch_of(5, 3, 4)
+    adapter: Any = get_peft_model(FAMILIES[family]().double(), copy.deepcopy(config)).train()
     optimizer = torch.optim.Adam([weight for weight in adapter.parameters() if weight.requires_grad], lr=0.05)
     losses = []
     for _ in range(5):
@@ -110,16 +112,8 @@ def learns(family: str, folder: Path, config: PeftConfig) -> None:
         assert_same_answers(adapter.merge_and_unload(), adapter, batch)
 
 
-def learns_by_lora(family: str, folder: Path) -> None:
-    learns(family, folder, LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
-
-
-def learns_by_prompt_tuning(family: str, folder: Path) -> None:
-    learns(family, folder, PromptTuningConfig(num_virtual_tokens=4))
-
-
-def learns_by_prefix_tuning(family: str, folder: Path) -> None:
-    learns(family, folder, PrefixTuningConfig(num_virtual_tokens=4))
+SEQ_2_SEQ = TaskType.SEQ_2_SEQ_LM
+LORA = LoraConfig(task_type=SEQ_2_SEQ, r=4, target_modules=["q_proj", "v_proj"])
 
 
 def has_dtypes(family: str, folder: Path) -> None:
@@ -195,9 +189,9 @@ PROMISES: dict[str, Callable[[str, Path], None]] = {
     "`device_map`: disk offload": offloads_to_the_disk,
     "`torch.compile(fullgraph=True)` with labels": compiles_with_labels,
     "`torch.compile(fullgraph=True)` without labels": compiles_without_labels,
-    "PEFT: LoRA": learns_by_lora,
-    "PEFT: prompt tuning": learns_by_prompt_tuning,
-    "PEFT: prefix tuning": learns_by_prefix_tuning,
+    "PEFT: LoRA": partial(learns, config=LORA),
+    "PEFT: prompt tuning": partial(learns, config=PromptTuningConfig(task_type=SEQ_2_SEQ, num_virtual_tokens=4)),
+    "PEFT: prefix tuning": partial(learns, config=PrefixTuningConfig(task_type=SEQ_2_SEQ, num_virtual_tokens=4)),
     "float32, bfloat16, float16": has_dtypes,
     "saving and loading, also in shards": saves_and_loads,
     "loading with the code in its repository": carries_its_code,
