@@ -11,19 +11,10 @@ from .trees import draw_tree_text
 from .words import split_plain, split_tokenized
 
 
-@dataclass(frozen=True)
-class ParsingOptions(TranslationOptions):
-    """Options of `vaswani-parse`, described by its `--help`."""
-
-    tokenized: bool = False
-    draw: bool = False
-
-
 @dataclass
 class TreeFormat(LineFormat):
     """Input lines of sentences, and output lines of trees."""
 
-    options: ParsingOptions  # ty: ignore[incompatible-mutable-override]
     repaired: int = 0
 
     def read(self, line: bytes, where: str) -> str:
@@ -61,7 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
         "and contractions become words",
     )
     lines.add_argument("--draw", action="store_true", help="draw each tree as text instead of writing its brackets")
-    options = ParsingOptions(**vars(parser.parse_args(arguments)))
+    options = TranslationOptions(**vars(parser.parse_args(arguments)))
     if options.draw and options.output:
         parser.error("--draw writes many lines a tree, for readers; leave out --output.")
     run(TreeFormat(options))

@@ -44,7 +44,10 @@ SEARCH = {
 
 @dataclass(frozen=True)
 class TranslationOptions(LoadOptions):
-    """Options of `vaswani-translate`, described by its `--help`; None for a default. `sort_lines` is `--window`."""
+    """Options of `vaswani-translate` and `vaswani-parse`, described by their `--help`; None for a default.
+
+    `sort_lines` is `--window`.
+    """
 
     input: Path | None = None
     output: Path | None = None
@@ -63,6 +66,8 @@ class TranslationOptions(LoadOptions):
     too_long: TooLong = "truncate"
     batch_tokens: int = 2048
     sort_lines: int = 2048
+    tokenized: bool = False
+    draw: bool = False
 
     def record(self) -> dict[str, Any]:
         """Return the settings that results depend on: the model and options, without the texts."""
