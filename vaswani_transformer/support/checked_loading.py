@@ -33,7 +33,7 @@ TOKENIZER_FILES = ("tokenizer*", "*vocab*", "*.model", "*.spm", "merges.txt")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 SOURCE = {"revision", "local_files_only", "trust_remote_code"}  # settings that select files
 SPARE_NUMBERS = 1 << 24  # weights that a file may omit, such as a table of positions
-MOST_NUMBERS = 8  # in a byte: weights of one bit
+MOST_NUMBERS = 2  # in a byte: weights of four bits
 LEAST_BYTES = 1000  # of a layer, with the names of its weights
 FIX_OF_CONFIG = "Restore the config.json that was saved with the weights, or save the model again."
 
