@@ -68,15 +68,8 @@ def test_energy_equals_loops(inputs: str, outputs: str, monkeypatch: pytest.Monk
         noises = torch.stack([next(row_noise) for _ in range(m)])
         read = log_probs.exp() if inputs == "softmax" else (log_probs + noises).softmax(-1)
         words = [table[0], *(sum(read[t, v] * table[v] for v in range(99)) for t in range(m - 1))]
-        scores = (
-            teacher(
-                input_ids=tokens[row : row + 1],
-                attention_mask=mask[row : row + 1],
-                decoder_inputs_embeds=torch.stack(words)[None],
-            )
-            .logits[0]
-            .log_softmax(-1)
-        )
+        source = {"input_ids": tokens[row : row + 1], "attention_mask": mask[row : row + 1]}
+        scores = teacher(**source, decoder_inputs_embeds=torch.stack(words)[None]).logits[0].log_softmax(-1)
         scored = log_probs.exp() if outputs == "softmax" else torch.eye(99).double()[log_probs.argmax(-1)]
         expected = -sum((scored[t] * scores[t]).sum() for t in range(m - 1)) - scores[m - 1, END]
         torch.testing.assert_close(energies[row], expected)
@@ -107,10 +100,8 @@ def test_straight_through_operator_has_the_value_of_words_and_the_gradient_of_it
         value = OPERATORS[name](log_probs, noise)
         scores = log_probs + noise if "gumbel" in name else log_probs
         assert torch.equal(value, torch.eye(9).double()[scores.argmax(-1)])
-        gradients = [
-            torch.autograd.grad((operator * weights).sum(), log_probs, retain_graph=True)[0]
-            for operator in (value, expected)
-        ]
+        operators = (value, expected)
+        gradients = [torch.autograd.grad(each, log_probs, weights, retain_graph=True)[0] for each in operators]
         torch.testing.assert_close(*gradients)
 
 

@@ -12,7 +12,7 @@ from tests.helpers import run_main, user_error
 from training import machine, train
 from training import recipe as recipe_module
 from training.machine import trains_slowly_in_bf16
-from training.recipe import FAMILIES, RECIPES, load_recipe, recipe_of, to_dict
+from training.recipe import FAMILIES, RECIPES, BeamSearch, load_recipe, recipe_of, to_dict
 
 ALL = sorted(RECIPES.glob("*.yaml"))
 QUICKSTART = RECIPES / "quickstart.yaml"
@@ -39,12 +39,7 @@ def test_wmt_recipes_have_the_papers_regime() -> None:
     for recipe, steps, averaged in ((base, 100_000, 5), (big, 300_000, 20)):
         expected = regime | {"steps": steps, "average_last": averaged}
         assert expected.items() <= dataclasses.asdict(recipe.training).items()
-        assert dataclasses.asdict(recipe.decoding) == {
-            "num_beams": 4,
-            "length_penalty": 0.6,
-            "length_penalty_type": "gnmt",
-            "max_source_relative_length": 50,
-        }
+        assert recipe.decoding == BeamSearch(4, 0.6, "gnmt", max_source_relative_length=50)
     assert big.model_config(vocab_size=37_000).d_model == 1024
 
 

@@ -164,13 +164,9 @@ def test_another_split_and_other_fields_of_the_recipe_can_be_given(run: Run, tmp
     assert "compound_split_bleu" not in output
 
 
-def recipe_of(target: str, tokenize: Any) -> Recipe:
-    return Recipe(data=FileData(target=target), score=ScoreRecipe(tokenize=tokenize))
-
-
 def test_scores_depend_on_the_language_and_the_tokenization() -> None:
     pair = (["a b c d e-f g"], ["a b c d e-f h"])
-    names = {
+    names: dict[tuple[str, Any], set[str]] = {
         ("de", "13a"): {"sacrebleu", "chrf", "tokenized_bleu", "compound_split_bleu"},
         ("fr", "13a"): {"sacrebleu", "chrf", "tokenized_bleu"},
         ("de", "none"): {"chrf", "tokenized_bleu", "compound_split_bleu"},
@@ -178,10 +174,11 @@ def test_scores_depend_on_the_language_and_the_tokenization() -> None:
         ("zh-CN", "auto"): {"sacrebleu", "chrf"},
     }
     for (target, tokenize), expected in names.items():
-        scores = make_task(recipe_of(target, tokenize)).all_scores(*pair)
+        recipe = Recipe(data=FileData(target=target), score=ScoreRecipe(tokenize=tokenize))
+        scores = make_task(recipe).all_scores(*pair)
         assert set(scores) == expected | {"bleu_1", "bleu_2"}
         assert len({score["signature"] for score in scores.values()}) == len(scores)
-    assert make_task(recipe_of("de", "none")).all_scores(*pair)["tokenized_bleu"]["signature"].endswith("|text:tokens")
+        assert tokenize != "none" or scores["tokenized_bleu"]["signature"].endswith("|text:tokens")
 
 
 def test_model_of_another_kind_is_scored_by_its_own_search(score: Score, tmp_path: Path) -> None:

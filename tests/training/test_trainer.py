@@ -24,8 +24,6 @@ from training.checkpoints import (
 )
 from training.trainer import PaperTrainer, sentence_losses
 
-CMLM = ["--model.kind=cmlm", "--model.dropout=0.0"]
-
 
 @pytest.mark.slow
 def test_gradient_of_a_step_is_that_of_the_mean_over_its_target_tokens(arguments: list[str], tmp_path: Path) -> None:
@@ -98,7 +96,7 @@ def test_checkpoint_that_is_written_again_has_no_mark_meanwhile_and_the_seconds_
 
 def test_log_of_a_step_has_its_loss_and_its_parts(arguments: list[str], tmp_path: Path) -> None:
     """The oracle is the model's loss of the batch."""
-    trainer = runs.trainer_in(arguments, tmp_path / "run", *CMLM)
+    trainer = runs.trainer_in(arguments, tmp_path / "run", "--model.kind=cmlm", "--model.dropout=0.0")
     (batch,), tokens = trainer.get_batch_samples(iter(trainer.get_train_dataloader()), 1, trainer.args.device)
     expected = trainer.model.train()(**batch)
     trainer.training_step(trainer.model, batch, tokens)
