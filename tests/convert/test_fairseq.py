@@ -112,10 +112,7 @@ def test_file_that_is_no_checkpoint_or_holds_no_settings_is_an_error(content: by
 def test_fairseq_weight_or_setting_that_the_paper_lacks_is_an_error_that_names_it(
     change: dict[str, Any], arguments: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    state = fairseq_state(fsmt()) | change
-    path = save_checkpoint(
-        tmp_path / "c.pt", {key: value for key, value in state.items() if value is not None}, **arguments
-    )
+    path = save_checkpoint(tmp_path / "c.pt", fairseq_state(fsmt()) | change, **arguments)
     with user_error(message):
         from_fairseq(path)
 
