@@ -121,7 +121,7 @@ def distill(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
             chosen_layouts.update(output.record["layouts"])
             translator = load_teacher(options, recipe)
             origin = {"commit": commit(), "versions": versions()}
-            output.save_record(search=translator.search, layouts=dict(chosen_layouts), **origin)
+            output.save_record(search=translator.settings.search(), layouts=dict(chosen_layouts), **origin)
             write_share(translator, remaining, output, options, recipe)
         dropped = Counter(output.record["dropped"])
     everyone = gather_object([dropped])

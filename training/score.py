@@ -88,7 +88,7 @@ def translate_all(
         "output_tokens": output_tokens,
         "sentences_per_second": len(hypotheses) / seconds,
         "output_tokens_per_second": output_tokens / seconds,
-        "search": translate.search,
+        "search": translate.settings.search(),
     }
 
 

@@ -38,7 +38,7 @@ from vaswani_transformer import (
 from vaswani_transformer.cpu import linear
 from vaswani_transformer.cpu.model import Prepared
 from vaswani_transformer.translation import command, loading
-from vaswani_transformer.translation.command import LineFormat, TranslationOptions, json_text
+from vaswani_transformer.translation.command import LineFormat, TranslationOptions
 from vaswani_transformer.translation.loading import LoadOptions
 from vaswani_transformer.translation.translator import Hypothesis, Translation, translate
 
@@ -105,7 +105,8 @@ def test_line_ends_only_at_a_line_feed_and_a_byte_order_mark_is_no_text() -> Non
 def test_text_of_json_lines_is_in_the_field_of_the_option(
     row: dict[str, Any], field: str | None, language: str | None
 ) -> None:
-    assert json_text(json.dumps(row), field, language, "f") == "a\nb"
+    form = LineFormat(TranslationOptions("a model", format="jsonl", field=field, source=language))
+    assert form.read(json.dumps(row).encode(), "f") == "a\nb"
 
 
 @pytest.mark.parametrize(
@@ -122,8 +123,9 @@ def test_text_of_json_lines_is_in_the_field_of_the_option(
     ],
 )
 def test_line_without_a_text_is_an_error_that_names_it(line: str, language: str | None, message: str) -> None:
+    form = LineFormat(TranslationOptions("a model", format="jsonl", source=language))
     with user_error(message):
-        json_text(line.strip(), None, language, "f")
+        form.read(line.encode(), "f")
 
 
 def test_translation_is_written_on_one_line() -> None:

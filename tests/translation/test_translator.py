@@ -154,7 +154,7 @@ def test_search_of_a_record_is_the_complete_search(name: str) -> None:
     limit = {"max_source_relative_length": 3}
     call = {"length_penalty": 0.6, "length_penalty_type": "gnmt"} if is_autoregressive else {"length_beam_size": 2}
     settings: dict[str, Any] = {"generation_config": GenerationConfig(**limit), **call}
-    search = Translator(model, tokenizer, **settings).search
+    search = Translator(model, tokenizer, **settings).settings.search()
     expected = [translation.text for translation in translate(model, tokenizer, SOURCES, **settings)]
     kept = {"suppress_tokens": [5, 9]} | ({"num_beams": 4} if is_autoregressive else {})
     assert search == kept | limit | call | {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}

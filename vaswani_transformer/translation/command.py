@@ -111,23 +111,6 @@ def make_parser(prog: str, description: str, texts: str, results: str) -> tuple[
     return parser, lines
 
 
-def json_text(line: str, field: str | None, language: str | None, where: str) -> str:
-    """Return the text in a field, or in a language of the translation, of a line of JSON Lines."""
-    key = language or field or "text"
-    try:
-        row = json.loads(line)
-        text = (row if language is None else row["translation"])[key].strip()
-        text.encode()  # fails for half of a surrogate pair
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        expected = f'{{"{key}": "..."}}'
-        expected = expected if language is None else f'{{"translation": {expected}}}'
-        raise UserError(
-            f"{where}: got {line[:80]}, expected {expected} ({one_line(error)}); correct the line, or give another "
-            "--field or --source."
-        ) from error
-    return text
-
-
 @dataclass
 class LineFormat:
     """Input and output lines of `vaswani-translate`; `vaswani-parse` has a subclass."""
@@ -141,9 +124,21 @@ class LineFormat:
         except UnicodeDecodeError as error:
             fix = "correct the line, or convert the file, for example with iconv."
             raise UserError(f"{where}: not UTF-8 ({error}); {fix}") from error
-        if text and self.options.format == "jsonl":
-            return json_text(text, self.options.field, self.options.source, where)
-        return text
+        if not text or self.options.format == "text":
+            return text
+        language, key = self.options.source, self.options.source or self.options.field or "text"
+        try:
+            row = json.loads(text)
+            value = (row if language is None else row["translation"])[key].strip()
+            value.encode()  # fails for half of a surrogate pair
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            expected = f'{{"{key}": "..."}}'
+            expected = expected if language is None else f'{{"translation": {expected}}}'
+            raise UserError(
+                f"{where}: got {text[:80]}, expected {expected} ({one_line(error)}); correct the line, or give another "
+                "--field or --source."
+            ) from error
+        return value
 
     def load(self) -> Translator:
         """Return the translator with the command's model."""
@@ -256,7 +251,7 @@ def translate_lines(form: LineFormat) -> None:
                 log(f"{options.output}: resumes after line {output.done} of {name}.")
         translator = form.load()
         if isinstance(output, ResumableFile):
-            output.save_record(search=translator.search, layouts=dict(chosen_layouts))
+            output.save_record(search=translator.settings.search(), layouts=dict(chosen_layouts))
         write_results(form, translator, texts, output, name)
 
 

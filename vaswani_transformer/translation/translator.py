@@ -137,11 +137,7 @@ def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> list[list[in
 
 
 class Translator:
-    """Callable that translates texts; arguments as in `translate`.
-
-    Attributes:
-        max_positions: number of positions of the model; None for no limit.
-    """
+    """Callable that translates texts; arguments as in `translate`."""
 
     def __init__(
         self,
@@ -173,11 +169,6 @@ class Translator:
         self.max_source_tokens = min(wanted, self.max_positions or wanted)
         if min(self.max_source_tokens, batch_tokens, sort_lines) < 1:
             raise UserError("max_source_tokens, batch_tokens and sort_lines must be at least 1.")
-
-    @property
-    def search(self) -> dict[str, Any]:
-        """The search settings, for records."""
-        return self.settings.search()
 
     def __call__(
         self, texts: Iterable[str], skip: int = 0, progress: Callable[[int], object] | None = None
