@@ -28,7 +28,7 @@ from training.toy_task import make_splits
 from training.train import run
 
 # The pages of the paper in code run as one program, in test_paper_page.py; blocks that hold one of these texts run in
-# test_tutorials.py and convert/test_fine_tuning.py, with their own models.
+# test_examples.py and convert/test_fine_tuning.py, with their own models.
 RUN_ELSEWHERE = ("books-en-it", "runs/opus-en-de")
 JSON = {"Content-Type": "application/json"}
 

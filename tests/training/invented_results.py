@@ -14,11 +14,8 @@ DATA: dict[str, Any] = {
 }
 
 
-def results_of(
-    kind: str = "json", scores: tuple[float, float | None] = (30.123, 28.456), **recipe: Any
-) -> dict[str, Any]:
-    """Return the `results.json` of an invented run; `scores` are those of validation and test."""
-    validation, test = scores
+def results_of(kind: str = "json", test: float | None = 28.456, **recipe: Any) -> dict[str, Any]:
+    """Return the `results.json` of an invented run on a kind of data, with its score of the test set if it has one."""
     results: dict[str, Any] = {
         "name": "somebody's run",
         "recipe": to_dict(Recipe(name="somebody's run", **{"data": DATA[kind]} | recipe)),
@@ -31,7 +28,7 @@ def results_of(
         "parameters": 1_234_567,
         "steps": 300,
         "curve": [{"step": step, "eval_loss": 400 / step, "eval_bleu": step / 10} for step in (100, 200, 300)],
-        "validation": {"loss": 1.0, "bleu": validation, "signature": SIGNATURE, "search": {"num_beams": 1}},
+        "validation": {"loss": 1.0, "bleu": 30.123, "signature": SIGNATURE, "search": {"num_beams": 1}},
         "seconds": 3725.0,
     }
     if test is not None:

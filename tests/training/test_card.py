@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.helpers import ROOT
 from tests.training.invented_results import DATA, REPOSITORY, SIGNATURE, results_of
@@ -22,20 +20,14 @@ def test_card_is_what_the_code_makes_of_the_results(tmp_path: Path) -> None:
     assert (ROOT / "model_card.md").read_bytes() == (tmp_path / "card.md").read_bytes()
 
 
-@settings(max_examples=12, deadline=None)
-@given(st.tuples(st.floats(0, 100), st.none() | st.floats(0, 100)), st.sampled_from(list(DATA)))
-def test_model_index_holds_every_score_with_its_signature(scores: tuple[float, float | None], kind: str) -> None:
-    results = results_of(kind, scores)
-    card = ModelCard(str(make_card(results, REPOSITORY)))  # parsed by the Hub's library
+@pytest.mark.parametrize(("kind", "test"), [*((kind, 28.456) for kind in DATA), ("json", None)])
+def test_model_index_holds_every_score_with_its_signature(kind: str, test: float | None) -> None:
+    card = ModelCard(str(make_card(results_of(kind, test), REPOSITORY)))  # parsed by the Hub's library
     found = {(one.dataset_split, one.metric_type): one for one in card.data.get("eval_results")}
-    expected = {("validation", "bleu"): scores[0]}
-    if scores[1] is not None:
-        expected |= {("test", "bleu"): scores[1], ("test", "chrf"): 50.0}
-    assert {where: one.metric_value for where, one in found.items()} == {
-        where: round(value, 2) for where, value in expected.items()
-    }
+    of_test = {} if test is None else {("test", "bleu"): 28.46, ("test", "chrf"): 50.0}
+    assert {where: one.metric_value for where, one in found.items()} == {("validation", "bleu"): 30.12} | of_test
     assert found["validation", "bleu"].metric_args == {"signature": SIGNATURE}
-    assert f"BLEU {scores[0]:.2f}, `{SIGNATURE}`" in card.text
+    assert f"BLEU 30.12, `{SIGNATURE}`" in card.text
 
 
 def test_card_has_languages_data_license_size_time_hardware_and_code() -> None:
@@ -91,4 +83,4 @@ def test_example_of_the_card_has_the_sentence_that_was_translated() -> None:
     (block,) = re.findall(r"```python\n(.*?)```", make_card(results_of(), REPOSITORY).text, flags=re.DOTALL)
     (text,) = re.findall(r"tokenizer\(\[(.*)\], return", block)
     assert json.loads(text) == 'say "\u00e4"\n'
-    assert EXAMPLE in make_card(results_of(scores=(1.0, None)), REPOSITORY).text
+    assert EXAMPLE in make_card(results_of(test=None), REPOSITORY).text
