@@ -13,6 +13,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 from tests.builders import DTYPES, KINDS, random_model
 from tests.helpers import FLOAT32, padded_batch, source_batch
 from vaswani_transformer import (
+    VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,
     VaswaniTransformerModel,
     prepare_for_inference,
@@ -24,6 +25,7 @@ from vaswani_transformer.cpu.fast_path import (
     PreparedDecoder,
     PreparedEncoder,
 )
+from vaswani_transformer.embeddings import InputEmbedding
 from vaswani_transformer.layers import VaswaniTransformerDecoderLayer
 from vaswani_transformer.stacks import VaswaniTransformerDecoder
 
@@ -102,10 +104,21 @@ class ModelOfOppositeLayers(VaswaniTransformerForConditionalGeneration):
     body_class = BodyOfOppositeLayers
 
 
+class OppositeEmbedding(InputEmbedding):
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return -super().forward(*args, **kwargs)
+
+
+class ModelOfOppositeEmbeddings(VaswaniTransformerForConditionalGeneration):
+    def __init__(self, config: VaswaniTransformerConfig) -> None:
+        super().__init__(config)
+        self.model.decoder.input_embedding = OppositeEmbedding(config)
+
+
 @needs_float32
-@pytest.mark.parametrize("model_class", [ModelOfRolledLogits, ModelOfOppositeLayers])
+@pytest.mark.parametrize("model_class", [ModelOfRolledLogits, ModelOfOppositeLayers, ModelOfOppositeEmbeddings])
 @pytest.mark.parametrize("beams", [1, 3])
-def test_subclass_with_another_forward_or_layer_takes_every_step_of_a_search(
+def test_subclass_with_another_forward_layer_or_embedding_takes_every_step_of_a_search(
     model_class: type[VaswaniTransformerForConditionalGeneration], beams: int
 ) -> None:
     model, call = model_class(random_model().config).eval(), source_batch([5, 3], num_beams=beams)

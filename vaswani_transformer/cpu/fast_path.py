@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from ..attention import CausalSelfAttention, CrossAttention, SelfAttention, additive_mask
-from ..embeddings import LearnedPositions, ScaledEmbedding, count_positions
+from ..embeddings import InputEmbedding, LearnedPositions, ScaledEmbedding, SinusoidalPositions, count_positions
 from ..layers import AddAndNorm, FeedForward, VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
 from ..stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
 from .linear import PreparedLinear
@@ -56,16 +56,18 @@ def fuse_qkv(attention: SelfAttention) -> SelfAttention:
     return FusedQKVAttention(attention) if all(type(linear) is nn.Linear for linear in linears) else attention
 
 
-PLAIN_STACKS = (VaswaniTransformerEncoder, VaswaniTransformerDecoder)
-PLAIN_LAYERS = (VaswaniTransformerEncoderLayer, VaswaniTransformerDecoderLayer)
-PLAIN_SUBLAYERS = (FusedQKVAttention, CrossAttention, FeedForward, AddAndNorm)
+PLAIN = {
+    *(VaswaniTransformerEncoder, VaswaniTransformerDecoder, InputEmbedding, SinusoidalPositions, LearnedPositions),
+    *(VaswaniTransformerEncoderLayer, VaswaniTransformerDecoderLayer),
+    *(FusedQKVAttention, CrossAttention, FeedForward, AddAndNorm),
+}
 
 
 def is_plain(stack: Any) -> bool:
-    """Return whether a stack and its layers are unmodified ones of this package with fused projections."""
+    """Return whether a stack consists of unmodified modules of this package, with fused projections."""
+    embedding = (stack.input_embedding, getattr(stack.input_embedding, "positions", None))
     sublayers = [sublayer for layer in stack.layers for sublayer in layer.children()]
-    levels = ([stack], PLAIN_STACKS), (stack.layers, PLAIN_LAYERS), (sublayers, PLAIN_SUBLAYERS)
-    return all(type(module) in types for modules, types in levels for module in modules)
+    return {*map(type, (stack, *embedding, *stack.layers, *sublayers))} <= PLAIN
 
 
 def raw_forward(module: nn.Module) -> Function:
