@@ -130,15 +130,13 @@ class LearnedPositions(nn.Module):
         return self.table.weight[:count]
 
 
-POSITIONS = {"sinusoidal": SinusoidalPositions, "learned": LearnedPositions}
-
-
 class InputEmbedding(nn.Module):
     """Dropout of "the sums of the embeddings and the positional encodings" (5.4)."""
 
     def __init__(self, config: VaswaniTransformerConfig) -> None:
         super().__init__()
-        self.positions = POSITIONS[config.position_embedding](config)
+        is_learned = config.position_embedding == "learned"
+        self.positions = LearnedPositions(config) if is_learned else SinusoidalPositions(config)
         self.dropout = Dropout(config.dropout)
 
     def forward(self, inputs_embeds: Tensor, positions: Tensor, max_position: int | None = None) -> Tensor:

@@ -20,27 +20,14 @@ FAMILY_PREFIX = "vaswani_"  # prefix of the package's model types
 KNOWN_VERSIONS = "5.17 to 5.24"
 CACHE = "cache" if "cache" in Seq2SeqLMOutput.__annotations__ else "past_key_values"
 """Transformers' name of the cache in calls and outputs; `cache` since version 5.24."""
-PRIVATE_NAMES: dict[type, tuple[str, ...]] = {
-    GenerationConfig: ("_get_default_generation_params",),
-    GenerationMixin: ("_beam_search", "_sample"),
-    PreTrainedConfig: ("_attn_implementation", "_auto_class", "_get_generation_parameters"),
+PRIVATE_NAMES: dict[type, str] = {
+    GenerationConfig: "_get_default_generation_params",
+    GenerationMixin: "_beam_search _sample",
+    PreTrainedConfig: "_attn_implementation _auto_class _get_generation_parameters",
     PreTrainedModel: (
-        "_apply",
-        "_auto_class",
-        "_can_compile_fullgraph",
-        "_can_record_outputs",
-        "_fsdp_plan",
-        "_init_weights",
-        "_input_embed_layer",
-        "_keep_in_fp32_modules_strict",
-        "_no_split_modules",
-        "_skip_keys_device_placement",
-        "_supports_attention_backend",
-        "_supports_flash_attn",
-        "_supports_flex_attn",
-        "_supports_sdpa",
-        "_tied_weights_keys",
-        "_tp_plan",
+        "_apply _auto_class _can_compile_fullgraph _can_record_outputs _fsdp_plan _init_weights _input_embed_layer "
+        "_keep_in_fp32_modules_strict _no_split_modules _skip_keys_device_placement _supports_attention_backend "
+        "_supports_flash_attn _supports_flex_attn _supports_sdpa _tied_weights_keys _tp_plan"
     ),
 }
 """Private names of Transformers that the models use; all `KNOWN_VERSIONS` have them."""
@@ -125,7 +112,7 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
 
     def __init__(self, config: VaswaniTransformerConfig, *args: Any, **kwargs: Any) -> None:
-        owned = [(owner, name) for owner, names in PRIVATE_NAMES.items() for name in names]
+        owned = [(owner, name) for owner, names in PRIVATE_NAMES.items() for name in names.split()]
         if missing := [f"{owner.__name__}.{name}" for owner, name in owned if not hasattr(owner, name)]:
             raise RuntimeError(
                 f"This Transformers has no {', '.join(missing)}, which the models need; "
