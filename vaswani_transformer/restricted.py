@@ -96,7 +96,7 @@ def window_mask(
             "attention, and a tensor. Choose with set_attn_implementation, or set attention_window=None."
         )
     length, is_on_cpu = queries.shape[1], queries.device.type == "cpu"
-    is_complete = attention_mask is not None and attention_mask.dim() == 4
+    is_4d = attention_mask is not None and attention_mask.dim() == 4
     is_dynamic = cache is not None and not cache.is_compileable
     is_newest = is_causal and length == 1 and attention_mask is None
     if is_newest and is_dynamic and cache.get_mask_sizes(1, 0)[0] <= reach + 1:
@@ -107,15 +107,15 @@ def window_mask(
         return Band.over(queries, attention_mask, reach, is_causal)
     windowed: Any = copy.copy(config)
     windowed.sliding_window = reach + is_causal  # a causal window counts the token itself
-    if is_complete:
+    if is_4d:
         windowed._attn_implementation = "sdpa"  # its masks are boolean
-    may_skip = is_on_cpu and not is_complete  # on an accelerator the check would synchronize
-    given = (windowed, queries, None if is_complete else attention_mask)
+    may_skip = is_on_cpu and not is_4d  # on an accelerator the check would synchronize
+    given = (windowed, queries, None if is_4d else attention_mask)
     if is_causal:
         mask = create_sliding_window_causal_mask(*given, cache, allow_is_causal_skip=may_skip)
     else:
         mask = create_bidirectional_sliding_window_mask(*given, allow_is_bidirectional_skip=may_skip)
-    if attention_mask is None or not is_complete:
+    if attention_mask is None or not is_4d:
         return mask
     lowest = False if attention_mask.dtype == torch.bool else torch.finfo(attention_mask.dtype).min
     return attention_mask.masked_fill(~mask.to(attention_mask.device), lowest)
