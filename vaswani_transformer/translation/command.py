@@ -142,7 +142,7 @@ class LineFormat:
 
     def load(self) -> Translator:
         """Return the translator with the command's model."""
-        names = ("batch_tokens", "sort_lines", "max_source_tokens", "too_long", "scores")
+        names = ("batch_tokens", "max_source_tokens", "too_long", "scores")
         settings: dict[str, Any] = {name: getattr(self.options, name) for name in names} | {"num_return_sequences": 1}
         search = {name: getattr(self.options, option) for option, name in SEARCH.items()}
         settings |= {name: value for name, value in search.items() if value is not None}
