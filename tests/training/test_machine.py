@@ -12,10 +12,10 @@ import torch
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
 
-from tests.helpers import ROOT
+from tests.helpers import ROOT, tiny_model
 from tests.training import runs
 from training import trainer as trainer_module
-from training.machine import KERNELS, init_processes, uses_cpu
+from training.machine import KERNELS, init_processes, load_weights, uses_cpu
 
 FILES = {
     "one-gpu": (1, 1),
@@ -130,3 +130,18 @@ def test_compiled_run_has_the_losses_of_a_plain_one(
     monkeypatch.setattr(trainer_module, "Seq2SeqTrainingArguments", fast)
     compiled = runs.entries(runs.train_in(settings, tmp_path / "compiled", "--training.torch_compile=true"))
     assert [entry["loss"] for entry in compiled] == pytest.approx([entry["loss"] for entry in plain], rel=1e-4)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_complete_weights_load_with_a_tied_matrix_stored_once(tied: bool) -> None:
+    model, other = tiny_model(tie_word_embeddings=tied), tiny_model(tie_word_embeddings=tied)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight))
+    saved = {name: weight for name, weight in model.state_dict().items() if name not in model.all_tied_weights_keys}
+    assert ("lm_head.weight" in saved) is not tied
+    load_weights(other, saved)
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, other.get_parameter(name))
+    assert (other.lm_head.weight is other.model.shared.weight) is tied
+    assert other.model.encoder.embed_tokens.weight is other.model.shared.weight

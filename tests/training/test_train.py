@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -82,9 +81,7 @@ def test_run_killed_after_its_last_step_trains_no_further_step(
     """Patience is exhausted, because a model that learns nothing is never better than at its first evaluation."""
     settings, whole = [*arguments, "--training.steps=20", *end], tmp_path / "whole"
     first = runs.train_in(settings, whole)
-    killed = shutil.copytree(whole, tmp_path / "killed")
-    (killed / "results.json").unlink()
-    (killed / "model.safetensors").unlink()
+    killed = runs.rewound(whole, first["steps"], tmp_path / "killed")
     again = runs.train_in(settings, killed)
     assert again["steps"] == first["steps"] <= 20
     for split, name in (("validation", "loss"), ("validation", "bleu"), ("test", "bleu"), ("test", "examples")):
@@ -174,8 +171,7 @@ def test_interrupted_run_saves_its_step_and_resumes_to_the_same_bits(arguments: 
     settings.append(f"--training.steps={step + 15}")
     runs.run_to_end(settings, folder)
     runs.run_to_end(settings, whole := tmp_path / "whole")
-    assert [path.name for path in complete_checkpoints(folder)] == [path.name for path in complete_checkpoints(whole)]
-    assert runs.equal(runs.weights(folder), runs.weights(whole))
+    runs.assert_same_checkpoints(whole, folder)
 
 
 @pytest.mark.slow
