@@ -152,22 +152,18 @@ class Coupling(nn.Module):
             if isinstance(module, MultiHeadAttention):
                 module.config = config  # so that `set_attn_implementation` reaches it
 
-    def network(self, conditions: Tensor, inputs: FlowInputs) -> tuple[Tensor, Tensor]:
-        """Return mu and log sigmoid(r + 2), each (k B, T, h)."""
-        if self.reader is None:
-            states = conditions + inputs.positions
-        else:
-            states = self.reader(conditions, inputs.positions, inputs.attention_mask)
-        memory = self.memory_proj(inputs.memory)  # (B, S, h)
-        states = self.layer(states, inputs.attention_mask, memory, inputs.memory_mask)
-        shift, gate = self.affine(states).chunk(2, dim=-1)
-        return shift, functional.logsigmoid(gate + 2)
-
     def forward(self, latents: Tensor, inputs: FlowInputs, inverts: bool = False) -> tuple[Tensor, Tensor]:
         shape, dim = ((-1, 2), -1) if self.is_interleaved else ((2, -1), -2)
         first, second = latents.unflatten(-1, shape).unbind(dim)  # (k B, T, h) each
         conditions, values = (second, first) if self.is_reversed else (first, second)
-        shift, log_scale = self.network(conditions, inputs)
+        if self.reader is None:
+            states = conditions + inputs.positions  # (k B, T, h)
+        else:
+            states = self.reader(conditions, inputs.positions, inputs.attention_mask)  # (k B, T, h)
+        memory = self.memory_proj(inputs.memory)  # (B, S, h)
+        states = self.layer(states, inputs.attention_mask, memory, inputs.memory_mask)
+        shift, gate = self.affine(states).chunk(2, dim=-1)  # mu and r, (k B, T, h) each
+        log_scale = functional.logsigmoid(gate + 2)
         values = (values - shift) * (-log_scale).exp() if inverts else log_scale.exp() * values + shift
         halves = (values, conditions) if self.is_reversed else (conditions, values)
         return torch.stack(halves, dim).flatten(-2), log_scale.sum(-1)
