@@ -35,11 +35,6 @@ def copy_attention(theirs: nn.MultiheadAttention, ours: MultiHeadAttention) -> N
     theirs.out_proj.bias.zero_()
 
 
-def copy_linear(theirs: Any, ours: Any) -> None:
-    theirs.weight.copy_(ours.weight)
-    theirs.bias.copy_(ours.bias)
-
-
 @torch.no_grad()
 def torch_layer(ours: VaswaniTransformerEncoderLayer | VaswaniTransformerDecoderLayer) -> Any:
     """Return torch's layer of the same stack with the same weights."""
@@ -52,10 +47,10 @@ def torch_layer(ours: VaswaniTransformerEncoderLayer | VaswaniTransformerDecoder
     else:
         theirs = nn.TransformerEncoderLayer(**TORCH, norm_first=False)
     copy_attention(theirs.self_attn, ours.self_attn)
-    copy_linear(theirs.linear1, ours.feed_forward.fc1)
-    copy_linear(theirs.linear2, ours.feed_forward.fc2)
+    theirs.linear1.load_state_dict(ours.feed_forward.fc1.state_dict())
+    theirs.linear2.load_state_dict(ours.feed_forward.fc2.state_dict())
     for number, norm in enumerate(norms, start=1):
-        copy_linear(getattr(theirs, f"norm{number}"), norm)
+        getattr(theirs, f"norm{number}").load_state_dict(norm.state_dict())
     return theirs.eval()
 
 

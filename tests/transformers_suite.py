@@ -130,18 +130,16 @@ class TinyModels:
 
 
 def fetch_once() -> None:
-    """Fetch missing tests if there is a network, in only one of several processes."""
+    """Fetch the tests of the installed Transformers from PyPI if they are missing, in only one of several processes.
+
+    Without a network they stay missing.
+    """
     if is_there() or "TRANSFORMERS_SOURCE" in os.environ:
         return
     UNPACKED.mkdir(parents=True, exist_ok=True)
-    with FileLock(UNPACKED / "lock"):
-        if not is_there():
-            fetch()
-
-
-def fetch() -> None:
-    """Download the source distribution of the installed Transformers and unpack its tests, unless pip cannot."""
-    with tempfile.TemporaryDirectory(dir=UNPACKED.parent) as temporary:
+    with FileLock(UNPACKED / "lock"), tempfile.TemporaryDirectory(dir=UNPACKED.parent) as temporary:
+        if is_there():
+            return
         options = ["--no-deps", "--no-binary", "transformers", "--retries", "1", "--dest", temporary]
         command = [sys.executable, "-m", "pip", "download", *options, f"transformers=={VERSION}"]
         subprocess.run(command, capture_output=True, timeout=300)
