@@ -61,10 +61,8 @@ def load_data(recipe: Recipe, run: Path | None = None) -> Data:
         pairs = load_pairs(recipe)
         tokenizer = load_tokenizer(str(run)) if run is not None else make_tokenizer(recipe, pairs["train"])
         tokens = tokenize(recipe, pairs, tokenizer)
-    unknown = {str(split): count_unknown(rows, tokenizer) for split, rows in tokens.items()}
-    if tokenizer.unk_token_id is not None and PartialState().is_main_process:
-        report_unknown(unknown)
-    return Data(pairs, tokens, tokenizer, {str(split): fingerprint(rows) for split, rows in pairs.items()}, unknown)
+    fingerprints = {str(split): fingerprint(rows) for split, rows in pairs.items()}
+    return Data(pairs, tokens, tokenizer, fingerprints, count_unknown(tokens, tokenizer))
 
 
 # Texts
@@ -297,34 +295,23 @@ def tokenize(recipe: Recipe, pairs: DatasetDict, tokenizer: PreTrainedTokenizerB
     return tokens
 
 
-def count_unknown(rows: Dataset, tokenizer: PreTrainedTokenizerBase) -> Counts:
-    """Count the tokens of sources and targets, and those that are `<unk>`."""
+def count_unknown(tokens: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> dict[str, Counts]:
+    """Count the source and target tokens of each split, and those that are `<unk>`; log the shares."""
     unknown = -1 if tokenizer.unk_token_id is None else tokenizer.unk_token_id
-    counts: Counts = {side: {"tokens": 0, "unknown": 0} for side in SIDES}
-    for table in rows.with_format("arrow").iter(100_000):
-        for side, column in zip(SIDES, ("input_ids", "labels"), strict=True):
-            ids = table[column].combine_chunks().flatten().to_numpy()
-            counts[side]["tokens"] += len(ids)
-            counts[side]["unknown"] += int((ids == unknown).sum())
+    counts = {str(split): {side: {"tokens": 0, "unknown": 0} for side in SIDES} for split in tokens}
+    for split, rows in tokens.items():
+        for table in rows.with_format("arrow").iter(100_000):
+            for side, column in zip(SIDES, ("input_ids", "labels"), strict=True):
+                ids = table[column].combine_chunks().flatten().to_numpy()
+                counts[str(split)][side]["tokens"] += len(ids)
+                counts[str(split)][side]["unknown"] += int((ids == unknown).sum())
+    if tokenizer.unk_token_id is not None and PartialState().is_main_process:
+        for split, of in counts.items():
+            source, target = (of[side]["unknown"] / max(1, of[side]["tokens"]) for side in SIDES)
+            advice = "; train a tokenizer on these texts, or name another by tokenizer.path"
+            level, advice = (logging.WARNING, advice) if target > MOST_UNKNOWN else (logging.INFO, "")
+            logger.log(level, f"Unknown tokens of {split}: {source:.2%} of source, {target:.2%} of target{advice}.")
     return counts
-
-
-def report_unknown(splits: dict[str, Counts]) -> None:
-    """Log the share of unknown tokens, with advice if there are too many in the targets of a split."""
-    shares = {
-        name: {side: counts[side]["unknown"] / max(1, counts[side]["tokens"]) for side in SIDES}
-        for name, counts in splits.items()
-    }
-    texts = (f"{name} {of['source']:.2%} of source, {of['target']:.2%} of target" for name, of in shares.items())
-    logger.info("Unknown tokens: %s.", "; ".join(texts))
-    for name, of in shares.items():
-        if of["target"] > MOST_UNKNOWN:
-            logger.warning(
-                "tokenizer: cannot spell the targets of %s; got %.1f%% unknown tokens, expected at most %.0f%%. Train "
-                "a tokenizer on these texts, or name another by tokenizer.path.",
-                *(name, 100 * of["target"], 100 * MOST_UNKNOWN),
-            )
-            return
 
 
 def processes_for(rows: Dataset) -> int | None:

@@ -502,11 +502,7 @@ def generate_sentences(seed: int) -> Iterator[Phrase]:
 
 # Splits
 
-
-def reserved_split(collocation: tuple[str, str]) -> str:
-    """Return the split of a collocation; a tenth is reserved for test and a tenth for validation."""
-    digest = hashlib.sha256(" ".join(collocation).encode()).digest()
-    return {0: "test", 1: "validation"}.get(digest[0] % 10, "train")
+RESERVED = {0: "test", 1: "validation"}  # by the first byte of a collocation's digest, modulo 10
 
 
 def make_splits(
@@ -521,7 +517,8 @@ def make_splits(
     unfilled, sentences = set(sizes), generate_sentences(seed)
     while unfilled:
         sentence = next(sentences)
-        reserved = {reserved_split(collocation) for collocation in sentence.collocations} - {"train"}
+        digests = [hashlib.sha256(" ".join(words).encode()).digest() for words in sentence.collocations]
+        reserved = {RESERVED[digest[0] % 10] for digest in digests if digest[0] % 10 in RESERVED}
         split = next(iter(reserved), "train")
         if split in unfilled and len(reserved) <= 1:  # one that is reserved for two splits is in neither
             splits[split][sentence.en] = sentence.es

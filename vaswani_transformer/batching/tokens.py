@@ -38,18 +38,14 @@ class ArrowRows:
         chunks = np.repeat(np.arange(len(offsets)), [len(each) - 1 for each in offsets])
         starts = np.concatenate([each[:-1] for each in offsets] or nothing)
         lengths = np.concatenate([np.diff(each) for each in offsets] or nothing).astype(np.int32)
-        rows = selected_rows(dataset)
-        self.chunks, self.starts, self.lengths = chunks[rows], starts[rows], lengths[rows]
+        # rows of the table, in order
+        self.rows: Any = slice(None) if dataset._indices is None else dataset._indices.column(0).to_numpy()
+        self.chunks, self.starts, self.lengths = (each[self.rows] for each in (chunks, starts, lengths))
 
     def take(self, rows: Sequence[int]) -> Ragged:
         lengths, starts = self.lengths[rows], self.starts[rows]
         places = zip(self.chunks[rows].tolist(), starts.tolist(), (starts + lengths).tolist(), strict=True)
         return Ragged(np.concatenate([self.values[chunk][start:end] for chunk, start, end in places]), lengths)
-
-
-def selected_rows(dataset: Any) -> Any:
-    """Return the indices of a data set's rows in its Arrow table, as an array or a slice of all."""
-    return slice(None) if dataset._indices is None else dataset._indices.column(0).to_numpy()
 
 
 class PairTokens(Dataset[dict[str, Any]]):
@@ -66,7 +62,7 @@ class PairTokens(Dataset[dict[str, Any]]):
         self.dataset = dataset
         self.sides = {name: ArrowRows(dataset, name) for name in ("input_ids", "labels")}
         numbers = [name for name in dataset.column_names if "int" in str(getattr(dataset.features[name], "dtype", ""))]
-        rows = selected_rows(dataset)
+        rows = self.sides["labels"].rows
         self.numbers = {name: dataset.data.column(name).to_numpy()[rows] for name in numbers}
         self.source_lengths, self.target_lengths = (side.lengths for side in self.sides.values())
 
