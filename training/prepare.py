@@ -74,12 +74,6 @@ class Source:
         return {name: digest for digest, name in rows}
 
 
-def prepared_name(folder: str | None) -> str | None:
-    """Return the name of the public data set that a folder was prepared from; None for other data."""
-    path = Path(folder or "", PREPARED)
-    return str(json.loads(path.read_text(encoding="utf-8"))["name"]) if folder and path.is_file() else None
-
-
 def text_of(content: bytes) -> str:
     """Return the text of a file, decompressed if necessary."""
     return (gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content).decode("utf-8-sig")

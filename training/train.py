@@ -28,7 +28,7 @@ from training.data import Data, load_data
 from training.energy import Energy, EnergyTrainer
 from training.families import TRAINERS
 from training.machine import commit, hardware, init_processes, uses_cpu, versions
-from training.prepare import prepared_name
+from training.prepare import PREPARED
 from training.recipe import FAMILIES, Recipe, load_recipe, read_yaml, recipe_parser, to_dict
 from training.tasks import make_task
 from training.trainer import PaperTrainer
@@ -205,12 +205,13 @@ def make_trainer(recipe: Recipe, folder: Path, data: Data, model: Any) -> PaperT
 def write_results(trainer: PaperTrainer, taken: list[int], seconds: float) -> dict[str, Any]:
     """Write results.json in the main process and return its content; all processes must call this."""
     recipe, state, data = trainer.recipe, trainer.state, trainer.data
+    prepared = Path(getattr(recipe.data, "path", os.devnull), PREPARED)  # of a public set; the grammar has no folder
     results: dict[str, Any] = {
         "name": recipe.name,
         "recipe": without_folders(to_dict(recipe)),
         "data": data.fingerprints,
         "tokens": data.unknown,
-        "source": prepared_name(getattr(recipe.data, "path", None)),
+        "source": json.loads(prepared.read_text(encoding="utf-8"))["name"] if prepared.is_file() else None,
         "commit": commit(),
         "versions": versions(),
         "hardware": hardware(trainer.args.device),
