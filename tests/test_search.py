@@ -13,6 +13,8 @@ from transformers import (
     DynamicCache,
     EncoderDecoderCache,
     EosTokenCriteria,
+    LogitsProcessor,
+    LogitsProcessorList,
     StoppingCriteria,
     StoppingCriteriaList,
 )
@@ -354,6 +356,19 @@ def test_finished_sources_are_not_decoded(way: str) -> None:
     assert falls >= 3
 
 
+class WordOfEachSource(LogitsProcessor):
+    """Raises the score of another word for each source; follows the sources that a search keeps."""
+
+    words = torch.arange(10, 10 + len(BATCH))
+
+    def keep(self, sources: Tensor) -> None:
+        self.words = self.words[sources]
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        words = self.words.repeat_interleave(len(scores) // len(self.words))[:, None]
+        return scores.scatter_add(1, words, torch.ones_like(scores))
+
+
 # Further arguments of a call: those that change no target, and others.
 NEUTRAL: list[dict[str, Any]] = [
     {"use_cache": False},
@@ -366,6 +381,7 @@ FURTHER: list[dict[str, Any]] = [
     {"decoder_input_ids": torch.full((5, 2), 7), "decoder_attention_mask": torch.tensor([[0, 1], *[[1, 1]] * 4])},
     {"repetition_penalty": 1.5},
     {"encoder_repetition_penalty": 1.5},
+    {"logits_processor": LogitsProcessorList([WordOfEachSource()])},
     {"prefix_allowed_tokens_fn": lambda source, tokens: [END, 4 + source, 5 + len(tokens) % 7, 13]},
 ]
 
