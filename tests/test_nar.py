@@ -207,6 +207,14 @@ def test_learned_positions_bound_the_predicted_length(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILY)
+def test_target_has_the_length_of_its_embeddings_or_else_the_most_likely_one(family: str) -> None:
+    model, source = FAMILY[family](), random_tokens(2, 6)
+    generated: Any = model.generate(source, length_beam_size=1, return_dict_in_generate=True)
+    assert model(input_ids=source).logits.shape[1] == generated.lengths.max()
+    assert model(input_ids=source, decoder_inputs_embeds=torch.randn(2, 3, 32)).logits.shape[1] == 3
+
+
+@pytest.mark.parametrize("family", FAMILY)
 def test_encoder_outputs_replace_the_source(family: str) -> None:
     model, batch = FAMILY[family](), source_batch([4, 6], labels=targets(4, 2))
     tokens, mask = batch.pop("input_ids"), batch["attention_mask"]
