@@ -11,10 +11,9 @@ from tests.builders import DTYPES
 from tests.helpers import run_python
 from vaswani_transformer.cpu import linear as cpu_linear
 from vaswani_transformer.cpu.linear import (
-    FEW_ROWS,
     LAYOUTS,
-    MANY_ROWS,
     ROUNDING,
+    TIMED_ROWS,
     PreparedLinear,
     chosen_layouts,
     int8_sum_overflows,
@@ -120,29 +119,28 @@ def answer(monkeypatch: pytest.MonkeyPatch, times: Callable[[int], list[float]])
 
 
 @several
-@pytest.mark.parametrize(
-    ("few", "many"), [((1.0, 0.89), (1.0, 0.91)), ((1.0, 0.91), (1.0, 0.89)), ((1.0, 2.0), (2.0, 1.0))]
-)
-def test_layout_must_win_by_a_tenth_for_few_rows_and_for_many(
-    dtype: str, few: tuple[float, ...], many: tuple[float, ...], no_layouts: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("times", [(0.89, 0.91, 0.91), (0.91, 0.89, 0.91), (0.91, 2.0, 0.5), (0.5, 0.5, 0.5)])
+def test_layout_must_win_by_a_tenth_at_each_number_of_rows(
+    dtype: str, times: tuple[float, ...], no_layouts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each shape is timed once; the layer computes as its layouts do."""
-    asked = answer(monkeypatch, lambda rows: list(few if rows == FEW_ROWS else many))
+    """Each shape is timed once, and the layer computes as its layouts, which take 1 and `times`."""
+    asked = answer(monkeypatch, lambda rows: [1.0, times[TIMED_ROWS.index(rows)]])
     make: Any = linear_factory(dtype)
-    linear, rows = nn.Linear(48, 24).requires_grad_(False), torch.randn(MANY_ROWS, 48)
+    linear, rows = nn.Linear(48, 24).requires_grad_(False), torch.randn(TIMED_ROWS[-1], 48)
     layer = make(linear)
     names = list(LAYOUTS[dtype])
-    expected = [names[times[1] < 0.9 * times[0]] for times in (few, many)]
+    expected = [names[time < 0.9] for time in times]
     assert list(chosen_layouts.values()) == expected
-    for name, batch in zip(expected, (rows[:FEW_ROWS], rows), strict=True):
+    for name, count in zip(expected, TIMED_ROWS, strict=True):
+        batch = rows[:count]
         assert torch.equal(layer(batch), LAYOUTS[dtype][name](linear.weight, linear.bias)(batch))
     weight, bias = layer.unpacked()
     torch.testing.assert_close(weight, linear.weight, rtol=0, atol=1 / 127)
     assert torch.equal(bias, linear.bias)
     make(nn.Linear(48, 24))
-    assert asked == [FEW_ROWS, MANY_ROWS]
+    assert asked == list(TIMED_ROWS)
     make(nn.Linear(24, 48))
-    assert len(asked) == 4
+    assert len(asked) == 6
 
 
 @several
@@ -155,7 +153,7 @@ def test_layouts_of_a_record_are_not_timed_again_unless_this_cpu_lacks_them(
     recorded = dict.fromkeys(chosen_layouts, next(iter(LAYOUTS[dtype])))
     chosen_layouts.update(recorded)
     make(nn.Linear(48, 24))
-    assert (chosen_layouts, len(asked)) == (recorded, 2)
+    assert (chosen_layouts, len(asked)) == (recorded, 3)
     chosen_layouts.update(dict.fromkeys(recorded, "of another CPU"))
     make(nn.Linear(48, 24))
-    assert len(asked) == 4
+    assert len(asked) == 6

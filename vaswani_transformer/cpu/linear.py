@@ -8,6 +8,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable
+from itertools import pairwise
 from time import thread_time
 
 import torch
@@ -17,9 +18,10 @@ Product = Callable[[Tensor], Tensor]
 Parameters = tuple[Tensor, Tensor | None]  # weight (out, in) and bias, in float32
 
 MIN_SCALE = 1e-12  # for rows of zeros
-FEW_ROWS, MANY_ROWS = 4, 32  # timed numbers of rows: a beam search step, and a sentence
+TIMED_ROWS = (4, 32, 128)  # a beam search step of one sentence, of eight and of 32
+PACKED_ROWS = 32  # that oneDNN packs for
 TIMED_WEIGHTS = 2**20  # largest weight to time; larger ones are bound by memory bandwidth
-REPETITIONS = 5
+REPETITIONS = 4
 MARGIN = 0.9  # another layout must be faster than the first by this factor
 
 
@@ -48,7 +50,7 @@ class PreparedLinear(nn.Module):
 
 def pack(weight: Tensor, bias: Tensor | None, dtype: torch.dtype = torch.float32) -> PreparedLinear:
     """Return the layer by oneDNN, with packed W and products in `dtype`."""
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype).contiguous(), MANY_ROWS)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype).contiguous(), PACKED_ROWS)
     operator = torch.ops.mkldnn._linear_pointwise.default
     apply = getattr(operator, "_op", operator)  # without the overhead of Python's dispatch
     if dtype == torch.float32:
@@ -116,7 +118,7 @@ chosen_layouts: dict[str, str] = {}
 def is_supported(layout: Layout, rounding: float = 0.0) -> bool:
     """Return whether torch supports a layout on this CPU."""
     weight = torch.arange(1024, dtype=torch.float32, device="cpu").view(16, 64) / 1023
-    rows = torch.ones(MANY_ROWS, 64, dtype=torch.float32, device="cpu")
+    rows = torch.ones(PACKED_ROWS, 64, dtype=torch.float32, device="cpu")
     try:
         layer = layout(weight, None)
         products, parameters = torch.cat([layer.product(rows[:2]), layer.product(rows)]), layer.unpacked()
@@ -135,7 +137,7 @@ def int8_sum_overflows() -> bool:
     layers = [
         quantize(torch.ones(16, 64, dtype=torch.float32), None, engine, reduces_range=False) for engine in engines
     ]
-    rows = [torch.ones(count, 64, dtype=torch.float32) for count in (2, MANY_ROWS)]
+    rows = [torch.ones(count, 64, dtype=torch.float32) for count in (2, PACKED_ROWS)]
     products = torch.cat([layer.product(batch) for layer in layers for batch in rows])
     return not torch.allclose(products, torch.full_like(products, 64.0), rtol=0.02)
 
@@ -152,10 +154,10 @@ def best_times(products: list[Product], rows: Tensor) -> list[float]:
 
 
 def fastest_layouts(dtype: str, layouts: dict[str, Layout], weight: Tensor) -> list[str]:
-    """Return the fastest layouts of `weight` for few rows and for many; each shape is timed once per process."""
+    """Return the fastest layout of `weight` for each of `TIMED_ROWS`; each shape is timed once per process."""
     sample = weight[: max(1, TIMED_WEIGHTS // weight.shape[1])]
     shape, threads = f"{sample.shape[1]} to {sample.shape[0]}", torch.get_num_threads()
-    counts = {f"{dtype}, {shape}, {count} rows, {threads} threads": count for count in (FEW_ROWS, MANY_ROWS)}
+    counts = {f"{dtype}, {shape}, {count} rows, {threads} threads": count for count in TIMED_ROWS}
     if any(chosen_layouts.get(key) not in list(layouts) for key in counts):
         products = [layout(sample, None).product for layout in layouts.values()]
         for key, count in counts.items():
@@ -171,11 +173,18 @@ def linear_factory(dtype: str) -> Callable[[nn.Linear], nn.Module] | None:
 
     def make(linear: nn.Linear) -> PreparedLinear:
         weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
-        few, many = fastest_layouts(dtype, layouts, weight) if len(layouts) > 1 else 2 * list(layouts)
-        layer = layouts[few](weight, bias)
-        if few == many:
-            return layer
-        of_few, of_many, between = layer.product, layouts[many](weight, bias).product, math.isqrt(FEW_ROWS * MANY_ROWS)
-        return PreparedLinear(lambda rows: of_few(rows) if rows.shape[0] <= between else of_many(rows), layer.unpacked)
+        names = fastest_layouts(dtype, layouts, weight) if len(layouts) > 1 else list(layouts)
+        layers = {name: layouts[name](weight, bias) for name in set(names)}
+        first = layers[names[0]]
+        if len(layers) == 1:
+            return first
+        few, some, many = (layers[name].product for name in names)
+        low, high = (math.isqrt(less * more) for less, more in pairwise(TIMED_ROWS))
+
+        def product(rows: Tensor) -> Tensor:
+            count = rows.shape[0]
+            return few(rows) if count <= low else some(rows) if count <= high else many(rows)
+
+        return PreparedLinear(product, first.unpacked)
 
     return make if layouts else None
