@@ -93,7 +93,7 @@ class ForkedCommand:
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Return what the command wrote to its output and to its errors, once it has ended; kill it at the timeout."""
+        """Wait for the end, and return the command's output and its errors; kill it at the timeout."""
         end = None if timeout is None else time.monotonic() + timeout
         for member in self.members:
             if not wait([member.sentinel], None if end is None else max(0.0, end - time.monotonic())):

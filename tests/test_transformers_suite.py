@@ -114,9 +114,8 @@ class TestFlowSeqSuite(Suite, unittest.TestCase):
         cls.addClassCleanup(started.stop)
 
     def test_init_weights_can_init_buffers(self) -> None:
-        with patch.object(
-            VaswaniFlowSeqForConditionalGeneration, "_init_weights", init_weights
-        ):  # a new flow has no start
+        # a new flow has no start
+        with patch.object(VaswaniFlowSeqForConditionalGeneration, "_init_weights", init_weights):
             super().test_init_weights_can_init_buffers()
 
 

@@ -308,9 +308,11 @@ def count_unknown(tokens: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> di
     if tokenizer.unk_token_id is not None and PartialState().is_main_process:
         for split, of in counts.items():
             source, target = (of[side]["unknown"] / max(1, of[side]["tokens"]) for side in SIDES)
-            advice = "; train a tokenizer on these texts, or name another by tokenizer.path"
-            level, advice = (logging.WARNING, advice) if target > MOST_UNKNOWN else (logging.INFO, "")
-            logger.log(level, f"Unknown tokens of {split}: {source:.2%} of source, {target:.2%} of target{advice}.")
+            shares = f"Unknown tokens of {split}: {source:.2%} of source, {target:.2%} of target"
+            if target > MOST_UNKNOWN:
+                logger.warning("%s; train a tokenizer on these texts, or name another by tokenizer.path.", shares)
+            else:
+                logger.info("%s.", shares)
     return counts
 
 

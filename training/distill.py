@@ -123,7 +123,7 @@ def distill(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
             origin = {"commit": commit(), "versions": versions()}
             output.save_record(search=translator.settings.search(), layouts=dict(chosen_layouts), **origin)
             write_share(translator, remaining, output, options, recipe)
-        dropped = Counter(output.record["dropped"])
+        dropped = Counter(output.record.get("dropped"))  # none of a share without sources
     everyone = gather_object([dropped])
     kept = sum(len(file.read_bytes().splitlines()) for file in folder.glob("*.jsonl"))
     return {"output_dir": str(folder), "kept": kept, "dropped": dict(sum(everyone, Counter()))}

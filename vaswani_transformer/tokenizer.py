@@ -251,9 +251,9 @@ def unknown_words(tokenizer: Any, encoded: Any, texts: Sequence[str]) -> list[li
     return results
 
 
-def check_vocabulary(model: Any, tokenizer: Any, name: str = "") -> None:
+def check_vocabulary(model: Any, tokenizer: Any) -> None:
     """Raise ValueError unless a model has an embedding for every token, and a CMLM the tokenizer's `<mask>`."""
-    name = name or model.config.name_or_path or type(model).__name__
+    name = model.config.name_or_path or type(model).__name__
     entries, mask_token_id = len(model.get_input_embeddings().weight), getattr(model.config, "mask_token_id", None)
     needed = 1 + max([*tokenizer.get_vocab().values(), *tokenizer("")["input_ids"]], default=-1)
     if needed > entries:

@@ -127,6 +127,13 @@ def test_shards_together_have_every_pair_once(distill: Run, recipe: Path, folder
     assert sorted(distilled_pairs(recipe, folder)["train"]) == sorted(list(PAIRS.items()) * 2)
 
 
+def test_share_without_sources_is_finished_at_once(distill: Run, folder: Path) -> None:
+    output, _, status = distill("--shard=13/13")
+    assert status == 0
+    assert json.loads(output) == {"output_dir": str(folder), "kept": 0, "dropped": {}}
+    assert contents(folder) == {"00012-of-00013.jsonl": b""}
+
+
 @pytest.mark.parametrize(
     ("tokens", "reason"), [(9, "length_difference"), (10, ""), (20, ""), (21, "length_difference"), (24, "too_long")]
 )

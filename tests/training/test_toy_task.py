@@ -24,3 +24,9 @@ def test_splits_behind_published_scores_are_unchanged() -> None:
     for split, rows in make_splits().items():
         texts = "".join(f"{pair['en']}\0{pair['es']}\0" for pair in rows["translation"])
         assert hashlib.sha256(texts.encode()).hexdigest() == digests[str(split)]
+
+
+def test_smaller_splits_are_the_beginning_of_larger_ones() -> None:
+    smaller, larger = make_splits(20, 5, 5), make_splits(40, 8, 6)
+    for split, rows in smaller.items():
+        assert rows[:] == larger[split][: len(rows)]

@@ -18,6 +18,7 @@ from ..support.errors import UserError
 from .fairseq_tokenizer import SPECIAL_TOKENS, fairseq_tokenizer
 from .foreign import TABLES, ForeignModel, ImportResult, build_model, check_equivalence, concatenated_sinusoids
 
+LONGEST = 1_000_000  # largest plausible number of positions
 UNSUPPORTED_SETTINGS = (
     *("encoder_normalize_before", "decoder_normalize_before", "no_token_positional_embeddings", "cross_self_attention"),
     *("encoder_layers_to_keep", "decoder_layers_to_keep"),
@@ -76,6 +77,8 @@ def read_fairseq(path: Path, config: Path | None) -> ForeignModel:
             "with them, and with every other setting that was not fairseq's default, as --config."
         )
     longest = max(settings.get(f"max_{side}_positions", 1024) for side in ("source", "target"))
+    if longest > LONGEST:  # before their table takes memory
+        raise UserError(f"{name}: has {longest:,} positions, expected at most {LONGEST:,}; save the checkpoint again.")
     state = {key: value.float() for key, value in split_fused(state).items() if not IGNORED_KEYS.match(key)}
     layers = {tuple(key.split(".")[:3]) for key in state if ".layers." in key}  # such as ("encoder", "layers", "0")
     counts = Counter(stack for stack, *_ in layers)

@@ -22,7 +22,7 @@ TIMED_ROWS = (4, 32, 128)  # a beam search step of one sentence, of eight and of
 PACKED_ROWS = 32  # that oneDNN packs for
 TIMED_WEIGHTS = 2**20  # largest weight to time; larger ones are bound by memory bandwidth
 REPETITIONS = 4
-MARGIN = 0.9  # another layout must be faster than the first by this factor
+MARGIN = 0.9  # another layout must be faster by this factor, since a layer with two holds its weight twice
 
 
 class PreparedLinear(nn.Module):
@@ -154,16 +154,21 @@ def best_times(products: list[Product], rows: Tensor) -> list[float]:
 
 
 def fastest_layouts(dtype: str, layouts: dict[str, Layout], weight: Tensor) -> list[str]:
-    """Return the fastest layout of `weight` for each of `TIMED_ROWS`; each shape is timed once per process."""
+    """Return the layouts of `weight` for `TIMED_ROWS`, in which each must win over that of fewer rows.
+
+    Each shape is timed once per process.
+    """
     sample = weight[: max(1, TIMED_WEIGHTS // weight.shape[1])]
     shape, threads = f"{sample.shape[1]} to {sample.shape[0]}", torch.get_num_threads()
     counts = {f"{dtype}, {shape}, {count} rows, {threads} threads": count for count in TIMED_ROWS}
     if any(chosen_layouts.get(key) not in list(layouts) for key in counts):
         products = [layout(sample, None).product for layout in layouts.values()]
+        chosen = 0
         for key, count in counts.items():
             times = best_times(products, torch.ones(count, sample.shape[1], dtype=torch.float32))
-            fastest = times.index(min(times))
-            chosen_layouts[key] = list(layouts)[fastest if times[fastest] < MARGIN * times[0] else 0]
+            if min(times) < MARGIN * times[chosen]:
+                chosen = times.index(min(times))
+            chosen_layouts[key] = list(layouts)[chosen]
     return [chosen_layouts[key] for key in counts]
 
 
