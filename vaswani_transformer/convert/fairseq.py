@@ -78,7 +78,10 @@ def read_fairseq(path: Path, config: Path | None) -> ForeignModel:
         )
     longest = max(settings.get(f"max_{side}_positions", 1024) for side in ("source", "target"))
     if longest > LONGEST:  # before their table takes memory
-        raise UserError(f"{name}: has {longest:,} positions, expected at most {LONGEST:,}; save the checkpoint again.")
+        raise UserError(
+            f"{name}: has {longest:,} positions, expected at most {LONGEST:,}; give a JSON file with the right "
+            "max_source_positions and max_target_positions as --config."
+        )
     state = {key: value.float() for key, value in split_fused(state).items() if not IGNORED_KEYS.match(key)}
     layers = {tuple(key.split(".")[:3]) for key in state if ".layers." in key}  # such as ("encoder", "layers", "0")
     counts = Counter(stack for stack, *_ in layers)
