@@ -2,8 +2,9 @@
 
 B batch, S source, T target, k target rows per source row, l lengths of a length beam, C length classes, H heads, d_k
 and d_v the widths of a head, n source tokens, m target tokens. The decoder's input is a soft copy of the encoder's
-output, and the length is predicted as the difference m - n. Fertilities, fine-tuning with reverse KL and noisy parallel
-decoding are not implemented. Relative self-attention (Shaw et al. 2018) is an addition.
+output, and the length is predicted as the difference m - n. Fertilities and fine-tuning with reverse KL are not
+implemented; docs/non-autoregressive.md shows noisy parallel decoding. Relative self-attention (Shaw et al. 2018) is an
+addition.
 """
 
 from typing import Any
