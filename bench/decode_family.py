@@ -163,7 +163,8 @@ def results(arms: list[Arm], references: list[str], options: argparse.Namespace)
             rows.append(
                 {
                     **{"model": arm.name, "distilled": arm.is_distilled, "passes": arm.passes, "threads": threads},
-                    **{"BLEU": f"{scores['score']:.2f}", "chrF": f"{chrf(arm.texts, references)['score']:.2f}"},
+                    **{"BLEU": f"{scores['score']:.2f}", "BP": f"{scores['brevity_penalty']:.3f}"},
+                    "chrF": f"{chrf(arm.texts, references)['score']:.2f}",
                     "Distinct-1/2": f"{statistic['distinct_1']:.3f} / {statistic['distinct_2']:.3f}",
                     **{"repeats": f"{statistic['repeats']:.2%}", "length ratio": f"{statistic['length_ratio']:.3f}"},
                     "ms a sentence, median": 1000 * statistics.median(seconds),
@@ -212,8 +213,9 @@ def refinement(arms: list[Arm], sources: list[str], references: list[str], token
             changed.update({i + 1: int(((steps[i] != steps[i - 1]) & is_real).sum()) for i in range(1, len(steps))})
             tokens += int(is_real.sum())
         for number, outputs in enumerate(texts, start=1):
+            score = bleu(outputs, references, tokenize)
             scores = {
-                "BLEU": f"{bleu(outputs, references, tokenize)['score']:.2f}",
+                **{"BLEU": f"{score['score']:.2f}", "BP": f"{score['brevity_penalty']:.3f}"},
                 "repeats": f"{text_statistics(outputs, references)['repeats']:.2%}",
             }
             share = f"{changed[number] / tokens:.1%}" if number > 1 else None
