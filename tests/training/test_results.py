@@ -20,7 +20,7 @@ OF_A_MACHINE = {"data.path", "data.distilled", "tokenizer.path", "training.preci
 OF_A_MACHINE |= {f"training.{name}" for name in ("encoder_from", "energy_from", "start_from")}
 WRITTEN_OTHERWISE = {"score.tokenize", "training.energy_inputs", "training.energy_outputs", "training.glancing_steps"}
 """Fields whose default is another word for the same."""
-VARIANTS = {name: {"training.steps"} for name in ("nat-2017", "nat-2018", "nat-longer", "glat-4000")}
+VARIANTS = {name: {"training.steps"} for name in ("nat-2017", "nat-2018", "nat-longer", "glat-4000", "cmlm-4000")}
 VARIANTS |= {"iterative-vae-without-hint": {"model.hint"}}
 """Fields that the runs of kept results changed."""
 PAGES = {"multi30k-family": "docs/non-autoregressive.md", "iterative-vae-family": "docs/iterative-vae.md"}
