@@ -59,7 +59,8 @@ def test_kept_result_is_of_the_shipped_recipe_and_in_a_table_of_the_docs(path: P
     assert kept["commit"]["hash"][:7] in docs
     if is_family:
         expected = f"{kept['test']['loss']:.2f} nats" if is_dialogue else f"{kept['test']['bleu']:.2f} BLEU"
-        assert recipe.expected.startswith(expected) or not kept["name"].endswith(path.stem)
+        if kept["name"].endswith(path.stem):  # not a variant of the recipe
+            assert recipe.expected.startswith(expected)
     else:
         assert f"{kept['steps']:,d} steps" in docs
         assert kept["test"][make_task(recipe).best_metric.signature_key] in docs
