@@ -27,7 +27,8 @@ from transformers import DataCollatorForSeq2Seq
 
 from bench.measuring import Row, make_parser, report, resident_mib
 from training.data import load_data
-from training.recipe import Recipe, load_recipe
+from training.fields import Recipe
+from training.recipe import load_recipe
 from vaswani_transformer import PairCollator, PairTokens, TokenBudgetBatchSampler
 
 WORDS = 20_000  # that texts are made of

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from bench.measuring import Row, make_parser, pad, report, sources_of
-from training.recipe import FAMILIES
+from training.families import FAMILIES
 
 Batch = dict[str, Any]  # tensors, for `model(**batch)`
 

@@ -7,8 +7,10 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from training.families import GlancingTraining
+from training.fields import Recipe
 from training.prepare import SOURCES
-from training.recipe import Recipe, recipe_of
+from training.recipe import recipe_of
 from training.tasks import make_task
 from vaswani_transformer.support.errors import exit_on_user_error
 
@@ -18,8 +20,8 @@ EXAMPLE = "Two dogs play in the snow."  # for results without a test sentence
 
 def variant(recipe: Recipe) -> str:
     """Return the kind of a recipe's model, or "glat" for a NAT that glancing trains."""
-    kind = recipe.family.kind
-    return "glat" if kind == "nat" and recipe.training.glancing else kind
+    has_glancing = isinstance(recipe.training, GlancingTraining) and recipe.training.glancing is not None
+    return "glat" if recipe.kind == "nat" and has_glancing else recipe.kind
 
 
 def make_card(results: dict[str, Any], repository: str, license: str = "apache-2.0") -> ModelCard:

@@ -18,7 +18,7 @@ from accelerate import PartialState
 from datasets import Dataset, DatasetDict, Features, Value, load_dataset
 from transformers import AddedToken, PreTrainedTokenizerBase
 
-from training.recipe import Recipe
+from training.fields import Recipe
 from training.toy_task import make_splits
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.batching.tokens import ArrowRows

@@ -23,8 +23,9 @@ from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar
 
 from training.data import load_pairs
+from training.fields import Recipe
 from training.machine import commit, init_processes, versions
-from training.recipe import Recipe, load_recipe
+from training.recipe import load_recipe
 from vaswani_transformer.cpu.linear import chosen_layouts
 from vaswani_transformer.parsing.constraint import tree_constraint
 from vaswani_transformer.support.command_line import positive_argument

@@ -6,12 +6,16 @@ and outputs.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from training.data import Data
+from training.fields import Recipe
+from training.models import load_autoregressive
 from training.trainer import PaperTrainer
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.cmlm import mask_targets
@@ -113,7 +117,13 @@ class EnergyTrainer(PaperTrainer):
     """
 
     log_parts = {"length_loss": "length_loss"}
-    energy: Energy
+
+    def __init__(self, recipe: Recipe, model: Any, data: Data, run: Path) -> None:
+        super().__init__(recipe, model, data, run)
+        training: Any = recipe.training
+        teacher = load_autoregressive(training.energy_from, data.tokenizer, "training.energy_from")
+        teacher.set_attn_implementation(model.config._attn_implementation)
+        self.energy = Energy(teacher.to(self.args.device), training.energy_inputs, training.energy_outputs)
 
     def add_draws(self, batch: dict[str, Tensor], seeds: list[int]) -> dict[str, Tensor]:
         tokenizer = self.processing_class

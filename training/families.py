@@ -1,20 +1,40 @@
-"""Trainers of the non-autoregressive families: schedules, random choices and logged values.
+"""How each family is trained: the fields of its recipes, its schedules, random choices and logged values.
 
 B batch, T target.
 """
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from accelerate.utils import broadcast, gather_object
+from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from training.data import Data
+from training.energy import EnergyTrainer
+from training.fields import FAMILIES, BeamSearch, BeamTraining, Family, Recipe, SearchRecipe, TrainingRecipe
 from training.trainer import PaperTrainer
+from vaswani_transformer import (
+    VaswaniCmlmForConditionalGeneration,
+    VaswaniFlowSeqForConditionalGeneration,
+    VaswaniIterativeVaeForConditionalGeneration,
+    VaswaniNatForConditionalGeneration,
+    VaswaniTransformerForConditionalGeneration,
+)
 from vaswani_transformer.cmlm import mask_targets, sample_masks
 from vaswani_transformer.flowseq import ActNorm
 from vaswani_transformer.support.modes import eval_mode
+
+FAMILIES["autoregressive"] = Family(
+    model_class=VaswaniTransformerForConditionalGeneration,
+    training=BeamTraining,
+    decoding=BeamSearch,
+    make_trainer=PaperTrainer,
+)
 
 
 def draw(seeds: list[int], labels: Tensor, make: Callable[[int, torch.Generator], Tensor]) -> Tensor:
@@ -24,23 +44,102 @@ def draw(seeds: list[int], labels: Tensor, make: Callable[[int, torch.Generator]
     return pad_sequence(rows, batch_first=True)
 
 
+@dataclass(frozen=True)
+class LengthBeam(SearchRecipe):
+    """Search with a non-autoregressive model.
+
+    Args:
+        length_beam_size: number of candidate lengths for each translation.
+    """
+
+    length_beam_size: PositiveInt = 1
+
+
+@dataclass(frozen=True)
+class GlancingTraining(TrainingRecipe):
+    """Training of NAT and GLAT (Qian et al. 2021).
+
+    Args:
+        glancing: number of reference words shown per mistake of the first pass, at the first and the last step, such as
+            [0.5, 0.3]; null for none.
+        glancing_steps: number of steps over which it changes; null for `steps`.
+    """
+
+    glancing: tuple[ClosedUnitInterval, ClosedUnitInterval] | None = None
+    glancing_steps: PositiveInt | None = None
+
+    @property
+    def evaluation_search(self) -> dict[str, Any]:
+        return {"length_beam_size": 1}
+
+
 class GlancingTrainer(PaperTrainer):
     """Trainer of NAT and GLAT, with scheduled glancing."""
 
     log_parts = {"length_loss": "length_loss", "accuracy": "glancing_accuracy"}
 
     def step_attributes(self, step: int) -> dict[str, float]:
-        training = self.recipe.training
-        if training.glancing is None:
+        if self.training.glancing is None:
             return {}
-        first, last = training.glancing
-        return {"glancing_ratio": first + (last - first) * min(1.0, step / (training.glancing_steps or training.steps))}
+        first, last = self.training.glancing
+        done = min(1.0, step / (self.training.glancing_steps or self.training.steps))
+        return {"glancing_ratio": first + (last - first) * done}
 
     def add_draws(self, batch: dict[str, Tensor], seeds: list[int]) -> dict[str, Tensor]:
-        if self.recipe.training.glancing is None:
+        if self.training.glancing is None:
             return batch
         draws = draw(seeds, batch["labels"], lambda length, generator: torch.rand(length, generator=generator))
         return batch | {"glancing_draws": draws}
+
+
+FAMILIES["nat"] = Family(
+    model_class=VaswaniNatForConditionalGeneration,
+    training=GlancingTraining,
+    decoding=LengthBeam,
+    make_trainer=GlancingTrainer,
+)
+
+
+Operator = Literal[
+    "softmax", "straight_through_softmax", "straight_through_logits", "gumbel_softmax", "straight_through_gumbel"
+]
+
+
+@dataclass(frozen=True)
+class CmlmTraining(TrainingRecipe):
+    """Training of CMLM and ENGINE (Tu et al. 2020).
+
+    Args:
+        evaluation_iterations: iterations of Mask-Predict in evaluations.
+        energy_from: autoregressive teacher with the same vocabulary, whose negative log-likelihood of the model's
+            output is the loss; null to train on masked words.
+        energy_inputs: operator that converts the model's log-probabilities to the teacher's input.
+        energy_outputs: operator that converts the model's log-probabilities to the output that the teacher scores.
+    """
+
+    evaluation_iterations: PositiveInt = 4
+    energy_from: str | None = None
+    energy_inputs: Operator = "softmax"
+    energy_outputs: Operator = "softmax"
+
+    @property
+    def evaluation_search(self) -> dict[str, Any]:
+        return {"length_beam_size": 1, "num_iterations": self.evaluation_iterations}
+
+    @property
+    def selects_by_energy(self) -> bool:
+        return self.energy_from is not None
+
+
+@dataclass(frozen=True)
+class MaskPredict(LengthBeam):
+    """Mask-Predict (Ghazvininejad et al. 2019).
+
+    Args:
+        num_iterations: number of decoder passes over each translation.
+    """
+
+    num_iterations: PositiveInt = 10
 
 
 class CmlmTrainer(PaperTrainer):
@@ -53,6 +152,35 @@ class CmlmTrainer(PaperTrainer):
         draws = draw(seeds, labels, lambda length, generator: torch.rand(1 + length, generator=generator))  # (B, 1 + T)
         is_masked = sample_masks(labels.ne(-100), draws=(draws[:, 0], draws[:, 1:]))
         return mask_targets(batch, is_masked, tokenizer.mask_token_id, tokenizer.pad_token_id)
+
+
+def make_cmlm_trainer(recipe: Recipe, model: Any, data: Data, run: Path) -> PaperTrainer:
+    """Return the trainer of a CMLM, or of ENGINE if the recipe names a teacher."""
+    trainer_class = EnergyTrainer if recipe.training.selects_by_energy else CmlmTrainer
+    return trainer_class(recipe, model, data, run)
+
+
+FAMILIES["cmlm"] = Family(
+    model_class=VaswaniCmlmForConditionalGeneration,
+    training=CmlmTraining,
+    decoding=MaskPredict,
+    make_trainer=make_cmlm_trainer,
+    needs_mask=True,
+)
+
+
+@dataclass(frozen=True)
+class LatentTraining(GlancingTraining):
+    """Training of IterativeVAE.
+
+    Args:
+        kl_scale: weight of the KL divergences.
+        kl_warmup_steps: number of steps in which the weight rises linearly from 0; 0 for the full weight from the
+            start.
+    """
+
+    kl_scale: NonNegativeFloat = 1.0
+    kl_warmup_steps: NonNegativeInt = 30_000
 
 
 class LatentTrainer(GlancingTrainer):
@@ -68,9 +196,8 @@ class LatentTrainer(GlancingTrainer):
     }
 
     def step_attributes(self, step: int) -> dict[str, float]:
-        training = self.recipe.training
-        done = min(1.0, (step + 1) / max(1, training.kl_warmup_steps))
-        return super().step_attributes(step) | {"kl_scale": training.kl_scale * done}
+        done = min(1.0, (step + 1) / max(1, self.training.kl_warmup_steps))
+        return super().step_attributes(step) | {"kl_scale": self.training.kl_scale * done}
 
     def sentence_statistics(self, logits: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the bound, from samples that do not change the random state of training."""
@@ -81,15 +208,54 @@ class LatentTrainer(GlancingTrainer):
         return {"bound": bound * inputs["labels"].ne(-100).sum(1)}  # the batch's mean, with each target's tokens
 
 
+FAMILIES["iterative_vae"] = Family(
+    model_class=VaswaniIterativeVaeForConditionalGeneration,
+    training=LatentTraining,
+    decoding=LengthBeam,
+    make_trainer=LatentTrainer,
+)
+
+
+@dataclass(frozen=True)
+class FlowTraining(TrainingRecipe):
+    """Training of FlowSeq (Ma et al. 2019).
+
+    Args:
+        decoder_steps: number of initial steps, which train posterior and decoder without the prior.
+        kl_scale: weight of the KL divergence.
+        kl_warmup_steps: number of steps after these in which the weight rises linearly from 0.
+    """
+
+    decoder_steps: NonNegativeInt = 30_000
+    kl_scale: PositiveFloat = 1.0
+    kl_warmup_steps: NonNegativeInt = 10_000
+
+    @property
+    def evaluation_search(self) -> dict[str, Any]:
+        return {"length_beam_size": 1, "num_latent_samples": 1, "latent_temperature": 0.0}
+
+
+@dataclass(frozen=True)
+class LatentSearch(LengthBeam):
+    """Search with FlowSeq.
+
+    Args:
+        num_latent_samples: number of latent samples for each length.
+        latent_temperature: standard deviation of the prior's noise; 0 for the mode.
+    """
+
+    num_latent_samples: PositiveInt = 1
+    latent_temperature: NonNegativeFloat = 0.0
+
+
 class FlowTrainer(PaperTrainer):
     """Trainer of FlowSeq in phases: without the prior, initialization of the flow, with the prior."""
 
     log_parts = {name: name for name in ("token_loss", "length_loss", "kl_loss", "log_determinant")}
 
     def step_attributes(self, step: int) -> dict[str, float]:
-        training = self.recipe.training
-        done = (step - training.decoder_steps + 1) / max(1, training.kl_warmup_steps)
-        return {"kl_scale": training.kl_scale * min(1.0, max(0.0, done))}
+        done = (step - self.training.decoder_steps + 1) / max(1, self.training.kl_warmup_steps)
+        return {"kl_scale": self.training.kl_scale * min(1.0, max(0.0, done))}
 
     def add_draws(self, batch: dict[str, Tensor], seeds: list[int]) -> dict[str, Tensor]:
         def make(length: int, generator: torch.Generator) -> Tensor:
@@ -101,7 +267,7 @@ class FlowTrainer(PaperTrainer):
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list, Any]:
         batches, tokens = super().get_batch_samples(*args, **kwargs)
-        if self.state.global_step >= self.recipe.training.decoder_steps and not float(self.model.flow.started):
+        if self.state.global_step >= self.training.decoder_steps and not float(self.model.flow.started):
             self.start_flow(batches)
         return batches, tokens
 
@@ -120,10 +286,10 @@ class FlowTrainer(PaperTrainer):
                 broadcast([layer.log_scale.data, layer.shift.data])
 
 
-TRAINERS = {
-    "autoregressive": PaperTrainer,
-    "nat": GlancingTrainer,
-    "cmlm": CmlmTrainer,
-    "iterative_vae": LatentTrainer,
-    "flowseq": FlowTrainer,
-}
+FAMILIES["flowseq"] = Family(
+    model_class=VaswaniFlowSeqForConditionalGeneration,
+    training=FlowTraining,
+    decoding=LatentSearch,
+    make_trainer=FlowTrainer,
+    has_phases=True,
+)

@@ -17,9 +17,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from training.data import fingerprint, load_pairs
+from training.fields import Recipe, to_dict
 from training.machine import commit, hardware, versions
 from training.metrics import lm_scores
-from training.recipe import Recipe, load_recipe, to_dict
+from training.recipe import load_recipe
 from training.tasks import make_task
 from vaswani_transformer.support.command_line import positive_argument
 from vaswani_transformer.support.errors import UserError, exit_on_user_error

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from training.fields import Recipe
 from training.metrics import bleu, chrf, text_statistics, tokenized_bleu
-from training.recipe import Recipe
 from vaswani_transformer.parsing import BracketScores, delinearize, score_trees
 from vaswani_transformer.parsing.constraint import tree_constraint
 from vaswani_transformer.parsing.linear import place_count
@@ -70,7 +70,7 @@ class Task(ABC):
         if self.tokenize == "auto":
             code = re.split("[-_]", self.target.lower())[0]  # of a code such as "ja" or "zh-CN"
             self.tokenize = UNSPACED.get(code, "13a")
-        self.selection = self.best_metric if getattr(recipe.training, "energy_from", None) is None else ENERGY
+        self.selection = ENERGY if recipe.training.selects_by_energy else self.best_metric
 
     @abstractmethod
     def measure(self, predictions: list[str], references: list[str], metric: Metric) -> dict[str, Any]:

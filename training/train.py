@@ -20,20 +20,19 @@ import datasets
 import yaml
 from accelerate import PartialState
 from filelock import FileLock, Timeout
-from transformers import PreTrainedTokenizerBase, set_seed
+from transformers import set_seed
 from transformers.utils.logging import disable_progress_bar
 
 from training.checkpoints import last_checkpoint
 from training.data import Data, load_data
-from training.energy import Energy, EnergyTrainer
-from training.families import TRAINERS
-from training.machine import commit, hardware, init_processes, uses_cpu, versions
+from training.fields import Recipe, to_dict
+from training.machine import commit, hardware, init_processes, versions
+from training.models import make_model
 from training.prepare import PREPARED
-from training.recipe import FAMILIES, Recipe, load_recipe, read_yaml, recipe_parser, to_dict
+from training.recipe import load_recipe, read_yaml, recipe_parser
 from training.tasks import make_task
 from training.trainer import PaperTrainer
 from vaswani_transformer.flowseq import FlowError
-from vaswani_transformer.support.checked_loading import load_model, load_tokenizer
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import write_atomically, write_errors
 
@@ -45,9 +44,6 @@ FREE = {
     *("training.steps", "training.minutes", "training.device_tokens", "training.evaluation_batch_size"),
     *("training.log_steps", "training.gradient_checkpointing"),
 }
-SHAPE = ("d_ff", "num_heads", "head_dim", "value_head_dim", "activation_function", "position_embedding", "d_model")
-SHAPE += ("attention_bias", "scale_embedding", "attention_window", "layer_norm_eps")
-WHOLE = ("encoder_layers", "decoder_layers", "tie_word_embeddings", "decoder_start_token_id")  # for `start_from`
 
 
 def run(recipe: Recipe) -> dict[str, Any]:
@@ -59,7 +55,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
         begin_run(recipe, folder, data)
         checkpoint = last_checkpoint(folder)
         model = make_model(recipe, data.tokenizer, is_new=checkpoint is None)
-        trainer = make_trainer(recipe, folder, data, model)
+        trainer = recipe.family.make_trainer(recipe, model, data, folder)
         trainer.train_or_resume(checkpoint)
         steps = trainer.save_final_model()
         return write_results(trainer, steps, trainer.progress.seconds + time.perf_counter() - start)
@@ -133,73 +129,6 @@ def begin_run(recipe: Recipe, folder: Path, data: Data) -> None:
             write_atomically(folder / RECIPE, yaml.safe_dump(to_dict(recipe), allow_unicode=True, sort_keys=False))
             (folder / RESULTS).unlink(missing_ok=True)
     PartialState().wait_for_everyone()
-
-
-def make_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, is_new: bool = True) -> Any:
-    """Return a new model, in a new run initialized with the recipe's trained weights."""
-    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "pad_token_id", "eos_token_id")}
-    if recipe.family.needs_mask:
-        ids["mask_token_id"] = tokenizer.mask_token_id
-    entries = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values()))  # ids may have gaps
-    set_seed(recipe.seed)
-    model = recipe.family.model_class(recipe.model_config(vocab_size=entries, **ids))
-    for field in ("start_from", "encoder_from"):
-        if is_new and getattr(recipe.training, field) is not None:
-            start_with(model, load_trained(recipe, field, tokenizer), field)
-    model.generation_config = recipe.generation_config(model.config, tokenizer)
-    attention = recipe.training.attention
-    model.set_attn_implementation(("eager" if uses_cpu() else "sdpa") if attention == "auto" else attention)
-    if recipe.training.gradient_checkpointing:
-        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
-    logger.info("%.2fM parameters.", model.num_parameters() / 1e6)
-    return model
-
-
-def load_trained(recipe: Recipe, field: str, tokenizer: PreTrainedTokenizerBase) -> Any:
-    """Load the trained model that a field of `training` names, and check that it has the run's vocabulary."""
-    name = getattr(recipe.training, field)
-    family = recipe.family if field == "start_from" else FAMILIES["autoregressive"]
-    trained = load_model(name, family.model_class)
-    theirs, ours = load_tokenizer(name).get_vocab(), tokenizer.get_vocab()
-    mask = {token: index for token, index in ours.items() if token == tokenizer.mask_token}
-    if ours != theirs | mask:
-        raise UserError(
-            f"training.{field}: the vocabulary of {name} is not the run's; give --tokenizer.path={name} and another "
-            "--output_dir."
-        )
-    return trained
-
-
-def start_with(model: Any, trained: Any, field: str) -> None:
-    """Copy trained weights into a model of the same shape: all weights, or those of encoder and embeddings.
-
-    Of the vocabularies' entries, those that both have are copied; an added `<mask>` keeps its random embedding.
-    """
-    is_encoder = field == "encoder_from"
-    shape = SHAPE if is_encoder else (*SHAPE, *WHOLE)
-    if differing := [each for each in shape if getattr(trained.config, each) != getattr(model.config, each)]:
-        got = "; ".join(f"{each} {getattr(trained.config, each)}" for each in differing)
-        raise UserError(f"training.{field}: {trained.name_or_path} has {got}; set model.{', model.'.join(differing)}.")
-    state = model.state_dict()
-    for name, weight in trained.state_dict().items():
-        if name not in state or (is_encoder and not name.startswith(("model.encoder.", "model.shared."))):
-            continue
-        if weight.shape == state[name].shape:
-            state[name].copy_(weight)
-        else:
-            rows = min(len(weight), len(state[name]))
-            state[name][:rows] = weight[:rows]
-
-
-def make_trainer(recipe: Recipe, folder: Path, data: Data, model: Any) -> PaperTrainer:
-    training = recipe.training
-    if getattr(training, "energy_from", None) is None:
-        return TRAINERS[recipe.family.kind](recipe, model, data, folder)
-    trainer = EnergyTrainer(recipe, model, data, folder)
-    teacher = load_trained(recipe, "energy_from", data.tokenizer).to(trainer.args.device)
-    teacher.set_attn_implementation(model.config._attn_implementation)
-    trainer.energy = Energy(teacher, training.energy_inputs, training.energy_outputs)
-    return trainer
 
 
 def write_results(trainer: PaperTrainer, taken: list[int], seconds: float) -> dict[str, Any]:

@@ -45,8 +45,8 @@ from training.checkpoints import (
     step_of,
 )
 from training.data import Data
+from training.fields import Recipe
 from training.machine import load_weights, shard, uses_cpu
-from training.recipe import Recipe
 from training.tasks import Metric, make_task
 from vaswani_transformer.batching import PairCollator, PairTokens, TokenBudgetBatchSampler
 from vaswani_transformer.batching.schedule import paper_adam, paper_schedule
@@ -71,7 +71,7 @@ def training_arguments(recipe: Recipe, run: Path, selection: Metric, use_cache: 
         max_grad_norm=training.max_grad_norm,
         bf16=training.precision == "bf16",
         use_cpu=uses_cpu(),
-        ddp_find_unused_parameters=recipe.family.kind == "flowseq",  # its phases train parts of the model
+        ddp_find_unused_parameters=recipe.family.has_phases,
         restore_callback_states_from_checkpoint=training.patience is not None,
         torch_compile=training.torch_compile,
         eval_strategy="steps",
@@ -94,7 +94,7 @@ def training_arguments(recipe: Recipe, run: Path, selection: Metric, use_cache: 
 
 def make_optimizer(recipe: Recipe, model: Any) -> tuple[torch.optim.Optimizer, Any]:
     """Return Adam with the schedule of equation (3) (5.3), or rectified Adam with exponential decay."""
-    training = recipe.training
+    training: Any = recipe.training
     if training.optimizer == "paper":
         optimizer = paper_adam(model.parameters())
         scale = training.learning_rate_scale
@@ -107,7 +107,8 @@ def make_optimizer(recipe: Recipe, model: Any) -> tuple[torch.optim.Optimizer, A
         weight_decay=training.weight_decay,
         decoupled_weight_decay=True,
     )
-    decay, steps = training.learning_rate_decay, training.learning_rate_decay_steps
+    decay = training.learning_rate_decay
+    steps = training.learning_rate_decay_steps
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: decay ** (done / steps))
 
 
@@ -127,12 +128,17 @@ class PaperTrainer(Seq2SeqTrainer):
     log_parts: dict[str, str] = {}
     """Logged values of the model's output besides the loss: name in the output, and name in the log."""
 
+    training: Any  # the family's fields of the recipe's group `training`
     model: Any
     processing_class: Any
     optimizer: Any
 
     def __init__(self, recipe: Recipe, model: Any, data: Data, run: Path) -> None:
-        self.recipe, self.data, self.run, self.task = recipe, data, run, make_task(recipe)
+        self.recipe = recipe
+        self.training = recipe.training
+        self.data = data
+        self.run = run
+        self.task = make_task(recipe)
         tokens: Any = data.tokens
         super().__init__(
             model=model,

@@ -176,25 +176,25 @@ def described(owner: type) -> dict[str, str]:
 
 def recipe_tables() -> Iterator[str]:
     """Yield a table of each class of a recipe's fields; inherited fields are in the table of the base class."""
-    from training import recipe
+    from training import families, fields, recipe
 
     groups = {
-        "Recipe": [recipe.Recipe],
-        "data": [recipe.GrammarData, recipe.FileData, recipe.HubData],
-        "tokenizer": [recipe.TokenizerRecipe],
+        "Recipe": [fields.Recipe],
+        "data": [fields.GrammarData, fields.FileData, fields.HubData],
+        "tokenizer": [fields.TokenizerRecipe],
         "training": [
-            recipe.TrainingRecipe,
+            fields.TrainingRecipe,
             *recipe.OPTIMIZERS.values(),
-            *(f.training for f in recipe.FAMILIES.values()),
+            *(family.training for family in families.FAMILIES.values()),
         ],
-        "decoding": list(dict.fromkeys(family.decoding for family in recipe.FAMILIES.values())),
-        "score": [recipe.ScoreRecipe],
+        "decoding": list(dict.fromkeys(family.decoding for family in families.FAMILIES.values())),
+        "score": [fields.ScoreRecipe],
     }
     for group, classes in groups.items():
         yield f"\n### {group}\n"
         for owner in classes:
-            fields, prefix = dataclasses.fields(owner), "" if group == "Recipe" else f"{group}."
-            defaults = {field.name: field.default for field in fields}
+            prefix = "" if group == "Recipe" else f"{group}."
+            defaults = {field.name: field.default for field in dataclasses.fields(owner)}
             yield f"\n{(owner.__doc__ or '').splitlines()[0]}\n\n{HEADER}"
             for name, text in described(owner).items():
                 shown = "" if defaults[name] is dataclasses.MISSING else yaml.safe_dump(defaults[name]).splitlines()[0]

@@ -48,14 +48,13 @@ class FirstGradient(TrainerCallback):
 
 
 def save_gradient() -> None:
-    make = train.make_trainer
+    train_or_resume = trainer.PaperTrainer.train_or_resume
 
-    def make_trainer(*given: Any) -> Any:
-        trainer = make(*given)
-        trainer.add_callback(FirstGradient())
-        return trainer
+    def with_callback(self: trainer.PaperTrainer, checkpoint: Path | None) -> None:
+        self.add_callback(FirstGradient())
+        train_or_resume(self, checkpoint)
 
-    train.make_trainer = make_trainer  # ty: ignore[invalid-assignment] - passes its arguments on
+    trainer.PaperTrainer.train_or_resume = with_callback
 
 
 def die_at(file: str, step: int) -> None:

@@ -18,9 +18,11 @@ from tests.forks import ForkedCommand
 from tests.helpers import FLOAT32, ROOT, write_pairs
 from training.checkpoints import CHECKPOINTS, complete_checkpoints, step_of
 from training.data import Data, load_data
+from training.fields import Recipe
 from training.machine import init_processes
-from training.recipe import Recipe, load_recipe
-from training.train import begin_run, make_model, make_trainer, open_run, run
+from training.models import make_model
+from training.recipe import load_recipe
+from training.train import begin_run, open_run, run
 from training.trainer import PaperTrainer
 
 LAUNCHES = f"--config_file={ROOT}/training/accelerate"  # of `accelerate launch`
@@ -88,7 +90,8 @@ def begin_in(arguments: list[str], folder: Path, *more: str) -> tuple[Recipe, Da
 def trainer_in(arguments: list[str], folder: Path, *more: str) -> PaperTrainer:
     """Return the trainer of a run in a folder, which has not taken a step."""
     recipe, data = begin_in(arguments, folder, *more)
-    return make_trainer(recipe, folder, data, make_model(recipe, data.tokenizer))
+    model = make_model(recipe, data.tokenizer)
+    return recipe.family.make_trainer(recipe, model, data, folder)
 
 
 def start(

@@ -11,7 +11,8 @@ from huggingface_hub import ModelCard
 from tests.helpers import ROOT
 from tests.training.invented_results import DATA, REPOSITORY, SIGNATURE, results_of
 from training.card import EXAMPLE, main, make_card
-from training.recipe import FAMILIES, FileData, GlancingTraining
+from training.families import FAMILIES, GlancingTraining
+from training.fields import FileData
 
 
 def test_card_is_what_the_code_makes_of_the_results(tmp_path: Path) -> None:

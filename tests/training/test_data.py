@@ -27,7 +27,8 @@ from training.data import (
     to_pairs,
     tokenize,
 )
-from training.recipe import Recipe, recipe_of
+from training.fields import Recipe
+from training.recipe import recipe_of
 from vaswani_transformer import VaswaniTransformerTokenizer
 
 PAIRS = [("one tree", "ein baum"), ("two trees", "zwei bäume"), ("  three </s> ", "drei <pad>")]

@@ -12,8 +12,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from tests.helpers import load_tokenizer, run_main
 from tests.training import runs
-from training.families import FlowTrainer
-from training.recipe import FAMILIES
+from training.families import FAMILIES, FlowTrainer
 from training.train import main
 from vaswani_transformer.support.modes import eval_mode
 

@@ -15,7 +15,7 @@ from datasets import DownloadConfig
 from tests.helpers import Run, error_line, run_main
 from training import prepare
 from training.data import read_split, tree_pairs
-from training.recipe import FileData, Recipe
+from training.fields import FileData, Recipe
 
 Copy = Callable[[str], Path]  # makes a local copy of a source; returns its folder
 COLUMNS = "AssignmentStatus,WorkerId,Answer.sentence1,Answer.sentence2,Answer.sentence3,Approve,Reject\n"

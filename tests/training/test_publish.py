@@ -24,8 +24,9 @@ from tests.hub import Hub, client_environment, serving
 from tests.training.invented_results import REPOSITORY, results_of
 from tests.training.runs import FinishedRun, equal, results_in, weights
 from training import publish as publish_module
+from training.fields import to_dict
 from training.publish import main, upload
-from training.recipe import load_recipe, to_dict
+from training.recipe import load_recipe
 from vaswani_transformer.generation import CallSettings
 from vaswani_transformer.support.checked_loading import load_model
 

@@ -24,9 +24,10 @@ from tests.helpers import (
     write_pairs,
 )
 from training.data import fingerprint, load_pairs
+from training.fields import FileData, Recipe, ScoreRecipe
 from training.machine import commit, hardware, versions
 from training.metrics import bleu, chrf, lm_scores, text_statistics, tokenized_bleu
-from training.recipe import FileData, Recipe, ScoreRecipe, load_recipe
+from training.recipe import load_recipe
 from training.score import main
 from training.tasks import make_task
 from vaswani_transformer.translation.loading import LoadOptions

@@ -14,8 +14,9 @@ from tests.training.runs import TINY
 from tests.trees import GOLD, PREDICTED, read
 from training.data import load_data, load_pairs, make_tokenizer
 from training.distill import main as distill
+from training.fields import Recipe, ScoreRecipe
 from training.metrics import bleu
-from training.recipe import Recipe, ScoreRecipe, load_recipe, recipe_of
+from training.recipe import load_recipe, recipe_of
 from training.tasks import make_task
 from training.train import report, run
 from vaswani_transformer import VaswaniTransformerTokenizer

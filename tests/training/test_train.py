@@ -271,7 +271,7 @@ def test_weights_of_a_padded_vocabulary_can_be_taken(arguments: list[str], tmp_p
 
 
 def test_teacher_of_another_vocabulary_is_an_error(arguments: list[str], tmp_path: Path, teacher: Path) -> None:
-    with user_error(r"training\.start_from: the vocabulary of .* is not the run's; give --tokenizer\.path="):
+    with user_error(r"training\.start_from: the vocabulary of .* differs from the run's; set --tokenizer\.path="):
         runs.trainer_in(
             [*arguments, "--tokenizer.vocab_size=270", f"--training.start_from={teacher}"], tmp_path / "run"
         )

@@ -1,0 +1,327 @@
+"""Fields of a recipe in groups, and the table of the families that a recipe can train.
+
+`training.recipe` reads recipes; `training.families` adds a record for each family, with the fields that only it has.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from vaswani_transformer import VaswaniTransformerConfig
+from vaswani_transformer.support.errors import UserError, one_line
+
+
+@dataclass(frozen=True)
+class GrammarData:
+    """Sentence pairs; of kind grammar, those of the included English-Spanish task.
+
+    Args:
+        kind: grammar, json (JSON Lines), csv (comma-separated, or tab-separated in a .tsv file), parquet, text (one
+            file per language, line by line), hub (a data set of the Hugging Face Hub) or trees (constituency trees).
+        source: language code, or another name, of the source; also the name of its column.
+        target: language code, or another name, of the target; also the name of its column.
+        max_length: largest number of tokens of the source or target of a training pair, including </s>.
+        too_long: drop longer training pairs and count them, or stop with an error.
+        empty: stop with an error at a pair with an empty source or target, or drop such pairs and count them.
+        distilled: folder of training.distill, or a JSON Lines file, whose pairs replace the training pairs.
+    """
+
+    kind: Literal["grammar", "json", "csv", "parquet", "text", "hub", "trees"] = "json"
+    source: str = "en"
+    target: str = "de"
+    max_length: PositiveInt = 256
+    too_long: Literal["drop", "error"] = "drop"
+    empty: Literal["error", "drop"] = "error"
+    distilled: str | None = None
+
+
+@dataclass(frozen=True)
+class FileData(GrammarData):
+    """Sentence pairs in files or on the Hub.
+
+    Files of kind json, csv and parquet have the columns that `source` and `target` name, or a column `translation` with
+    both.
+
+    Args:
+        path: folder of the files, or name of the data set on the Hub.
+        train: name of a file in `path`, possibly compressed, with {language} in the name for text; for trees also
+            patterns separated by spaces; on the Hub the name of a split.
+        validation: the same for the validation set, or a number of training pairs to hold out, drawn by `seed` among
+            those whose sentences occur once.
+        test: the same for the test set; null for none.
+    """
+
+    path: str | None = None
+    train: str = "train.jsonl.gz"
+    validation: PositiveInt | str = "validation.jsonl.gz"
+    test: PositiveInt | str | None = "test.jsonl.gz"
+
+
+@dataclass(frozen=True)
+class HubData(FileData):
+    """Sentence pairs of a data set on the Hub.
+
+    Args:
+        subset: configuration of the data set.
+    """
+
+    subset: str | None = None
+
+
+@dataclass(frozen=True)
+class TokenizerRecipe:
+    """Shared vocabulary, learned from the training pairs or loaded.
+
+    Args:
+        algorithm: bpe (byte-level byte-pair encoding) or wordpiece.
+        vocab_size: size of a learned vocabulary, including special tokens.
+        path: folder, or name on the Hub, of a tokenizer to load; null to learn one.
+        sample: number of training pairs, evenly spaced over the training set, to learn from; null for all.
+    """
+
+    algorithm: Literal["bpe", "wordpiece"] = "bpe"
+    vocab_size: PositiveInt = 37000
+    path: str | None = None
+    sample: PositiveInt | None = None
+
+
+@dataclass(frozen=True)
+class PaperOptimizer:
+    """Adam with the paper's learning rate schedule (5.3).
+
+    Args:
+        optimizer: paper, or radam (rectified Adam with weight decay and an exponentially decaying learning rate).
+        warmup_steps: number of steps in which the learning rate rises.
+        learning_rate_scale: factor of equation (3); 1 in the paper.
+    """
+
+    optimizer: Literal["paper", "radam"] = "paper"
+    warmup_steps: PositiveInt = 4000
+    learning_rate_scale: PositiveFloat = 1.0
+
+
+@dataclass(frozen=True)
+class RectifiedOptimizer:
+    """Rectified Adam (Liu et al. 2020).
+
+    Args:
+        optimizer: paper, or radam.
+        learning_rate: learning rate at the first step.
+        learning_rate_decay: factor of the exponential decay over `learning_rate_decay_steps` steps.
+        learning_rate_decay_steps: number of steps in which the learning rate falls by that factor.
+        weight_decay: coefficient of decoupled weight decay; each step subtracts it times learning rate times weight.
+    """
+
+    optimizer: Literal["paper", "radam"] = "radam"
+    learning_rate: PositiveFloat = 0.001
+    learning_rate_decay: PositiveFloat = 0.8
+    learning_rate_decay_steps: PositiveInt = 1000
+    weight_decay: NonNegativeFloat = 0.001
+
+
+@dataclass(frozen=True)
+class TrainingRecipe:
+    """Training settings.
+
+    Args:
+        steps: number of optimizer steps.
+        minutes: minutes of training after which a run ends early; null for no limit.
+        source_tokens: source tokens per optimizer step, over all devices (5.1).
+        target_tokens: target tokens per optimizer step, over all devices.
+        device_tokens: largest number of source or target tokens in a micro-batch on one device, including padding.
+        encoder_from: trained autoregressive model with the same vocabulary and shape, possibly with fewer encoder
+            layers, that initializes the encoder and the embeddings.
+        start_from: trained model of the same kind and shape that initializes all weights.
+        precision: fp32; bf16 for mixed precision; or auto for bf16 if the hardware trains faster with it.
+        gradient_checkpointing: recompute activations in the backward pass, to save memory at the cost of time.
+        torch_compile: compile the model.
+        attention: Transformers' name of the attention implementation; auto for eager on a CPU and sdpa otherwise.
+        max_grad_norm: norm at which gradients are clipped; 0 for no clipping, as in the paper.
+        evaluation_steps: steps between evaluations on the validation set, each followed by a checkpoint.
+        evaluation_batch_size: number of pairs per device that an evaluation translates at a time.
+        log_steps: steps between log entries.
+        patience: number of evaluations without improvement after which a run ends early; null for no limit.
+        checkpoint_steps: steps between additional checkpoints; null for none.
+        checkpoint_minutes: minutes between additional checkpoints (10 in 6.1); null for none.
+        keep_checkpoints: number of checkpoints to keep, including the best; more if `average_last` needs them.
+        average_last: number of last checkpoints to average for the final model (6.1); null for the best checkpoint.
+    """
+
+    steps: PositiveInt = 100_000
+    minutes: PositiveFloat | None = None
+    source_tokens: PositiveInt = 25_000
+    target_tokens: PositiveInt = 25_000
+    device_tokens: PositiveInt = 25_000
+    encoder_from: str | None = None
+    start_from: str | None = None
+    precision: Literal["fp32", "bf16", "auto"] = "fp32"
+    gradient_checkpointing: bool = False
+    torch_compile: bool = False
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] = "auto"
+    max_grad_norm: NonNegativeFloat = 0.0
+    evaluation_steps: PositiveInt = 1000
+    evaluation_batch_size: PositiveInt = 64
+    log_steps: PositiveInt = 100
+    patience: PositiveInt | None = None
+    checkpoint_steps: PositiveInt | None = None
+    checkpoint_minutes: PositiveFloat | None = None
+    keep_checkpoints: PositiveInt = 2
+    average_last: PositiveInt | None = None
+
+    @property
+    def evaluation_search(self) -> dict[str, Any]:
+        """Return the settings of `generate()` that differ from `decoding` in evaluations."""
+        return {}
+
+    @property
+    def selects_by_energy(self) -> bool:
+        """Return whether a teacher's energy, and not the task's metric, selects the best checkpoint."""
+        return False
+
+
+@dataclass(frozen=True)
+class BeamTraining(TrainingRecipe):
+    """Training of the paper's model.
+
+    Args:
+        evaluation_beams: beam size in evaluations.
+    """
+
+    evaluation_beams: PositiveInt = 1
+
+    @property
+    def evaluation_search(self) -> dict[str, Any]:
+        return {"num_beams": self.evaluation_beams}
+
+
+@dataclass(frozen=True)
+class SearchRecipe:
+    """Search with the trained model; the fields are settings of its `generate()`."""
+
+
+@dataclass(frozen=True)
+class BeamSearch(SearchRecipe):
+    """Search with the trained model (6.1).
+
+    Args:
+        num_beams: beam size; 1 for greedy search.
+        length_penalty: alpha; larger values favor longer translations.
+        length_penalty_type: gnmt (the paper's lp(Y)) or power (Transformers' |Y|^alpha).
+        max_source_relative_length: largest number of tokens that a translation may have beyond those of its source.
+    """
+
+    num_beams: PositiveInt = 4
+    length_penalty: float = 0.6
+    length_penalty_type: Literal["gnmt", "power"] = "gnmt"
+    max_source_relative_length: NonNegativeInt = 50
+
+
+@dataclass(frozen=True)
+class ScoreRecipe:
+    """Scoring of translations.
+
+    Args:
+        tokenize: sacreBLEU's tokenizer; none for tokenized files. auto is 13a, except for languages without spaces
+            between words: zh for Chinese, and char for Japanese, Thai, Lao, Khmer, Burmese and Tibetan.
+        examples: number of test sentences to print with their translations.
+    """
+
+    tokenize: Literal["auto", "13a", "none", "intl", "char", "zh", "ja-mecab", "ko-mecab"] = "auto"
+    examples: NonNegativeInt = 5
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a family of models is trained.
+
+    Attributes:
+        model_class: model with output projection, whose attributes name configuration and body.
+        training: fields of the recipe's group `training`.
+        decoding: fields of the recipe's group `decoding`.
+        make_trainer: maker of the trainer of a run, from recipe, model, data and folder.
+        needs_mask: whether the vocabulary needs `<mask>`.
+        has_phases: whether some steps train only a part of the weights.
+    """
+
+    model_class: type[Any]
+    training: type[TrainingRecipe]
+    decoding: type[SearchRecipe]
+    make_trainer: Callable[..., Any]
+    needs_mask: bool = False
+    has_phases: bool = False
+
+
+FAMILIES: dict[str, Family] = {}
+"""The families by `model.kind`, the default first; `training.families` adds them."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Recipe of a training run.
+
+    Args:
+        name: name of the run, also used in its model card.
+        task: task of the pairs, which determines the metrics: translation or dialogue; trees are always parsed.
+        expected: expected score and duration, as information for readers.
+        published: a published score on the same test set.
+        note: a remark shown with the scores.
+        output_dir: folder of the run; the same command resumes an interrupted run in it.
+        seed: seed of the weights, the dropout and the order of the pairs.
+        model: the kind of model (kind), the paper's model to start from (paper), and fields of its configuration.
+    """
+
+    name: str = "run"
+    task: Literal["translation", "dialogue"] = "translation"
+    expected: str = ""
+    published: str = ""
+    note: str = ""
+    output_dir: str = ""
+    seed: NonNegativeInt = 2017
+    data: Any = field(default_factory=FileData)
+    tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
+    model: dict[str, Any] = field(default_factory=dict)
+    training: TrainingRecipe = field(default_factory=BeamTraining)
+    decoding: SearchRecipe = field(default_factory=BeamSearch)
+    score: ScoreRecipe = field(default_factory=ScoreRecipe)
+
+    @property
+    def kind(self) -> str:
+        """Return the family's name in `FAMILIES`."""
+        return self.model.get("kind", "autoregressive")
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.kind]
+
+    def model_config(self, **ids: Any) -> VaswaniTransformerConfig:
+        """Return the model's configuration; `ids` are the vocabulary size and token ids."""
+        fields = {name: value for name, value in self.model.items() if name not in ("kind", "paper")}
+        try:
+            return self.family.model_class.config_class.from_paper(self.model.get("paper", "base"), **fields | ids)
+        except Exception as error:  # the strict configuration's own classes
+            raise UserError(f"model: {one_line(error)}") from error
+
+    def generation_config(
+        self, config: VaswaniTransformerConfig, tokenizer: PreTrainedTokenizerBase, in_evaluations: bool = False
+    ) -> GenerationConfig:
+        """Return a GenerationConfig with the recipe's search, or the faster one of evaluations."""
+        search = dataclasses.asdict(self.decoding)
+        if in_evaluations:
+            search.update(self.training.evaluation_search)
+        if search.get("num_beams") == 1:  # no length penalty in greedy search
+            search["length_penalty"] = 1.0
+        if not self.family.model_class.is_autoregressive and tokenizer.unk_token_id is not None:
+            search["suppress_tokens"] = [tokenizer.unk_token_id]
+        return config.make_generation_config(**search)
+
+
+def to_dict(recipe: Recipe) -> dict[str, Any]:
+    """Return the recipe as nested plain values, without `output_dir`, since a folder may move."""
+    tree = json.loads(json.dumps(dataclasses.asdict(recipe)))  # convert jsonargparse's number types
+    del tree["output_dir"]
+    return tree

@@ -1,0 +1,104 @@
+"""The model of a run: new, or initialized with trained weights."""
+
+import logging
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase, set_seed
+
+from training.fields import FAMILIES, Recipe
+from training.machine import uses_cpu
+from vaswani_transformer.support.checked_loading import load_model, load_tokenizer
+from vaswani_transformer.support.errors import UserError
+
+logger = logging.getLogger(__name__)
+ENCODER_SHAPE = (
+    *("d_model", "d_ff", "num_heads", "head_dim", "value_head_dim", "activation_function", "position_embedding"),
+    *("attention_bias", "attention_window", "scale_embedding", "layer_norm_eps"),
+)
+"""Fields of the configuration that must agree before encoder and embeddings are copied."""
+MODEL_SHAPE = (*ENCODER_SHAPE, "encoder_layers", "decoder_layers", "tie_word_embeddings", "decoder_start_token_id")
+"""Fields that must agree before all weights are copied."""
+
+
+def make_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, is_new: bool = True) -> Any:
+    """Return the model of a run; in a new run it starts from the recipe's trained weights, if it names any."""
+    # The tokenizer decides the vocabulary.
+    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "pad_token_id", "eos_token_id")}
+    if recipe.family.needs_mask:
+        ids["mask_token_id"] = tokenizer.mask_token_id
+    entries = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values()))  # ids may have gaps
+
+    # A resumed run gets its weights from a checkpoint.
+    set_seed(recipe.seed)
+    model = recipe.family.model_class(recipe.model_config(vocab_size=entries, **ids))
+    training = recipe.training
+    if is_new and training.start_from is not None:
+        field = "training.start_from"
+        trained = load_trained(training.start_from, recipe.family.model_class, tokenizer, field)
+        copy_weights(model, trained, field)
+    if is_new and training.encoder_from is not None:
+        field = "training.encoder_from"
+        trained = load_autoregressive(training.encoder_from, tokenizer, field)
+        copy_weights(model, trained, field, only_encoder=True)
+
+    # The recipe decides how it computes and decodes.
+    model.generation_config = recipe.generation_config(model.config, tokenizer)
+    attention = training.attention
+    if attention == "auto":
+        attention = "eager" if uses_cpu() else "sdpa"
+    model.set_attn_implementation(attention)
+    if training.gradient_checkpointing:
+        enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+        enable()
+    logger.info("%.2fM parameters.", model.num_parameters() / 1e6)
+    return model
+
+
+def load_autoregressive(name: str, tokenizer: PreTrainedTokenizerBase, field: str) -> Any:
+    """Load a trained autoregressive model, as `load_trained` does."""
+    return load_trained(name, FAMILIES["autoregressive"].model_class, tokenizer, field)
+
+
+def load_trained(name: str, model_class: type[Any], tokenizer: PreTrainedTokenizerBase, field: str) -> Any:
+    """Load the trained model that a recipe's `field` names.
+
+    Raises:
+        UserError: its vocabulary differs from the run's by more than an added `<mask>`.
+    """
+    trained = load_model(name, model_class)
+    expected = dict(load_tokenizer(name).get_vocab())
+    vocabulary = tokenizer.get_vocab()
+    if tokenizer.mask_token in vocabulary:
+        expected[tokenizer.mask_token] = vocabulary[tokenizer.mask_token]
+    if vocabulary != expected:
+        raise UserError(
+            f"{field}: the vocabulary of {name} differs from the run's; set --tokenizer.path={name} and choose a "
+            "different --output_dir."
+        )
+    return trained
+
+
+def copy_weights(model: Any, trained: Any, field: str, only_encoder: bool = False) -> None:
+    """Copy the weights of a trained model of the same shape, or only those of its encoder and embeddings.
+
+    Of the vocabularies' entries, those that both have are copied; an added `<mask>` keeps its random embedding.
+
+    Raises:
+        UserError: the models differ in a field of the configuration that decides the shape.
+    """
+    shape = ENCODER_SHAPE if only_encoder else MODEL_SHAPE
+    differing = [name for name in shape if getattr(trained.config, name) != getattr(model.config, name)]
+    if differing:
+        values = "; ".join(f"{name} {getattr(trained.config, name)}" for name in differing)
+        raise UserError(f"{field}: {trained.name_or_path} has {values}; set model.{', model.'.join(differing)}.")
+
+    state = model.state_dict()
+    for name, weight in trained.state_dict().items():
+        is_wanted = not only_encoder or name.startswith(("model.encoder.", "model.shared."))
+        if name not in state or not is_wanted:
+            continue
+        if weight.shape == state[name].shape:
+            state[name].copy_(weight)
+        else:  # embeddings of vocabularies that differ by `<mask>`
+            rows = min(len(weight), len(state[name]))
+            state[name][:rows] = weight[:rows]
