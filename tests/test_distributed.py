@@ -20,7 +20,7 @@ from tests.forks import ForkedCommand
 from tests.helpers import random_batch, tiny_model
 from tests.training.runs import TWO_PROCESSES
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.batching.schedule import paper_adam, paper_schedule
+from vaswani_transformer.batching.optimization import paper_adam, paper_schedule
 
 
 def full(tensor: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from docs.tools import pictures
 from docs.tools.figures import draw_learning_rate, smoothed_loss
 from tests.figures.legible import assert_legible
 from tests.helpers import paper_model_of_pairs, save
-from vaswani_transformer.batching.schedule import learning_rate
+from vaswani_transformer.batching.optimization import learning_rate
 
 
 def test_learning_rate_is_equation_3_with_its_peak() -> None:

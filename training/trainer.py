@@ -49,7 +49,7 @@ from training.fields import Recipe
 from training.machine import load_weights, shard, uses_cpu
 from training.tasks import Metric, make_task
 from vaswani_transformer.batching import PairCollator, PairTokens, TokenBudgetBatchSampler
-from vaswani_transformer.batching.schedule import paper_adam, paper_schedule
+from vaswani_transformer.batching.optimization import paper_adam, paper_schedule
 from vaswani_transformer.batching.steps import batches_in_order
 from vaswani_transformer.batching.tokens import ArrowRows
 from vaswani_transformer.generation import CallSettings

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .batching import PairCollator, PairTokens, TokenBudgetBatchSampler
-from .batching.schedule import paper_adam, paper_schedule
+from .batching.optimization import paper_adam, paper_schedule
 from .cmlm import MaskingCollator, VaswaniCmlmConfig, VaswaniCmlmForConditionalGeneration, VaswaniCmlmModel
 from .config import VaswaniTransformerConfig
 from .cpu.model import prepare_for_inference

@@ -24,10 +24,10 @@ from transformers.generation import (
 )
 
 from .config import NAR_SETTINGS, SEARCH_SETTINGS, VaswaniTransformerConfig, as_token_ids
-from .decoder import ModelDecoder, caller_inputs, share_sources, shares_sources
 from .pretrained import CACHE
-from .search import LENGTH_PENALTY_TYPES, Decoder, SearchSettings, beam_search, greedy_search
+from .search import LENGTH_PENALTY_TYPES, SearchSettings, Stepper, beam_search, greedy_search
 from .stacks import empty_cache
+from .stepper import ModelStepper, caller_inputs, share_sources, shares_sources
 
 DEFAULT_LENGTH = 20  # Transformers' default limit
 PAPER_LIMIT = {"max_source_relative_length": 50}  # 6.1
@@ -330,9 +330,9 @@ class PaperBeamSearch(GenerationMixin):
         others = caller_inputs(call.inputs) | switched_off
         return super().generate(inputs, config, logits_processor, stopping_criteria, *args, **others)
 
-    def make_decoder(self, inputs: dict[str, Any], beams_per_source: int, **options: bool) -> Decoder:
-        """Return the decoder of a search; arguments as in `ModelDecoder`."""
-        return ModelDecoder(self, inputs, beams_per_source, **options)
+    def make_stepper(self, inputs: dict[str, Any], beams_per_source: int, **options: bool) -> Stepper:
+        """Return the stepper of a search; arguments as in `ModelStepper`."""
+        return ModelStepper(self, inputs, beams_per_source, **options)
 
     def _beam_search(
         self,
@@ -355,21 +355,21 @@ class PaperBeamSearch(GenerationMixin):
             return super()._beam_search(*given, synced_gpus=synced_gpus, **model_kwargs)
         is_shared, records = shares_sources(model_kwargs), bool(config.return_dict_in_generate)
         inputs = share_sources(model_kwargs, k) if is_shared else model_kwargs
-        decoder = self.make_decoder(inputs, k, records=records, synced=synced_gpus)
+        stepper = self.make_stepper(inputs, k, records=records, synced=synced_gpus)
         settings, scores = search_settings(*given, is_shared and not records and not synced_gpus)
-        hypotheses = beam_search(decoder, input_ids, settings)
-        if isinstance(decoder, ModelDecoder):
-            decoder.finish()
+        hypotheses = beam_search(stepper, input_ids, settings)
+        if isinstance(stepper, ModelStepper):
+            stepper.finish()
         if not records:
             return hypotheses.tokens
-        if is_shared and decoder.cache is not None:  # callers expect a row per beam
-            decoder.cache.cross_attention_cache.batch_repeat_interleave(k)
+        if is_shared and stepper.cache is not None:  # callers expect a row per beam
+            stepper.cache.cross_attention_cache.batch_repeat_interleave(k)
         return GenerateBeamEncoderDecoderOutput(
             sequences=hypotheses.tokens,
             sequences_scores=hypotheses.scores if config.output_scores else None,
             beam_indices=hypotheses.beam_indices,
             scores=tuple(scores) if config.output_scores else None,
-            **decoder.step_outputs(model_kwargs["encoder_outputs"], config),
+            **stepper.step_outputs(model_kwargs["encoder_outputs"], config),
         )
 
     def _sample(
@@ -387,8 +387,8 @@ class PaperBeamSearch(GenerationMixin):
         given = input_ids, logits_processor, stopping_criteria, config
         is_shared = shares_sources(model_kwargs) and not config.is_assistant and config.prefill_chunk_size is None
         if is_shared and not (config.return_dict_in_generate or streamer is not None or synced_gpus):
-            decoder = self.make_decoder(share_sources(model_kwargs, rows), rows)
-            return greedy_search(decoder, input_ids, search_settings(*given)[0])
+            stepper = self.make_stepper(share_sources(model_kwargs, rows), rows)
+            return greedy_search(stepper, input_ids, search_settings(*given)[0])
         if is_shared and model_kwargs.get(CACHE) is not None:
             model_kwargs[CACHE] = empty_cache(self.config)
         return super()._sample(*given, synced_gpus=synced_gpus, streamer=streamer, **model_kwargs)

@@ -1,4 +1,4 @@
-"""The paper's beam search (6.1; Wu et al. 2016, section 7) and greedy search, with any decoder.
+"""The paper's beam search (6.1; Wu et al. 2016, section 7) and greedy search, by any model.
 
 B sources, A active sources (whose results can still change), k beams and C candidates per source, T tokens so far, V
 vocabulary. Rows of a source are consecutive: row i belongs to source i // k.
@@ -18,10 +18,10 @@ NOT_FINISHED = -1e9  # score of an empty slot
 TOPK_GROUP = 16  # tokens in a group of `top_continuations`; a power of two
 
 
-class Decoder(Protocol):
+class Stepper(Protocol):
     """Interface between a search and a model.
 
-    If a decoder has a true attribute `gives_logits_away`, the search may overwrite its logits.
+    If `logits_are_scratch` is True, the search may overwrite the logits.
     """
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -49,9 +49,9 @@ class SearchSettings:
         early_stopping: True to stop a source at its k-th hypothesis; False or "never" to stop by `score_bound`.
         do_sample: whether to sample candidates instead of taking the most likely.
         process: maps tokens (k B, T) and next-token scores (k B, V) to new scores; or None.
-        keep: restricts `process` to these sources, as `Decoder.keep`; None if it always gets all of them.
+        keep: restricts `process` to these sources, as `Stepper.keep`; None if it always gets all of them.
         ends: returns whether rows of tokens (R, T) end for another reason than limits and end tokens; or None.
-        compacts: whether to drop finished sources from the decoder's batch.
+        compacts: whether to drop finished sources from the batch.
     """
 
     limits: Tensor
@@ -159,10 +159,10 @@ def can_improve(state: SearchState, new_tokens: int, settings: SearchSettings) -
     return improves & (scores[:, -1] == NOT_FINISHED) if settings.early_stopping is True else improves
 
 
-def next_log_probs(decoder: Decoder, tokens: Tensor) -> Tensor:
+def next_log_probs(stepper: Stepper, tokens: Tensor) -> Tensor:
     """Return log P (k A, V) of each token that may follow `tokens` (k A, T)."""
-    logits = decoder.step(tokens)
-    memory = logits if getattr(decoder, "gives_logits_away", False) else None  # avoids an allocation
+    logits = stepper.step(tokens)
+    memory = logits if getattr(stepper, "logits_are_scratch", False) else None  # avoids an allocation
     return torch.log_softmax(logits, 1, dtype=torch.float32, out=memory)
 
 
@@ -279,10 +279,10 @@ def add_hypotheses(state: SearchState, scores: Tensor, rows: Tensor, tokens: Ten
     state.hypothesis_scores[sources], state.hypotheses = best, hypotheses
 
 
-def drop_finished(state: SearchState, decoder: Decoder, settings: SearchSettings) -> None:
+def drop_finished(state: SearchState, stepper: Stepper, settings: SearchSettings) -> None:
     """Remove finished sources from the batch."""
     kept = state.is_active.nonzero()[:, 0]
-    decoder.keep(kept)
+    stepper.keep(kept)
     if settings.keep is not None:
         settings.keep(kept)
     state.beams = state.beams.unflatten(1, (-1, state.scores.shape[1]))[:, kept].flatten(1, 2)
@@ -306,12 +306,12 @@ class Hypotheses:
     beam_indices: Tensor
 
 
-def beam_search(decoder: Decoder, prompt: Tensor, settings: SearchSettings) -> Hypotheses:
+def beam_search(stepper: Stepper, prompt: Tensor, settings: SearchSettings) -> Hypotheses:
     """Search the n best targets of each source that begin with `prompt` (k B, T), k equal rows per source."""
     state, k, new_tokens = SearchState.start(prompt, settings), settings.num_beams, 0
     while True:
         new_tokens += 1
-        log_probs, rows, tokens = select_continuations(next_log_probs(decoder, state.beams[0]), state, settings)
+        log_probs, rows, tokens = select_continuations(next_log_probs(stepper, state.beams[0]), state, settings)
         is_end = ended(state, rows, tokens, new_tokens, settings)
         has_ends = bool(is_end.any())
         if has_ends:
@@ -328,9 +328,9 @@ def beam_search(decoder: Decoder, prompt: Tensor, settings: SearchSettings) -> H
         num_active = int(state.is_active.sum()) if has_ends or state.has_hypotheses else state.active.shape[0]
         if num_active == 0:
             return best_hypotheses(state, prompt.shape[1], settings)
-        decoder.reorder(rows)
+        stepper.reorder(rows)
         if num_active < state.active.shape[0] and settings.compacts and not settings.reads_all_rows:
-            drop_finished(state, decoder, settings)
+            drop_finished(state, stepper, settings)
 
 
 def best_hypotheses(state: SearchState, prompt_length: int, settings: SearchSettings) -> Hypotheses:
@@ -360,7 +360,7 @@ def next_tokens(logits: Tensor, rows: Tensor, tokens: Tensor, settings: SearchSe
     return torch.multinomial(scores.softmax(-1), 1)[:, 0] if settings.do_sample else scores.argmax(-1)
 
 
-def greedy_search(decoder: Decoder, prompt: Tensor, settings: SearchSettings) -> Tensor:
+def greedy_search(stepper: Stepper, prompt: Tensor, settings: SearchSettings) -> Tensor:
     """Return the greedy or sampled targets (n B, T) that begin with `prompt` (n B, T), padded after the end.
 
     Without end tokens, rows continue after their limits, as in Transformers.
@@ -372,7 +372,7 @@ def greedy_search(decoder: Decoder, prompt: Tensor, settings: SearchSettings) ->
     while True:
         new_tokens += 1
         decoded = tokens[rows] if rows.shape[0] < tokens.shape[0] else tokens
-        chosen = next_tokens(decoder.step(decoded), rows, tokens, settings)
+        chosen = next_tokens(stepper.step(decoded), rows, tokens, settings)
         if settings.end_tokens.numel():
             chosen = chosen.masked_fill(is_over, settings.pad_token)
         tokens = torch.cat((tokens, chosen[:, None]), dim=1)
@@ -386,7 +386,7 @@ def greedy_search(decoder: Decoder, prompt: Tensor, settings: SearchSettings) ->
             return tokens
         kept = (~is_over[active].all(1)).nonzero()[:, 0]
         if len(kept) < len(active) and settings.compacts and len(settings.end_tokens):
-            decoder.keep(kept)
+            stepper.keep(kept)
             if settings.keep is not None:
                 settings.keep(kept)
             active = active[kept]

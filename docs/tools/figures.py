@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from vaswani_transformer.batching.schedule import learning_rate
+from vaswani_transformer.batching.optimization import learning_rate
 from vaswani_transformer.embeddings import sinusoids
 from vaswani_transformer.figures.style import INK, MUTED, RULE, head_colors, new_figure, words_style
 

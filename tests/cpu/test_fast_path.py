@@ -22,8 +22,8 @@ from vaswani_transformer.cpu.fast_path import (
     BeamCache,
     CachedCrossAttention,
     DecoderStep,
-    PreparedDecoder,
     PreparedEncoder,
+    PreparedStepper,
 )
 from vaswani_transformer.embeddings import InputEmbedding
 from vaswani_transformer.layers import VaswaniTransformerDecoderLayer
@@ -60,9 +60,9 @@ def test_decoder_step_has_the_logits_of_the_complete_decoder(kind: str, prompt: 
     with torch.no_grad():
         memory = prepared.get_encoder()(ids, attention_mask=mask).last_hidden_state
         true = prepared(attention_mask=mask, encoder_outputs=(memory,), decoder_input_ids=targets).logits
-        decoder = PreparedDecoder(cast(DecoderStep, prepared.decoder_step), memory, mask, 2)
+        stepper = PreparedStepper(cast(DecoderStep, prepared.decoder_step), memory, mask, 2)
         for length in range(prompt, targets.shape[1] + 1):
-            torch.testing.assert_close(decoder.step(targets[:, :length]), true[:, length - 1], **FLOAT32)
+            torch.testing.assert_close(stepper.step(targets[:, :length]), true[:, length - 1], **FLOAT32)
 
 
 @needs_float32

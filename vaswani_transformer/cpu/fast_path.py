@@ -389,8 +389,8 @@ class DecoderStep:
         return hidden_states
 
 
-class PreparedDecoder:
-    """`Decoder` of a search by the fast path.
+class PreparedStepper:
+    """`Stepper` by the fast path.
 
     Args:
         decoder_step: the decoder step of the prepared model.
@@ -399,7 +399,7 @@ class PreparedDecoder:
         num_beams: k.
     """
 
-    gives_logits_away = True
+    logits_are_scratch = True
 
     def __init__(
         self, decoder_step: DecoderStep, memory: Tensor, attention_mask: Tensor | None, num_beams: int

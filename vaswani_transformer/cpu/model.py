@@ -13,8 +13,8 @@ from transformers.utils import logging
 from ..attention import CausalSelfAttention, SelfAttention
 from ..embeddings import Dropout
 from ..model import VaswaniTransformerForConditionalGeneration
-from ..search import Decoder
-from .fast_path import DecoderStep, PreparedDecoder, PreparedEncoder, fuse_qkv, is_plain
+from ..search import Stepper
+from .fast_path import DecoderStep, PreparedEncoder, PreparedStepper, fuse_qkv, is_plain
 from .linear import LAYOUTS, linear_factory
 
 logger = logging.get_logger(__name__)
@@ -103,8 +103,8 @@ class PreparedForConditionalGeneration(Prepared, VaswaniTransformerForConditiona
         """Return the encoder for `generate()`."""
         return super().get_encoder(*args, **kwargs) if self.fast_encoder is None else self.fast_encoder
 
-    def make_decoder(self, inputs: dict[str, Any], beams_per_source: int, **options: bool) -> Decoder:
-        """Return the decoder of a search, with the fast path if only the next token's logits are needed."""
+    def make_stepper(self, inputs: dict[str, Any], beams_per_source: int, **options: bool) -> Stepper:
+        """Return the stepper of a search, with the fast path if only the next token's logits are needed."""
         mask, memory = inputs.get("attention_mask"), inputs["encoder_outputs"][0]
         given = {name for name, value in inputs.items() if value is not None and value is not False}
         needs_only_logits = (
@@ -118,8 +118,8 @@ class PreparedForConditionalGeneration(Prepared, VaswaniTransformerForConditiona
             and not torch.is_autocast_enabled("cpu")
         )
         if self.decoder_step is None or not needs_only_logits:
-            return super().make_decoder(inputs, beams_per_source, **options)
-        return PreparedDecoder(self.decoder_step, memory, mask, beams_per_source)
+            return super().make_stepper(inputs, beams_per_source, **options)
+        return PreparedStepper(self.decoder_step, memory, mask, beams_per_source)
 
 
 def prepare_for_inference(model: Model, dtype: str = "float32") -> Model:

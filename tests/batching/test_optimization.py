@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vaswani_transformer.batching.schedule import learning_rate, paper_adam, paper_schedule
+from vaswani_transformer.batching.optimization import learning_rate, paper_adam, paper_schedule
 
 
 def test_learning_rate_is_equation_three() -> None:

@@ -1,4 +1,4 @@
-"""`Decoder` of a search by a model's `forward`, with one row of encoder outputs and cross-attention keys per source.
+"""`Stepper` that calls a model's `forward`, with one row of encoder outputs and cross-attention keys per source.
 
 B sources, A active sources, k beams or samples per source, T target tokens so far, V vocabulary.
 """
@@ -63,8 +63,8 @@ def share_sources(inputs: dict[str, Any], rows: int) -> dict[str, Any]:
     return with_sources(inputs, lambda values: values[::rows]) | {CACHE: None}
 
 
-class ModelDecoder:
-    """`Decoder` that calls a model's `forward` with a cache.
+class ModelStepper:
+    """`Stepper` that calls a model's `forward` with a cache.
 
     Args:
         model: the model.
