@@ -6,17 +6,17 @@ and, on request, writes it as JSON.
 
 import argparse
 import json
-import math
-import time
 from pathlib import Path
 from typing import Any
 
 import datasets
 import torch
+from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from training.data import fingerprint, load_pairs
+from training.evaluation import Evaluator, PairResult, TokenizedPair, mean_sums
 from training.fields import Recipe, to_dict
 from training.machine import commit, hardware, versions
 from training.metrics import lm_scores
@@ -25,10 +25,10 @@ from training.tasks import make_task
 from vaswani_transformer.support.command_line import positive_argument
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import write_atomically, write_errors
-from vaswani_transformer.support.modes import eval_mode, is_non_autoregressive
+from vaswani_transformer.support.modes import is_non_autoregressive
 from vaswani_transformer.tokenizer import text_encoder
 from vaswani_transformer.translation.loading import LoadOptions, add_load_options, load_model_and_tokenizer
-from vaswani_transformer.translation.translator import Translator, batches_by_length, log_probabilities, pad_rows
+from vaswani_transformer.translation.translator import batches_by_length
 
 LM_TARGETS = 1_000_000  # largest number of training targets for the language model
 
@@ -41,55 +41,52 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
     parser.add_argument("--output", type=Path, metavar="FILE", help="a new file for the scores as JSON")
     parser.add_argument("--lm_score", action="store_true", help="also score by a trigram model of the training targets")
     parser.add_argument(
-        "--batch_tokens", type=positive_argument, default=2048, metavar="N", help="source tokens at once (2048)"
+        "--batch_tokens",
+        type=positive_argument,
+        default=2048,
+        metavar="N",
+        help="tokens at once, of the longer side (2048)",
     )
     add_load_options(parser)
     return parser.parse_known_args(arguments)
 
 
-def likelihood(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list[str], targets: list[str], tokens: int
-) -> dict[str, Any]:
-    """Return the likelihood of the targets, including `</s>`, computed in batches of `tokens` tokens.
-
-    The keys are `loss` and `perplexity`. For a non-autoregressive model the key is `nll_at_gold_length`, the mean
-    negative log-likelihood per token at the reference's length, which is not comparable with a perplexity.
-    """
-    encoded = text_encoder(tokenizer)(sources, text_target=targets, verbose=False)
-    pairs = list(zip(encoded["input_ids"], encoded["labels"], strict=True))
-    total, pad = 0.0, tokenizer.pad_token_id
-    with eval_mode(model):
-        for batch in batches_by_length([max(map(len, pair)) for pair in pairs], tokens):
-            rows, labels = zip(*(pairs[index] for index in batch), strict=True)
-            source = pad_rows(list(rows), pad, model.device)  # (B, S)
-            mask = pad_rows([[1] * len(row) for row in rows], 0, model.device)  # (B, S)
-            target = pad_rows(list(labels), -100, model.device)  # (B, T)
-            total -= log_probabilities(model, source, mask, target).double().sum().item()
-    count = sum(len(labels) for _, labels in pairs)
-    if is_non_autoregressive(model):
-        return {"nll_at_gold_length": total / count, "target_tokens": count}
-    return {"loss": total / count, "perplexity": math.exp(min(total / count, 700)), "target_tokens": count}
-
-
-def translate_all(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list[str], recipe: Recipe, tokens: int
+def evaluate(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pairs: Dataset, recipe: Recipe, batch_tokens: int
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return the hypotheses, and speed and search; a model of another family uses its own generation config."""
-    is_own = model.config.model_type == recipe.family.model_class.config_class.model_type
-    config: Any = model.config
-    settings: Any = {"generation_config": recipe.generation_config(config, tokenizer)} if is_own else {}
+    """Return the translations of all pairs, and the likelihood of the references, the speed and the search.
+
+    A model of the recipe's family uses the recipe's search, any other its own generation config. The likelihood's keys
+    are `loss` and `perplexity`; for a non-autoregressive model it is `nll_at_gold_length`, the mean negative
+    log-likelihood per token at the reference's length, which is not comparable with a perplexity.
+    """
+    search: dict[str, Any] = {}
+    if model.config.model_type == recipe.family.model_class.config_class.model_type:
+        config: Any = model.config
+        search["generation_config"] = recipe.generation_config(config, tokenizer)
     constraint = make_task(recipe).constraint(model, tokenizer)
-    settings |= {"batch_tokens": tokens, "too_long": "keep", "constraint": constraint}
-    translate = Translator(model, tokenizer, **settings)
-    start = time.perf_counter()
-    hypotheses = [translation.hypotheses[0] for translation in translate(sources)]
-    seconds, output_tokens = time.perf_counter() - start, sum(hypothesis.tokens for hypothesis in hypotheses)
-    return [hypothesis.text for hypothesis in hypotheses], {
-        "seconds": seconds,
+    evaluator = Evaluator(model, tokenizer, constraint, too_long="keep", **search)
+
+    sources, targets = pairs["source"][:], pairs["target"][:]
+    encoded = text_encoder(tokenizer)(sources, text_target=targets, verbose=False)
+    tokenized = list(map(TokenizedPair, encoded["input_ids"], encoded["labels"], sources))
+    results: dict[int, PairResult] = {}
+    for rows in batches_by_length([max(len(pair.source), len(pair.target)) for pair in tokenized], batch_tokens):
+        results.update(zip(rows, evaluator([tokenized[row] for row in rows]), strict=True))
+    ordered = [results[row] for row in range(len(tokenized))]
+
+    scores = mean_sums(ordered, not is_non_autoregressive(model))
+    if is_non_autoregressive(model):
+        scores = {"nll_at_gold_length": scores["loss"]}
+    output_tokens = sum(result.hypothesis.tokens for result in ordered)
+    return [result.hypothesis.text for result in ordered], {
+        **scores,
+        "target_tokens": sum(len(pair.target) for pair in tokenized),
+        "seconds": evaluator.search_seconds,
         "output_tokens": output_tokens,
-        "sentences_per_second": len(hypotheses) / seconds,
-        "output_tokens_per_second": output_tokens / seconds,
-        "search": translate.settings.search(),
+        "sentences_per_second": len(ordered) / evaluator.search_seconds,
+        "output_tokens_per_second": output_tokens / evaluator.search_seconds,
+        "search": evaluator.translator.settings.search(),
     }
 
 
@@ -102,23 +99,21 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     splits = load_pairs(recipe, [options.split, *(["train"] if options.lm_score else [])])
     if options.split not in splits:
         raise UserError(f"data.{options.split}: {recipe.name} has none; name one, or give another --split.")
-    sources, references = (splits[options.split][side][:] for side in ("source", "target"))
-    likelihoods = likelihood(model, tokenizer, sources, references, options.batch_tokens)
-    translations, speed = translate_all(model, tokenizer, sources, recipe, options.batch_tokens)
-    task, texts = make_task(recipe), (translations, references)
+    pairs = splits[options.split]
+    translations, measured = evaluate(model, tokenizer, pairs, recipe, options.batch_tokens)
+    task, texts = make_task(recipe), (translations, pairs["target"][:])
     return {
         "model": options.model,
         "digest": named.digest(),
         "recipe": recipe.name,
         **({"note": recipe.note} if recipe.note else {}),
-        "data": to_dict(recipe)["data"] | {"fingerprint": fingerprint(splits[options.split])},
+        "data": to_dict(recipe)["data"] | {"fingerprint": fingerprint(pairs)},
         "split": options.split,
-        "sentences": len(sources),
+        "sentences": len(pairs),
         **task.all_scores(*texts),
         **task.statistics(*texts),
         **({"lm": lm_scores(splits["train"]["target"][:LM_TARGETS], *texts)} if options.lm_score else {}),
-        **likelihoods,
-        **speed,
+        **measured,
         "batch_tokens": options.batch_tokens,
         "device": str(model.device),
         "dtype": str(model.dtype).removeprefix("torch.") if options.dtype == "auto" else options.dtype,

@@ -45,6 +45,7 @@ from training.checkpoints import (
     step_of,
 )
 from training.data import Data
+from training.evaluation import Evaluator, PairResult, TokenizedPair, mean_sums
 from training.fields import Recipe
 from training.machine import load_weights, shard, uses_cpu
 from training.tasks import Metric, make_task
@@ -52,12 +53,10 @@ from vaswani_transformer.batching import PairCollator, PairTokens, TokenBudgetBa
 from vaswani_transformer.batching.optimization import paper_adam, paper_schedule
 from vaswani_transformer.batching.steps import batches_in_order
 from vaswani_transformer.batching.tokens import ArrowRows
-from vaswani_transformer.generation import CallSettings
 from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.support.files import staged_files, write_errors
 
 logger = logging.getLogger(__name__)
-ROWS = 8  # rows of logits whose float32 loss is computed at a time
 
 
 def training_arguments(recipe: Recipe, run: Path, selection: Metric, use_cache: bool) -> Seq2SeqTrainingArguments:
@@ -325,63 +324,49 @@ class PaperTrainer(Seq2SeqTrainer):
         return metrics
 
     def translate_split(self, split: str, search: GenerationConfig) -> tuple[list[str], dict[str, Any]]:
-        """Return the hypotheses of a split, and `loss`, `perplexity` and the best metric with its signature.
+        """Return the translations of a split, and `loss`, `perplexity` and the best metric with its signature.
 
         Unlike the Trainer's loop, it averages over tokens, counts every pair once, and supports any sharded model.
         """
-        self.model.eval()
+        evaluator = Evaluator(
+            self.model,
+            self.processing_class,
+            constraint=self.constraint,
+            statistics=self.sentence_statistics,
+            autocast=self.accelerator.autocast,
+            generation_config=search,
+            too_long="keep",
+        )
         tokens, texts = self.data.tokens[split], self.data.pairs[split]
-        sources, targets = ArrowRows(tokens, "input_ids").lengths, ArrowRows(tokens, "labels").lengths
-        order = np.argsort(-sources, kind="stable").tolist()  # longest source first
-        size, longest = self.recipe.training.evaluation_batch_size, np.maximum(sources, targets)
-        budgets = (size * self.recipe.data.max_length, size)  # a very long pair is a separate batch
-        batches = batches_in_order(order, longest, np.ones_like(longest), budgets)
-        world, rank = self.args.world_size, self.args.process_index
-        outputs: dict[int, tuple[str, dict[str, float]]] = {}
-        for turn in range(0, len(batches), world):  # same number on all ranks, so a batch may occur twice
-            rows = batches[(turn + rank) % len(batches)]
-            batch = self._prepare_inputs(self.data_collator([tokens[row] for row in rows]))
-            outputs |= zip(rows, self.translate(batch, [texts[row]["source"] for row in rows], search), strict=True)
-        everything = dict(gather_object(list(outputs.items())))
-        hypotheses, sums = zip(*(everything[row] for row in range(len(tokens))), strict=True)
-        totals = {name: sum(each[name] for each in sums) for name in sums[0]}
-        means = {name: total / totals["tokens"] for name, total in totals.items() if name != "tokens"}
-        if self.model.is_autoregressive:  # others have no perplexity
-            means["perplexity"] = math.exp(min(means["loss"], 700))
-        scores = self.task.scores(list(hypotheses), texts["target"][:], self.task.best_metric)
-        return list(hypotheses), means | scores | {"search": CallSettings(search, self.model, {}).search()}
+        batches = self.evaluation_batches(split)
 
-    @torch.no_grad()
-    def translate(
-        self, inputs: dict[str, Tensor], sources: list[str], search: GenerationConfig
-    ) -> list[tuple[str, dict[str, float]]]:
-        """Return the hypothesis of each pair of a batch, with summed `loss`, `tokens` and statistics of its target."""
-        labels, model = inputs["labels"], self.model
-        model_inputs = {name: tensor for name, tensor in inputs.items() if name != "labels"}
-        if not model.is_autoregressive:
-            model_inputs["decoder_attention_mask"] = labels.ne(-100).long()  # only the reference's length
-        with self.accelerator.autocast():  # without labels, to compute the loss only once
-            logits = model(**model_inputs, use_cache=False).logits  # (B, T, V)
-            sums = {"loss": sentence_losses(logits, labels), "tokens": labels.ne(-100).sum(1)}
-            sums |= self.sentence_statistics(logits, inputs)
-        del logits  # frees memory for the search
-        processors = None
-        if self.constraint is not None:
-            call = CallSettings(search, model, {"attention_mask": inputs["attention_mask"]})
-            processors = [self.constraint(sources, call.target_limits())]
-        with self.accelerator.autocast():
-            if self.is_fsdp_enabled:  # the search uses the embeddings outside `forward`
-                model.unshard()
-            output = model.generate(
-                input_ids=inputs["input_ids"],
-                attention_mask=inputs["attention_mask"],
-                generation_config=search,
-                logits_processor=processors,
-                synced_gpus=self.is_fsdp_enabled,  # all ranks must call a layer to gather it
-            )
-        texts = self.processing_class.batch_decode(output, skip_special_tokens=True)
-        rows = zip(*(values.tolist() for values in sums.values()), strict=True)
-        return [(text, dict(zip(sums, row, strict=True))) for text, row in zip(texts, rows, strict=True)]
+        # All ranks take the same number of turns, so a batch may occur twice.
+        world, rank = self.args.world_size, self.args.process_index
+        results: dict[int, PairResult] = {}
+        for turn in range(0, len(batches), world):
+            rows = batches[(turn + rank) % len(batches)]
+            pairs = [
+                TokenizedPair(tokens[row]["input_ids"], tokens[row]["labels"], texts[row]["source"]) for row in rows
+            ]
+            results.update(zip(rows, evaluator(pairs), strict=True))
+
+        # Each process returns the results of all.
+        by_row = dict(gather_object(list(results.items())))
+        ordered = [by_row[row] for row in range(len(tokens))]
+        translations = [result.hypothesis.text for result in ordered]
+        scores = mean_sums(ordered, self.model.is_autoregressive)
+        scores |= self.task.scores(translations, texts["target"][:], self.task.best_metric)
+        return translations, scores | {"search": evaluator.translator.settings.search()}
+
+    def evaluation_batches(self, split: str) -> list[list[int]]:
+        """Return the rows of each batch of a split, the longest sources first; a very long pair is a separate batch."""
+        tokens = self.data.tokens[split]
+        sources = ArrowRows(tokens, "input_ids").lengths
+        longest = np.maximum(sources, ArrowRows(tokens, "labels").lengths)
+        order = np.argsort(-sources, kind="stable").tolist()
+        size = self.training.evaluation_batch_size
+        budgets = (size * self.recipe.data.max_length, size)
+        return batches_in_order(order, longest, np.ones_like(longest), budgets)
 
     def sentence_statistics(self, logits: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return further statistics of a model family by name, summed over each target's tokens (B,)."""
@@ -420,13 +405,6 @@ class PaperTrainer(Seq2SeqTrainer):
                 self.model.save_pretrained(staging, state_dict=weights)
         PartialState().wait_for_everyone()
         return steps
-
-
-def sentence_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the summed float32 loss (B,) of `labels` (B, T) under `logits` (B, T, V), a few rows at a time."""
-    chunks = zip(logits.split(ROWS), labels.split(ROWS), strict=True)
-    cross_entropy = torch.nn.functional.cross_entropy
-    return torch.cat([cross_entropy(x.float().transpose(1, 2), y, reduction="none").sum(1) for x, y in chunks])
 
 
 class Progress(TrainerCallback):

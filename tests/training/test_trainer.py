@@ -22,7 +22,8 @@ from training.checkpoints import (
     complete_checkpoints,
     step_of,
 )
-from training.trainer import PaperTrainer, sentence_losses
+from training.evaluation import sentence_losses
+from training.trainer import PaperTrainer
 
 
 @pytest.mark.slow

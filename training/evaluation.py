@@ -1,0 +1,151 @@
+"""Evaluation of a model on pairs: its translations, and the likelihood of the references.
+
+B pairs of a batch, S source, T target, V vocabulary.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from vaswani_transformer.support.modes import eval_mode, is_non_autoregressive
+from vaswani_transformer.translation.translator import Constraint, Hypothesis, Translator, pad_rows
+
+ROWS = 8  # rows of logits whose float32 loss is computed at a time
+Statistics = Callable[[Tensor, dict[str, Tensor]], dict[str, Tensor]]
+"""Function from logits (B, T, V) and the batch to further statistics by name, summed over each target (B,)."""
+
+
+@dataclass(frozen=True)
+class TokenizedPair:
+    """A pair as token ids, both sides including `</s>`, with the text of its source."""
+
+    source: list[int]
+    target: list[int]
+    text: str
+
+
+@dataclass(frozen=True)
+class PairResult:
+    """Result for one pair.
+
+    hypothesis: the translation of the source.
+    sums: `loss` of the reference in nats, the number of its `tokens`, and further statistics.
+    """
+
+    hypothesis: Hypothesis
+    sums: dict[str, float]
+
+
+class Evaluator:
+    """Callable that translates the sources of a batch of pairs and computes the likelihood of its references.
+
+    Args:
+        model: any encoder-decoder of Transformers that generates.
+        tokenizer: its tokenizer.
+        constraint: restricts the translations, or None; see `translate`.
+        statistics: computes further statistics of the references, or None.
+        autocast: makes the context in which the model runs.
+        **search: arguments of `generate()`.
+
+    Attributes:
+        search_seconds: time of all searches so far.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        constraint: Constraint | None = None,
+        statistics: Statistics | None = None,
+        autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+        **search: Any,
+    ) -> None:
+        if isinstance(model, FSDPModule):
+            search["synced_gpus"] = True  # all ranks must call a layer to gather its weights
+        self.translator = Translator(model, tokenizer, constraint=constraint, **search)
+        self.model = model
+        self.padding = tokenizer.pad_token_id
+        self.statistics = statistics
+        self.autocast = autocast
+        self.search_seconds = 0.0
+
+    @torch.no_grad()
+    def __call__(self, pairs: list[TokenizedPair]) -> list[PairResult]:
+        """Return the result of each pair of a batch."""
+        with eval_mode(self.model):
+            with self.autocast():
+                sums = self.reference_sums(pairs)
+            with self.autocast():
+                hypotheses = self.translate(pairs)
+        names = list(sums)
+        rows = zip(*(values.tolist() for values in sums.values()), strict=True)
+        return [
+            PairResult(hypothesis, dict(zip(names, row, strict=True)))
+            for hypothesis, row in zip(hypotheses, rows, strict=True)
+        ]
+
+    def reference_sums(self, pairs: list[TokenizedPair]) -> dict[str, Tensor]:
+        """Return `loss`, `tokens` and the further statistics (B,) of the references."""
+        device = self.model.device
+        batch = {
+            "input_ids": pad_rows([pair.source for pair in pairs], self.padding, device),
+            "attention_mask": pad_rows([[1] * len(pair.source) for pair in pairs], 0, device),
+            "labels": pad_rows([pair.target for pair in pairs], -100, device),
+        }
+        labels = batch["labels"]
+        logits = reference_logits(self.model, **batch)
+        sums = {"loss": sentence_losses(logits, labels), "tokens": labels.ne(-100).sum(1)}
+        if self.statistics is not None:
+            sums.update(self.statistics(logits, batch))
+        return sums
+
+    def translate(self, pairs: list[TokenizedPair]) -> list[Hypothesis]:
+        """Return the best translation of each source."""
+        if isinstance(self.model, FSDPModule):
+            self.model.unshard()  # the search uses the embeddings outside `forward`
+        start = time.perf_counter()
+        results = self.translator.translate_batch([pair.source for pair in pairs], [pair.text for pair in pairs])
+        self.search_seconds += time.perf_counter() - start
+        return [hypotheses[0] for hypotheses in results]
+
+
+def reference_logits(model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
+    """Return the logits (B, T, V) of the `labels` (B, T).
+
+    A non-autoregressive model gets only the length of each reference. Others compute no loss if they can be given
+    shifted labels instead, since `sentence_losses` computes it.
+    """
+    source = {"input_ids": input_ids, "attention_mask": attention_mask}
+    if is_non_autoregressive(model):
+        return model(**source, decoder_attention_mask=labels.ne(-100).long()).logits
+    shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    if shift is None:
+        return model(**source, labels=labels, use_cache=False).logits
+    return model(**source, decoder_input_ids=shift(labels=labels), use_cache=False).logits
+
+
+def sentence_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the summed float32 loss (B,) of `labels` (B, T) under `logits` (B, T, V), a few rows at a time."""
+    chunks = zip(logits.split(ROWS), labels.split(ROWS), strict=True)
+    return torch.cat(
+        [cross_entropy(part.float().transpose(1, 2), gold, reduction="none").sum(1) for part, gold in chunks]
+    )
+
+
+def mean_sums(results: Iterable[PairResult], is_autoregressive: bool) -> dict[str, float]:
+    """Return the means of all sums per target token, and the perplexity of an autoregressive model."""
+    sums = [result.sums for result in results]
+    tokens = sum(each["tokens"] for each in sums)
+    means = {name: sum(each[name] for each in sums) / tokens for name in sums[0] if name != "tokens"}
+    if is_autoregressive:  # others have no perplexity
+        means["perplexity"] = math.exp(min(means["loss"], 700))
+    return means
