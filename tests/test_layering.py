@@ -57,7 +57,7 @@ PRIVATE_NAMES: dict[Any, str] = {
     torch.ops.mkldnn: "_is_mkldnn_bf16_supported _linear_pointwise _reorder_linear_weight",
     torch.ops.mkldnn._linear_pointwise.default: "_op",
     accelerate.hooks.add_hook_to_module: "_hf_hook",
-    Dataset: "_indices",
+    Dataset: "_fingerprint _indices",
     Metric: "_compute _info",
 }
 LISTED = [(owner, name) for owner, names in PRIVATE_NAMES.items() for name in names.split()]

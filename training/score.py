@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from training.data import fingerprint, load_pairs
+from training.data import check_lengths, fingerprint, load_pairs
 from training.machine import commit, hardware, versions
 from training.metrics import lm_scores
 from training.recipe import Recipe, load_recipe, to_dict
@@ -29,6 +29,7 @@ from vaswani_transformer.tokenizer import text_encoder
 from vaswani_transformer.translation.loading import LoadOptions, add_load_options, load_model_and_tokenizer
 from vaswani_transformer.translation.translator import Translator, batches_by_length, log_probabilities, pad_rows
 
+TokenPair = tuple[list[int], list[int]]
 LM_TARGETS = 1_000_000  # largest number of training targets for the language model
 
 
@@ -47,15 +48,13 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
 
 
 def likelihood(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list[str], targets: list[str], tokens: int
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pairs: list[TokenPair], tokens: int
 ) -> dict[str, Any]:
     """Return the likelihood of the targets, including `</s>`, computed in batches of `tokens` tokens.
 
     The keys are `loss` and `perplexity`. For a non-autoregressive model the key is `nll_at_gold_length`, the mean
     negative log-likelihood per token at the reference's length, which is not comparable with a perplexity.
     """
-    encoded = text_encoder(tokenizer)(sources, text_target=targets, verbose=False)
-    pairs = list(zip(encoded["input_ids"], encoded["labels"], strict=True))
     total, pad = 0.0, tokenizer.pad_token_id
     with eval_mode(model):
         for batch in batches_by_length([max(map(len, pair)) for pair in pairs], tokens):
@@ -102,7 +101,10 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     if options.split not in splits:
         raise UserError(f"data.{options.split}: {recipe.name} has none; name one, or give another --split.")
     sources, references = (splits[options.split][side][:] for side in ("source", "target"))
-    likelihoods = likelihood(model, tokenizer, sources, references, options.batch_tokens)
+    encoded = text_encoder(tokenizer)(sources, text_target=references, verbose=False)
+    pairs = list(zip(encoded["input_ids"], encoded["labels"], strict=True))
+    check_lengths(options.split, [max(map(len, pair)) for pair in pairs], recipe, model.config)
+    likelihoods = likelihood(model, tokenizer, pairs, options.batch_tokens)
     translations, speed = translate_all(model, tokenizer, sources, recipe, options.batch_tokens)
     task, texts = make_task(recipe), (translations, references)
     return {
