@@ -51,13 +51,13 @@ PRIVATE_NAMES: dict[Any, str] = {
     PreTrainedConfig: "_commit_hash",
     PreTrainedModel: "_keys_to_ignore_on_save",
     PreTrainedTokenizerFast: "_auto_class _convert_encoding _tokenizer",
-    Trainer: "_get_grad_norm _prepare_input _prepare_inputs _save_checkpoint",
+    Trainer: "_get_grad_norm _prepare_input _save_checkpoint",
     TrainingArguments: "_n_gpu",
     nn.Module: "_apply _forward_hooks _forward_pre_hooks",
     torch.ops.mkldnn: "_is_mkldnn_bf16_supported _linear_pointwise _reorder_linear_weight",
     torch.ops.mkldnn._linear_pointwise.default: "_op",
     accelerate.hooks.add_hook_to_module: "_hf_hook",
-    Dataset: "_indices",
+    Dataset: "_fingerprint _indices",
     Metric: "_compute _info",
 }
 LISTED = [(owner, name) for owner, names in PRIVATE_NAMES.items() for name in names.split()]

@@ -1,13 +1,10 @@
 """Loading, checking, tokenization and fingerprints of the pairs of a run."""
 
-import csv
-import gzip
 import hashlib
-import io
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,24 +12,25 @@ from typing import Any
 import datasets
 import numpy as np
 from accelerate import PartialState
-from datasets import Dataset, DatasetDict, Features, Value, load_dataset
-from transformers import AddedToken, PreTrainedTokenizerBase
+from datasets import Dataset, DatasetDict, Features, Value
+from transformers import AddedToken, PreTrainedConfig, PreTrainedTokenizerBase
 
 from training.fields import Recipe
+from training.texts import SIDES, read_files, read_rows, read_split
 from training.toy_task import make_splits
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.batching.tokens import ArrowRows
-from vaswani_transformer.parsing.linear import linear_tokens, linearize
-from vaswani_transformer.parsing.trees import ROOT, Tree, evaluation_tree, read_trees
+from vaswani_transformer.parsing.linear import linear_tokens
 from vaswani_transformer.support.checked_loading import load_tokenizer
-from vaswani_transformer.support.errors import UserError, one_line
+from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.tokenizer import text_encoder
 
 logger = logging.getLogger(__name__)
 SPLITS = ("train", "validation", "test")
-SIDES = ("source", "target")
 MOST_UNKNOWN = 0.01  # share of target tokens above which there is a warning
 Counts = dict[str, dict[str, int]]
+TOKEN_LETTERS = 16  # letters of a long token
+EVALUATION_LENGTHS = 16  # longest text of an evaluation, in units of `data.max_length`
 PAIRS_A_PROCESS = 50_000  # smallest number worth another process
 
 
@@ -75,25 +73,24 @@ def load_pairs(recipe: Recipe, splits: Iterable[str] = SPLITS) -> DatasetDict:
     held_out = {split: name for split, name in names.items() if isinstance(name, int)}
     if data.kind == "grammar":
         loaded = {split: rows for split, rows in make_splits().items() if split in wanted}
-        pairs = DatasetDict({split: to_pairs(rows, recipe, str(split)) for split, rows in loaded.items()})
+        pairs = DatasetDict({split: read_rows(data, f"data.{split}", rows) for split, rows in loaded.items()})
     else:
         needed = (wanted | {"train"} if wanted & held_out.keys() else wanted) - held_out.keys()
         files = {split: name for split, name in names.items() if split in needed and name is not None}
-        pairs = DatasetDict({split: read_split(recipe, split, str(name)) for split, name in files.items()})
+        pairs = DatasetDict({split: read_split(data, split, str(name)) for split, name in files.items()})
     if held_out and "train" in pairs:  # hold out all splits, whichever are requested
-        pairs.update(hold_out(pairs["train"], held_out, recipe.seed))
+        pairs.update(hold_out(pairs["train"], held_out, recipe.seed, data.max_length))
     if data.distilled is not None and "train" in wanted:
-        rows = load_rows("data.distilled", "json", data_files=distilled_files(data.distilled))
-        pairs["train"] = to_pairs(rows, recipe, "train")
+        pairs["train"] = read_files(data, "data.distilled", "json", distilled_files(data.distilled))
     return DatasetDict({split: pairs[split] for split in names if split in wanted and split in pairs})
 
 
-def distilled_files(name: str) -> list[str]:
+def distilled_files(name: str) -> list[Path]:
     """Return all files of a folder of training.distill, or one file."""
     if not os.path.isdir(name):
-        return [name]
-    files = sorted(str(path) for path in Path(name).glob("*.jsonl"))
-    shares = int(files[0].rpartition("-of-")[2].removesuffix(".jsonl")) if files else 1
+        return [Path(name)]
+    files = sorted(Path(name).glob("*.jsonl"))
+    shares = int(files[0].stem.rpartition("-of-")[2]) if files else 1
     records = [record for file in files if (record := Path(f"{file}.record")).exists()]
     finished = sum(json.loads(record.read_bytes())["is_finished"] for record in records)
     if not finished == shares == len(files):
@@ -102,116 +99,29 @@ def distilled_files(name: str) -> list[str]:
     return files
 
 
-def read_split(recipe: Recipe, split: str, name: str) -> Dataset:
-    """Read the pairs of a split from files or the Hub."""
-    data, where = recipe.data, f"data.{split}"
-    folder = Path(data.path)
-    if data.kind == "hub":
-        return to_pairs(load_rows(where, data.path, data.subset, split=name), recipe, split)
-    if data.kind == "trees":
-        codes = Features({data.source: Value("string"), data.target: Value("string")})
-        rows = [dict(zip(codes, pair, strict=True)) for pair in tree_pairs(folder, name)]
-        return to_pairs(Dataset.from_list(rows, codes), recipe, split)
-    if data.kind == "text":
-        paths = [folder / name.replace("{language}", language) for language in (data.source, data.target)]
-        sides = [load_rows(where, "text", data_files=[str(path)], encoding="utf-8-sig") for path in paths]
-        if len(sides[0]) != len(sides[1]):
-            raise UserError(
-                f"{where}: {paths[0]} has {len(sides[0]):,} lines, and {paths[1]} {len(sides[1]):,}; pair the files "
-                "line by line."
-            )
-        codes = (data.source, data.target)
-        columns = [side.rename_column("text", language) for side, language in zip(sides, codes, strict=True)]
-        return to_pairs(datasets.concatenate_datasets(columns, axis=1), recipe, split)
-    settings: dict[str, Any] = {"keep_default_na": False} if data.kind == "csv" else {}  # a sentence may be "NA"
-    if ".tsv" in Path(name).suffixes:  # quotation marks are text
-        settings |= {"sep": "\t", "quoting": csv.QUOTE_NONE}
-    return to_pairs(load_rows(where, data.kind, data_files=[str(folder / name)], **settings), recipe, split)
-
-
-def load_rows(where: str, kind: str, subset: str | None = None, split: str = "train", **settings: Any) -> Dataset:
-    """Load rows with `datasets`, which caches them, from files of a kind or from a data set of the Hub."""
-    try:
-        return load_dataset(kind, subset, split=split, **settings)
-    except Exception as error:  # each format has its own classes
-        files = settings.get("data_files")
-        what = f"{files[0]} cannot be read as {kind}" if files else f"{kind} cannot be loaded"
-        reason = one_line(error.__cause__ or error)
-        raise UserError(f"{where}: {what} ({reason}); see data.path and data.kind.") from error
-
-
-def to_pairs(rows: Dataset, recipe: Recipe, split: str) -> Dataset:
-    """Convert a column per language, or a column `translation`, to the columns `source` and `target`.
-
-    Drop pairs with an empty source or target, or stop with an error, as `data.empty` says.
-    """
-    names = {"source": recipe.data.source, "target": recipe.data.target}
-    if "translation" in rows.column_names and "translation" not in names.values():  # a field of each language
-        rows = rows.select_columns("translation").flatten()
-        rows = rows.rename_columns({name: name.removeprefix("translation.") for name in rows.column_names})
-    if missing := [name for name in names.values() if name not in rows.column_names]:
-        columns = ", ".join(rows.column_names)
-        raise UserError(f"data.{split}: has no {missing[0]!r}; it has {columns}. Set data.source and data.target.")
-
-    def pick(batch: dict[str, list[Any]]) -> dict[str, list[str]]:
-        return {
-            side: ["" if text is None else str(text).strip() for text in batch[name]] for side, name in names.items()
-        }
-
-    texts = Features(dict.fromkeys(SIDES, Value("string")))
-    processes = processes_for(rows)
-    pairs = rows.map(pick, batched=True, remove_columns=rows.column_names, features=texts, num_proc=processes)
-    kept = pairs.filter(
-        lambda batch: [bool(one and other) for one, other in zip(batch["source"], batch["target"], strict=True)],
-        batched=True,
-        num_proc=processes,
-    )
-    if empty := len(pairs) - len(kept):
-        if recipe.data.empty == "error":
-            first = next(number for number, pair in enumerate(pairs, start=1) if not all(pair.values()))
-            raise UserError(
-                f"data.{split}: pairs with an empty text: {empty:,}, the first is pair {first:,}; correct them or set "
-                "data.empty=drop."
-            )
-        logger.warning("data.%s: dropped pairs with an empty text: %s.", split, f"{empty:,}")
-    if not len(kept):
-        raise UserError(f"data.{split}: it has no pairs; name another file or split.")
-    return kept if empty else pairs
-
-
-def hold_out(train: Dataset, sizes: dict[str, int], seed: int) -> dict[str, Dataset]:
+def hold_out(train: Dataset, sizes: dict[str, int], seed: int, max_length: int) -> dict[str, Dataset]:
     """Draw splits of `sizes` pairs from the training pairs by `seed`, and return them with the rest as train.
 
-    Only pairs whose sentences occur in no other pair are drawn.
+    Only pairs whose sentences occur in no other pair are drawn, and none that must have more than `max_length` tokens.
     """
     texts: Any = train.to_pandas()
-    unique = np.flatnonzero(~(texts["source"].duplicated(keep=False) | texts["target"].duplicated(keep=False)))
-    if (needed := sum(sizes.values())) > len(unique) or needed == len(train):
+    can_draw = np.ones(len(train), dtype=bool)
+    for side in SIDES:
+        # no vocabulary exists yet; a word has at least one token, and a token hardly more letters than this
+        tokens = np.maximum(texts[side].map(lambda text: len(text.split())), texts[side].str.len() / TOKEN_LETTERS) + 1
+        can_draw &= ~texts[side].duplicated(keep=False) & (tokens <= max_length)
+    eligible = np.flatnonzero(can_draw)
+    if (needed := sum(sizes.values())) > len(eligible) or needed == len(train):
         raise UserError(
-            f"data.validation, data.test: hold out {needed:,} of {len(train):,} pairs, of which {len(unique):,} have "
-            "sentences that no other pair has; give fewer."
+            f"data.validation, data.test: hold out {needed:,} of {len(train):,} pairs, of which {len(eligible):,} have "
+            "sentences that no other pair has and are within data.max_length; give fewer."
         )
-    drawn = np.random.RandomState(seed).permutation(unique)
+    drawn = np.random.RandomState(seed).permutation(eligible)
     splits, first = {}, 0
     for split, size in sizes.items():
         splits[split] = train.select(np.sort(drawn[first : first + size]))
         first += size
     return splits | {"train": train.select(np.setdiff1d(np.arange(len(train)), drawn[:needed]))}
-
-
-def tree_pairs(folder: Path, names: str) -> Iterator[tuple[str, str]]:
-    """Yield the sentences of bracketed files with their normalized linear trees."""
-    for pattern in [names] if (folder / names).exists() else names.split():
-        root = Path(pattern).anchor  # "/" of an absolute pattern
-        paths = sorted((Path(root) if root else folder).glob(pattern.removeprefix(root)))
-        if not paths:
-            raise UserError(f"{folder}: no file matches {pattern!r}; set data.path to the folder of the trees.")
-        for path in paths:
-            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-                lines = enumerate(io.TextIOWrapper(file, encoding="utf-8-sig"), start=1)
-                for _, tree in read_trees(((number, line.rstrip("\n")) for number, line in lines), str(path)):
-                    cleaned = evaluation_tree(tree) or Tree(ROOT, ())
-                    yield " ".join(cleaned.words), linearize(cleaned)
 
 
 def fingerprint(pairs: Dataset) -> dict[str, Any]:
@@ -292,7 +202,25 @@ def tokenize(recipe: Recipe, pairs: DatasetDict, tokenizer: PreTrainedTokenizerB
             raise UserError(f"data.max_length: {problem}; raise it or set data.too_long=drop.")
         logger.warning("Dropped: %s.", problem)
         tokens["train"] = train.select(kept)
+    config = recipe.model_config(vocab_size=max(len(tokenizer), recipe.tokenizer.vocab_size))
+    for split, rows in tokens.items():
+        longest = np.maximum(ArrowRows(rows, "input_ids").lengths, ArrowRows(rows, "labels").lengths)
+        check_lengths(str(split), longest, recipe, config)
     return tokens
+
+
+def check_lengths(split: str, lengths: Sequence[int], recipe: Recipe, config: PreTrainedConfig) -> None:
+    """Check that a model can process pairs of these lengths, and that an evaluation of them ends in time."""
+    limit = EVALUATION_LENGTHS * recipe.data.max_length
+    reason, fix = f"{EVALUATION_LENGTHS} times data.max_length", "raise data.max_length"
+    if getattr(config, "position_embedding", None) == "learned" and config.max_position_embeddings < limit:
+        limit, reason = config.max_position_embeddings, "the learned positions"
+        fix = "set data.max_length to that" if split == "train" else "raise model.max_position_embeddings"
+    if too_long := sum(length > limit for length in lengths):
+        raise UserError(
+            f"data.{split}: pairs with more than {limit:,} tokens, {reason}: {too_long:,}, the longest has "
+            f"{max(lengths):,}; shorten or remove them, or {fix}."
+        )
 
 
 def count_unknown(tokens: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> dict[str, Counts]:

@@ -25,7 +25,8 @@ class GrammarData:
             file per language, line by line), hub (a data set of the Hugging Face Hub) or trees (constituency trees).
         source: language code, or another name, of the source; also the name of its column.
         target: language code, or another name, of the target; also the name of its column.
-        max_length: largest number of tokens of the source or target of a training pair, including </s>.
+        max_length: largest number of tokens of the source or target of a training pair, including </s>. Validation and
+            test pairs may be up to 16 times as long.
         too_long: drop longer training pairs and count them, or stop with an error.
         empty: stop with an error at a pair with an empty source or target, or drop such pairs and count them.
         distilled: folder of training.distill, or a JSON Lines file, whose pairs replace the training pairs.
@@ -52,7 +53,7 @@ class FileData(GrammarData):
         train: name of a file in `path`, possibly compressed, with {language} in the name for text; for trees also
             patterns separated by spaces; on the Hub the name of a split.
         validation: the same for the validation set, or a number of training pairs to hold out, drawn by `seed` among
-            those whose sentences occur once.
+            those within `max_length` whose sentences occur once.
         test: the same for the test set; null for none.
     """
 

@@ -15,7 +15,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from training.data import fingerprint, load_pairs
+from training.data import check_lengths, fingerprint, load_pairs
 from training.evaluation import Evaluator, PairResult, TokenizedPair, mean_sums
 from training.fields import Recipe, to_dict
 from training.machine import commit, hardware, versions
@@ -52,14 +52,27 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
 
 
 def evaluate(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pairs: Dataset, recipe: Recipe, batch_tokens: int
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    split: str,
+    pairs: Dataset,
+    recipe: Recipe,
+    batch_tokens: int,
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return the translations of all pairs, and the likelihood of the references, the speed and the search.
+    """Return the translations of all pairs of a split, and the likelihood of the references, the speed and the search.
 
     A model of the recipe's family uses the recipe's search, any other its own generation config. The likelihood's keys
     are `loss` and `perplexity`; for a non-autoregressive model it is `nll_at_gold_length`, the mean negative
     log-likelihood per token at the reference's length, which is not comparable with a perplexity.
     """
+    # The pairs as tokens, by which they are batched.
+    sources, targets = pairs["source"][:], pairs["target"][:]
+    encoded = text_encoder(tokenizer)(sources, text_target=targets, verbose=False)
+    tokenized = list(map(TokenizedPair, encoded["input_ids"], encoded["labels"], sources))
+    lengths = [max(len(pair.source), len(pair.target)) for pair in tokenized]
+    check_lengths(split, lengths, recipe, model.config)
+
+    # The search of the recipe.
     search: dict[str, Any] = {}
     if model.config.model_type == recipe.family.model_class.config_class.model_type:
         config: Any = model.config
@@ -67,11 +80,8 @@ def evaluate(
     constraint = make_task(recipe).constraint(model, tokenizer)
     evaluator = Evaluator(model, tokenizer, constraint, too_long="keep", **search)
 
-    sources, targets = pairs["source"][:], pairs["target"][:]
-    encoded = text_encoder(tokenizer)(sources, text_target=targets, verbose=False)
-    tokenized = list(map(TokenizedPair, encoded["input_ids"], encoded["labels"], sources))
     results: dict[int, PairResult] = {}
-    for rows in batches_by_length([max(len(pair.source), len(pair.target)) for pair in tokenized], batch_tokens):
+    for rows in batches_by_length(lengths, batch_tokens):
         results.update(zip(rows, evaluator([tokenized[row] for row in rows]), strict=True))
     ordered = [results[row] for row in range(len(tokenized))]
 
@@ -100,7 +110,7 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     if options.split not in splits:
         raise UserError(f"data.{options.split}: {recipe.name} has none; name one, or give another --split.")
     pairs = splits[options.split]
-    translations, measured = evaluate(model, tokenizer, pairs, recipe, options.batch_tokens)
+    translations, measured = evaluate(model, tokenizer, options.split, pairs, recipe, options.batch_tokens)
     task, texts = make_task(recipe), (translations, pairs["target"][:])
     return {
         "model": options.model,

@@ -1,21 +1,16 @@
 """Pairs are read in every format, checked, tokenized, and fingerprinted."""
 
-import gzip
 import hashlib
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock, call
 
 import datasets
 import pytest
 
 from tests.helpers import user_error
-from training import data as data_module
 from training.data import (
     count_unknown,
     fingerprint,
@@ -24,7 +19,6 @@ from training.data import (
     load_pairs,
     make_tokenizer,
     sample_texts,
-    to_pairs,
     tokenize,
 )
 from training.fields import Recipe
@@ -41,8 +35,6 @@ def json_line(source: Any, target: Any) -> str:
 
 
 LINES = "".join(json_line(*pair) + "\n" for pair in PAIRS)
-TABLE = datasets.Dataset.from_dict(dict(zip(("en", "de"), zip(*PAIRS, strict=True), strict=True)))
-TABS = "en\tde\n" + "".join(f"{source}\t{target}\n" for source, target in PAIRS)
 
 
 def recipe_for(
@@ -59,97 +51,28 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "write"),
-    [
-        ("json", "a.jsonl.gz", lambda path: path.write_bytes(gzip.compress(LINES.encode()))),
-        ("json", "a.jsonl", TABLE.to_json),
-        ("csv", "a.csv", TABLE.to_csv),
-        ("csv", "a.tsv.gz", lambda path: path.write_bytes(gzip.compress(TABS.encode()))),
-        ("parquet", "a.parquet", TABLE.to_parquet),
-    ],
-    ids=["field of both languages", "columns", "commas", "tabs", "Parquet"],
-)
-def test_pairs_are_the_same_in_every_format(tmp_path: Path, kind: str, name: str, write: Callable[[Path], Any]) -> None:
-    write(tmp_path / name)
-    pairs = load_pairs(recipe_for(tmp_path, name, kind=kind))
-    assert {split: rows.to_dict() for split, rows in pairs.items()} == dict.fromkeys(SPLITS, TEXTS)
-
-
-def test_plain_column_may_be_named_translation() -> None:
-    rows = datasets.Dataset.from_dict({"text": ["one"], "translation": ["eins"]})
-    recipe: Any = SimpleNamespace(data=SimpleNamespace(source="text", target="translation", empty="error"))
-    assert to_pairs(rows, recipe, "train").to_dict() == {"source": ["one"], "target": ["eins"]}
-
-
-def test_parallel_text_files_are_read_line_by_line(tmp_path: Path) -> None:
-    """A byte-order mark is no text, and a line separator of Unicode ends no line."""
-    (tmp_path / "a.en").write_bytes("\ufeffone\u2028more\r\ntwo\n".encode())
-    (tmp_path / "a.de").write_bytes("\ufeffeins\nzwei\u0085mehr\n".encode())
-    recipe = recipe_for(tmp_path, file="a.{language}", kind="text", test=None)
-    expected = {"source": ["one\u2028more", "two"], "target": ["eins", "zwei\u0085mehr"]}
-    assert load_pairs(recipe)["train"].to_dict() == expected
-    (tmp_path / "a.de").write_text("eins\n")
-    with user_error(r"data\.train: .*a\.en has 2 lines, and .*a\.de 1; pair the files line by line"):
-        load_pairs(recipe)
-
-
 def test_direction_of_the_pairs_can_be_reversed_and_a_set_may_lack_a_test_split(folder: Path) -> None:
     pairs = load_pairs(recipe_for(folder, source="de", target="en", test=None))
     assert {name: split["source"][0] for name, split in pairs.items()} == dict.fromkeys(SPLITS[:2], "ein baum")
 
 
-def test_data_set_of_the_hub_is_loaded_by_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [{"translation": {"en": source, "de": target}, "id": 1} for source, target in PAIRS]
-    load = Mock(return_value=datasets.Dataset.from_list(rows))
-    monkeypatch.setattr(data_module, "load_dataset", load)
-    fields = {"kind": "hub", "path": "own/set", "subset": "de-en", "train": "train", "validation": "dev", "test": None}
-    pairs = load_pairs(recipe_of({"data": fields}))
-    assert pairs["train"].to_dict() == TEXTS
-    assert load.mock_calls == [call("own/set", "de-en", split=split) for split in ("train", "dev")]
+def test_held_out_sentences_occur_in_no_other_pair() -> None:
+    train = datasets.Dataset.from_dict({"source": ["a", "a", "b", "c", "d", "e"], "target": [*"uvwwxy"]})
+    splits = hold_out(train, {"validation": 1, "test": 1}, seed=1, max_length=9)
+    assert sorted([*splits["validation"]["source"], *splits["test"]["source"]]) == ["d", "e"]
+    assert list(splits["train"]["source"]) == ["a", "a", "b", "c"]
+    with user_error("hold out 3 of 6 pairs, of which 2 have sentences that no other pair has and are within data"):
+        hold_out(train, {"validation": 2, "test": 1}, seed=1, max_length=9)
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", r"^data\.train: .*bad\.jsonl cannot be read as json \(.*\); see data\.path and data\.kind"),
-        ('{"text": "x"}', r"^data\.train: has no 'en'; it has text\. Set data\.source and data\.target"),
-        (json_line("x", "  "), r"^data\.train: pairs with an empty text: 1, the first is pair 4; correct them"),
-        (json_line("x", None), r"^data\.train: pairs with an empty text: 1, the first is pair 4; "),
-    ],
+    "long", ["a " * 40, "\u4e00" * 700, "\u3000".join("ab" * 20)], ids=["words", "letters", "wide"]
 )
-def test_bad_file_is_an_error_of_one_line(tmp_path: Path, line: str, message: str) -> None:
-    first = "" if "text" in line else LINES
-    (tmp_path / "bad.jsonl").write_text(first + line, encoding="utf-8")
-    with user_error(message):
-        load_pairs(recipe_for(tmp_path, "bad.jsonl"), ["train"])
-
-
-def test_pairs_with_an_empty_text_are_dropped_on_request_and_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "a.jsonl").write_text(LINES + json_line("", "x") + "\n" + json_line("y", " "), encoding="utf-8")
-    pairs = load_pairs(recipe_for(tmp_path, "a.jsonl", empty="drop"), ["train"])
-    assert pairs["train"].to_dict() == TEXTS
-    assert caplog.messages == ["data.train: dropped pairs with an empty text: 2."]
-
-
-def test_held_out_sentences_occur_in_no_other_pair() -> None:
-    train = datasets.Dataset.from_dict({"source": ["a", "a", "b", "c", "d", "e"], "target": [*"uvwwxy"]})
-    splits = hold_out(train, {"validation": 1, "test": 1}, seed=1)
-    assert sorted([*splits["validation"]["source"], *splits["test"]["source"]]) == ["d", "e"]
-    assert list(splits["train"]["source"]) == ["a", "a", "b", "c"]
-    with user_error("hold out 3 of 6 pairs, of which 2 have sentences that no other pair has; give fewer"):
-        hold_out(train, {"validation": 2, "test": 1}, seed=1)
-
-
-def test_quotation_marks_and_na_are_text(tmp_path: Path) -> None:
-    (tmp_path / "a.tsv").write_text('en\tde\n"Hi" she said.\t"Hallo\nNA\tnull"\n', encoding="utf-8")
-    expected = {"source": ['"Hi" she said.', "NA"], "target": ['"Hallo', 'null"']}
-    assert load_pairs(recipe_for(tmp_path, "a.tsv", kind="csv"), ["train"])["train"].to_dict() == expected
-    (tmp_path / "a.csv").write_text('en,de\n"Yes, NA",NA\n', encoding="utf-8")
-    pairs = load_pairs(recipe_for(tmp_path, "a.csv", kind="csv"), ["train"])
-    assert pairs["train"].to_dict() == {"source": ["Yes, NA"], "target": ["NA"]}
+def test_pairs_that_training_would_drop_are_not_held_out(long: str) -> None:
+    train = datasets.Dataset.from_dict({"source": [*"abcd", long], "target": [f"{long}.", *"vwxy"]})
+    for seed in range(9):
+        splits = hold_out(train, {"validation": 3}, seed, max_length=40)
+        assert sorted(splits["validation"]["source"]) == ["b", "c", "d"]
 
 
 def test_recipe_may_hold_pairs_out(folder: Path) -> None:
@@ -158,24 +81,6 @@ def test_recipe_may_hold_pairs_out(folder: Path) -> None:
     for split in SPLITS:  # of a command that needs only one
         assert load_pairs(recipe, [split])[split].to_dict() == pairs[split].to_dict()
     assert {name: len(rows) for name, rows in pairs.items()} == dict.fromkeys(SPLITS, 1)
-
-
-def test_trees_are_read_as_sentences_and_linear_trees(tmp_path: Path) -> None:
-    tree = "(S (NP-SBJ (DT the) (NN dog)) (VP (VBZ barks)) (. .))\n"
-    for name in ("a.mrg", "b.mrg"):
-        (tmp_path / name).write_text(tree)
-    (tmp_path / "c.mrg.gz").write_bytes(gzip.compress(tree.encode()))
-    recipe = recipe_for(
-        tmp_path, kind="trees", target="trees", train="[ab].mrg", validation="c.mrg.gz", test="a.mrg c*"
-    )
-    pairs = load_pairs(recipe)
-    assert {name: len(rows) for name, rows in pairs.items()} == {"train": 2, "validation": 1, "test": 2}
-    assert pairs["test"][1]["source"] == "the dog barks ."
-    assert pairs["test"][1]["target"] == "(S(NP()DT()NN)NP(VP()VBZ)VP().)S"
-    (tmp_path / "a.mrg").write_text(tree.replace("dog", "cat"))
-    assert load_pairs(recipe)["test"][0]["source"] == "the cat barks ."
-    with user_error(r"no file matches 'x\.mrg'"):
-        load_pairs(recipe_for(tmp_path, "x.mrg", kind="trees"))
 
 
 def test_fingerprint_is_the_digest_of_the_texts_in_order() -> None:
@@ -215,6 +120,24 @@ def test_training_pairs_that_are_too_long_are_dropped_or_an_error_and_others_are
     for strict in (recipe_for(folder, max_length=10, too_long="error"), recipe_for(folder, max_length=1)):
         with user_error(r"data\.max_length: [23] of 3 training pairs are longer than 10? tokens"):
             tokenize(strict, load_pairs(strict), tokenizer)
+
+
+def test_pairs_that_cannot_be_evaluated_are_an_error(folder: Path, tokenizer: VaswaniTransformerTokenizer) -> None:
+    (folder / "long.jsonl").write_text(LINES + json_line("a " * 90, "b"), encoding="utf-8")
+    recipe = recipe_for(folder, validation="long.jsonl", max_length=10)
+    with user_error(
+        r"data\.validation: pairs with more than 160 tokens, 16 times data\.max_length: 1, the longest has"
+    ):
+        tokenize(recipe, load_pairs(recipe), tokenizer)
+    recipe = recipe_for(folder, validation="long.jsonl", max_length=160)
+    learned = replace(recipe, model={"position_embedding": "learned", "max_position_embeddings": 10})
+    with user_error(
+        r"data\.train: pairs with more than 10 tokens, the learned positions: 2, .* set data\.max_length to"
+    ):
+        tokenize(learned, load_pairs(learned), tokenizer)
+    shorter = replace(learned, data=replace(learned.data, max_length=10))
+    with user_error(r"data\.validation: pairs with more than 10 .* or raise model\.max_position_embeddings"):
+        tokenize(shorter, load_pairs(shorter), tokenizer)
 
 
 @pytest.mark.parametrize("change", ["pad", "end"])

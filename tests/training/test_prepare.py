@@ -14,8 +14,8 @@ from datasets import DownloadConfig
 
 from tests.helpers import Run, error_line, run_main
 from training import prepare
-from training.data import read_split, tree_pairs
 from training.fields import FileData, Recipe
+from training.texts import read_split, tree_rows
 
 Copy = Callable[[str], Path]  # makes a local copy of a source; returns its folder
 COLUMNS = "AssignmentStatus,WorkerId,Answer.sentence1,Answer.sentence2,Answer.sentence3,Approve,Reject\n"
@@ -134,7 +134,7 @@ def pairs(
     folder: Path, source: str, target: str, splits: tuple[str, ...] = ("train", "validation", "test")
 ) -> dict[str, list[tuple[str, str]]]:
     recipe = Recipe(data=FileData(path=str(folder), source=source, target=target))
-    rows = {name: read_split(recipe, name, f"{name}.jsonl.gz") for name in splits}
+    rows = {name: read_split(recipe.data, name, f"{name}.jsonl.gz") for name in splits}
     return {name: list(zip(of["source"], of["target"], strict=True)) for name, of in rows.items()}
 
 
@@ -155,7 +155,9 @@ def test_no_sentence_of_tatoeba_is_in_two_splits(prepared: Copy) -> None:
 
 def test_gum_has_the_documents_of_its_splits_without_reddit(prepared: Copy) -> None:
     folder = prepared("gum")
-    sentences = [[source for source, _ in tree_pairs(folder, f"{split}.ptb.gz")] for split in ("train", "validation")]
+    sentences = [
+        [row[1] for row in tree_rows(folder / f"{split}.ptb.gz", ("", ""))] for split in ("train", "validation")
+    ]
     assert sentences == [["cat", "cow"], ["dog", "!"]]
     assert (folder / "LICENSE.txt").read_bytes() == b"a license"
 

@@ -108,6 +108,15 @@ def test_scores_name_model_data_commit_and_machine_and_define_the_statistics(
     assert f"{'length_ratio':<24} {scores['length_ratio']:>10.3f}\n" in output
 
 
+def test_text_that_would_take_very_long_is_an_error(run: Run, tmp_path: Path) -> None:
+    write_pairs(tmp_path / "test.jsonl", [("hello " * 20, "hola")])
+    _, errors, status = run("--data.max_length=1")
+    assert errors.startswith(
+        "data.test: pairs with more than 16 tokens, 16 times data.max_length: 1, the longest has 60"
+    )
+    assert status == 2
+
+
 def test_language_model_learns_from_the_recipes_training_targets(score: Score, tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text((tmp_path / "test.jsonl").read_text())
     scores, output = score("--lm_score", "--data.train=train.jsonl")

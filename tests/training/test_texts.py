@@ -1,0 +1,395 @@
+"""Every format gives back the texts that were written, or an error of one line that names the place."""
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock, call
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.helpers import user_error
+from training import texts as texts_module
+from training.data import load_pairs
+from training.recipe import Recipe, recipe_of
+
+Pairs = list[tuple[str, str]]
+
+# Texts that readers change: numbers, dates, truth values, missing values, quotes, line ends, spaces, decomposed letters
+CHANGEABLE = [
+    *(
+        "007",
+        "1.50",
+        "1e2",
+        "+1",
+        "0x10",
+        "1_000",
+        "NaN",
+        "2009-03-01",
+        "2009-03-01T10:00:00Z",
+        "12:30",
+        "TRUE",
+        "false",
+    ),
+    *(
+        "NA",
+        "N/A",
+        "null",
+        "None",
+        "nan",
+        "#N/A",
+        '"',
+        '"a"',
+        'say "a"',
+        "'",
+        "a,b",
+        "a;b",
+        "a\tb",
+        "a\\tb",
+        "\\",
+        "a\\",
+    ),
+    *("a\rb", "a\r\rb", "a\nb", "a\r\nb", "a\x85b", "a\u2028b", "a\u2029b", "a\x0cb", "a\x0bb", "a\x1eb", "a\xa0b"),
+    *(
+        "a\u202fb",
+        "e\u0301",
+        "\u00e9",
+        "\ufeffa",
+        "a\ufeff",
+        "\u200ba",
+        "</s>",
+        "<pad>",
+        "[",
+        "{}",
+        "# a",
+        "\U0001f600",
+    ),
+    *("", " ", "\u3000", " a ", "x" * 200_000, "ä, " * 40_000 + "."),
+]
+
+
+def some_texts(without: str) -> st.SearchStrategy[str]:
+    """Return texts without some characters."""
+    letters = st.characters(exclude_characters=f"\0{without}", exclude_categories=["Cs"])
+    known = [text for text in CHANGEABLE if not set(text) & set(without)]
+    return st.sampled_from(known) | st.text(letters) | st.tuples(st.sampled_from(known), st.text(letters)).map("".join)
+
+
+def csv_bytes(pairs: Pairs, **style: Any) -> bytes:
+    file = io.StringIO()
+    csv.writer(file, **style).writerows([("en", "de"), *pairs])
+    return file.getvalue().encode()
+
+
+def tsv_bytes(pairs: Pairs) -> bytes:
+    return "".join(f"{source}\t{target}\n" for source, target in [("en", "de"), *pairs]).encode()
+
+
+def json_lines(pairs: Pairs) -> bytes:
+    return "".join(json.dumps({"en": en, "de": de}, ensure_ascii=False) + "\n" for en, de in pairs).encode()
+
+
+def nested_json(pairs: Pairs) -> bytes:
+    return "\r\n".join(json.dumps({"translation": {"de": de, "en": en}}) for en, de in pairs).encode()
+
+
+def json_list(pairs: Pairs) -> bytes:
+    return json.dumps([{"id": 1, "en": en, "de": de} for en, de in pairs], indent=1).encode()
+
+
+def parquet(pairs: Pairs) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.table(dict(zip(("en", "de"), zip(*pairs, strict=True), strict=True))), file, row_group_size=3)
+    return file.getvalue()
+
+
+def nested_parquet(pairs: Pairs) -> bytes:
+    file, rows = io.BytesIO(), [{"en": en, "de": de} for en, de in pairs]
+    pq.write_table(pa.table({"translation": rows, "id": range(len(rows))}), file)
+    return file.getvalue()
+
+
+FORMATS: dict[str, tuple[str, str, str, Callable[[Pairs], bytes]]] = {
+    "commas and CRLF": ("csv", "train.csv", "", csv_bytes),
+    "quoted cells": (
+        "csv",
+        "train.csv",
+        "",
+        lambda pairs: csv_bytes(pairs, quoting=csv.QUOTE_ALL, lineterminator="\n"),
+    ),
+    "tabs": ("csv", "train.tsv", "\t\n", tsv_bytes),
+    "JSON Lines": ("json", "train.jsonl", "", json_lines),
+    "a byte order mark": ("json", "train.jsonl", "", lambda pairs: b"\xef\xbb\xbf" + json_lines(pairs)),
+    "a field of both languages": ("json", "train.jsonl", "", nested_json),
+    "a list of objects": ("json", "train.json", "", json_list),
+    "Parquet": ("parquet", "train.parquet", "", parquet),
+    "a Parquet field of both languages": ("parquet", "train.parquet", "", nested_parquet),
+}
+COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": lambda content: pa.Codec("zstd").compress(content, asbytes=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty folder, beside that of the cached pairs."""
+    monkeypatch.setattr(texts_module.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data"
+
+
+def recipe_for(folder: Path, kind: str, train: str, **data: Any) -> Recipe:
+    return recipe_of({"data": {"kind": kind, "path": str(folder), "train": train} | data})
+
+
+def read(recipe: Recipe) -> Pairs:
+    rows = load_pairs(recipe, ["train"])["train"]
+    return list(zip(rows["source"][:], rows["target"][:], strict=True))
+
+
+def pairs_of(texts: st.SearchStrategy[str]) -> st.SearchStrategy[Pairs]:
+    return st.lists(st.tuples(texts, texts), max_size=12).map(lambda pairs: [*pairs, ("a", "b")])
+
+
+def stripped(pairs: Pairs) -> Pairs:
+    return [(source.strip(), target.strip()) for source, target in pairs if source.strip() and target.strip()]
+
+
+def check_format(folder: Path, name: str, compress: Callable[[bytes], bytes] = bytes) -> None:
+    kind, file, without, write = FORMATS[name]
+    recipe = recipe_for(folder, kind, file, empty="drop")
+
+    @given(pairs_of(some_texts(without)))
+    def check(pairs: Pairs) -> None:
+        (folder / file).write_bytes(compress(write(pairs)))
+        assert read(recipe) == stripped(pairs)
+
+    check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FORMATS)
+def test_texts_come_out_as_they_went_in(folder: Path, name: str) -> None:
+    check_format(folder, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("name", ["quoted cells", "tabs", "a list of objects"])
+def test_texts_come_out_of_compressed_files_as_they_went_in(folder: Path, name: str, compression: str) -> None:
+    check_format(folder, name, COMPRESSIONS[compression])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["LF", "CRLF"])
+def test_lines_of_text_files_come_out_as_they_went_in(folder: Path, end: str) -> None:
+    recipe = recipe_for(folder, "text", "train.{language}", empty="drop")
+
+    @given(pairs_of(some_texts("\n")))
+    def check(pairs: Pairs) -> None:
+        for code, side in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
+            text = end.join(side)  # without an end of the last line
+            (folder / f"train.{code}").write_text(f"\ufeff{text}", encoding="utf-8", newline="")
+        assert read(recipe) == stripped(pairs)
+
+    check()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_changeable_text_is_read(folder: Path, name: str) -> None:
+    kind, file, without, write = FORMATS[name]
+    pairs = [(text, f"{text}!") for text in CHANGEABLE if text.strip() and not set(text) & set(without)]
+    (folder / file).write_bytes(write(pairs))
+    assert read(recipe_for(folder, kind, file)) == stripped(pairs)
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_files_may_be_compressed_whatever_their_names(folder: Path, compression: str) -> None:
+    (folder / "a.tsv").write_bytes(COMPRESSIONS[compression](b"en\tde\none\teins\n"))
+    assert read(recipe_for(folder, "csv", "a.tsv")) == [("one", "eins")]
+
+
+def test_lines_end_at_line_feeds_only(folder: Path) -> None:
+    (folder / "a.en").write_bytes("\ufeffone\u2028more\r\ntwo\ra\n\x0cthree\x0cb".encode())
+    (folder / "a.de").write_bytes("\ufeffeins\nzwei\x85mehr\ndrei\n".encode())
+    recipe = recipe_for(folder, "text", "a.{language}")
+    assert read(recipe) == [("one\u2028more", "eins"), ("two\ra", "zwei\x85mehr"), ("three\x0cb", "drei")]
+    (folder / "a.de").write_text("eins\n")
+    with user_error(r"^data\.train: .*a\.en has 3 lines, and .*a\.de 1; pair the files line by line"):
+        read(recipe)
+
+
+@pytest.mark.parametrize("name", ["data[12]", "a::b", "*", "{language}", "~"])
+def test_path_is_a_path(folder: Path, name: str) -> None:
+    for other in ("data1", name):
+        (folder / other).mkdir()
+        (folder / other / "a[1].csv").write_text(f"en,de\n{other},x\n")
+        (folder / other / "a1.csv").write_text("en,de\nwrong,falsch\n")
+    assert read(recipe_for(folder / name, "csv", "a[1].csv")) == [(name, "x")]
+
+
+def test_changed_file_is_read_again_whatever_its_time(folder: Path) -> None:
+    (folder / "a.csv").write_text("en,de\none,eins\n")
+    recipe, time = recipe_for(folder, "csv", "a.csv"), (folder / "a.csv").stat().st_mtime_ns
+    assert read(recipe) == [("one", "eins")]
+    (folder / "a.csv").write_text("en,de\ntwo,zwei\n")
+    os.utime(folder / "a.csv", ns=(time, time))
+    assert read(recipe) == [("two", "zwei")]
+
+
+def test_file_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "a.csv").write_text("en,de\none,eins\n")
+    recipe = recipe_for(folder, "csv", "a.csv")
+    first = load_pairs(recipe, ["train"])["train"]
+    monkeypatch.setitem(texts_module.FORMATS, "csv", Mock(return_value=iter([])))
+    again = load_pairs(recipe, ["train"])["train"]
+    assert (again.to_dict(), again.cache_files) == (first.to_dict(), first.cache_files)
+
+
+def test_plain_column_may_be_named_translation(folder: Path) -> None:
+    (folder / "a.jsonl").write_text('{"text": "one", "translation": "eins"}')
+    assert read(recipe_for(folder, "json", "a.jsonl", source="text", target="translation")) == [("one", "eins")]
+
+
+COLUMNS = r"Set data\.source and data\.target\.$"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        (
+            "a.jsonl",
+            b'{"en": "a", "de": "b"}\n{',
+            r"a\.jsonl, line 2: is not valid JSON \(.*\); see data\.path and data",
+        ),
+        (
+            "a.jsonl",
+            b'\n{"en": "a", "de": 7}',
+            r"a\.jsonl, line 2, 'de': got 7, expected a text; write it in quotation",
+        ),
+        ("a.jsonl", b'{"en": ["a"], "de": "b"}', r"a\.jsonl, line 1, 'en': got \[\"a\"\], expected a text"),
+        ("a.jsonl", b'{"text": "x"}', rf"a\.jsonl, line 1: has no 'en'; it has text\. {COLUMNS}"),
+        ("a.jsonl", b'{"translation": {"en": "a"}}', rf"a\.jsonl, line 1: has no 'de'; it has en\. {COLUMNS}"),
+        ("a.jsonl", b'"text"', r"a\.jsonl, line 1: got \"text\", expected an object with en and de"),
+        (
+            "a.jsonl",
+            b'{"en": "a", "en": "b", "de": "c"}',
+            r"line 1: is not valid JSON \(an object has the same key twice",
+        ),
+        ("a.jsonl", b'{"en": "\\ud800", "de": "b"}', r"line 1, 'en': contains half a surrogate pair"),
+        ("a.jsonl", b'{"en": "a\\u0000", "de": "b"}', r"line 1, 'en': contains a NUL character"),
+        (
+            "a.json",
+            b'\n[{"en": "a", "de": "b"},\n {"en": "a", ]',
+            r"a\.json, line 3: is not valid JSON",
+        ),
+        ("a.json", b'[{"en": "a", "de": "b"},\n {"en": "a", "de": true}]', r"a\.json, row 2, 'de': got true, expected"),
+        ("a.jsonl", b'{"en": "x", "de": "  "}', r"line 1, 'de': the text is empty; correct it or set data\.empty=drop"),
+        ("a.jsonl", b'{"en": null, "de": "x"}', r"line 1, 'en': the text is empty; correct it"),
+        ("a.csv", b"en,de\na,b\nc,\n", r"a\.csv, line 3, 'de': the text is empty; correct it"),
+        ("a.csv", b'en,de\n"a\n\nb",c\nd,e,f', r"a\.csv, line 5: has 3 cells, separated by ',', and the header 2; "),
+        ("a.csv", b"en,de\na;b\n", r"a\.csv, line 2: has 1 cells, separated by ',', and the header 2; correct it"),
+        ("a.csv", b"en;de\na;b\n", rf"a\.csv, line 1: has 0 columns 'en', separated by ','; it has en;de\. {COLUMNS}"),
+        ("a.csv", b"en,de,de\na,b,c\n", r"a\.csv, line 1: has 2 columns 'de'"),
+        ("a.csv", b'en,de\na,b\n"c"d,e\n', r"a\.csv, line 3: is not comma-separated values \(.*\); correct its quot"),
+        ("a.csv", b'en,de\na,b\n"c,d\ne,f\n', r"a\.csv, line 3: is not comma-separated values \(unexpected end of"),
+        ("a.tsv", b"en\tde\na,b\n", r"a\.tsv, line 2: has 1 cells, separated by '\\t', and the header 2"),
+        ("a.csv", b"", r"it has no pairs; name another file or split"),
+        ("a.csv", b"en,de\n", r"it has no pairs; name another file or split"),
+        ("a.jsonl", b"\n", r"it has no pairs; name another file or split"),
+        ("a.csv", "en,de\na,b\nc,ü".encode("latin1"), r"line 3: is not UTF-8; .* iconv -f latin1 -t utf-8"),
+        ("a.csv", "en,de\na,b".encode("utf-16"), r"line 1: is not UTF-8; .* iconv -f utf-16 -t utf-8"),
+        ("a.csv", "e,d\na,b".encode("utf-16-le"), r"line 1: has 0 columns 'en'"),
+        ("a.csv", b"PK\x03\x04\xff", r"a\.csv: is a zip archive; unpack it"),
+        ("a.csv", gzip.compress(b"en,de\na,b\n")[:-9], r"cannot be read as csv \(.*\); see data\.path and data\.kind"),
+        ("a.parquet", b"no table", r"cannot be read as parquet \(.*\); see data\.path and data\.kind"),
+    ],
+)
+def test_text_that_cannot_be_read_is_an_error_with_its_place(
+    folder: Path, file: str, content: bytes, message: str
+) -> None:
+    (folder / file).write_bytes(content)
+    kind = {".jsonl": "json", ".tsv": "csv"}.get(Path(file).suffix, Path(file).suffix[1:])
+    with user_error(rf"^data\.train: .*{message}"):
+        read(recipe_for(folder, kind, file))
+
+
+def test_missing_file_is_an_error(folder: Path) -> None:
+    with user_error(r"^data\.train: cannot be read as csv \(.*a\.csv: No such file or directory\); see data\.path"):
+        read(recipe_for(folder, "csv", "a.csv"))
+
+
+def test_parquet_column_of_another_type_is_an_error(folder: Path) -> None:
+    pq.write_table(pa.table({"en": ["a"], "de": [7]}), folder / "a.parquet")
+    with user_error(r"a\.parquet: the column 'de' is of type int64, expected string; convert it"):
+        read(recipe_for(folder, "parquet", "a.parquet"))
+
+
+def test_pairs_with_an_empty_text_are_dropped_on_request_and_counted(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "a.csv").write_text('en,de\na,b\n,x\ny,\u2003\n\nc,d\n" ",""\n', encoding="utf-8")
+    recipe = recipe_for(folder, "csv", "a.csv", empty="drop")
+    for _ in range(2):
+        assert read(recipe) == [("a", "b"), ("c", "d")]
+    assert caplog.messages == ["data.train: dropped pairs with an empty text: 3."] * 2
+
+
+def test_quotation_marks_between_tabs_are_text(folder: Path) -> None:
+    (folder / "a.tsv").write_text('en\tde\n"Hi" she said.\t"Hallo\nNA\tnull"\n')
+    assert read(recipe_for(folder, "csv", "a.tsv")) == [('"Hi" she said.', '"Hallo'), ("NA", 'null"')]
+
+
+def test_data_set_of_the_hub_is_loaded_by_split(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    pairs = [("007", "1.50"), ("NA", " ü\r")]
+    rows = [{"translation": {"en": source, "de": target}, "id": 1} for source, target in pairs]
+    load = Mock(return_value=datasets.Dataset.from_list(rows))
+    monkeypatch.setattr(texts_module, "load_dataset_builder", Mock(name="parquet"))
+    monkeypatch.setattr(texts_module, "load_dataset", load)
+    recipe = recipe_for(Path("own/set"), "hub", "train[:2]", subset="de-en", validation="dev", test=None)
+    assert {rows["target"][0] for rows in load_pairs(recipe).values()} == {"1.50"}
+    assert read(recipe) == [("007", "1.50"), ("NA", "ü")]
+    assert load.mock_calls == [call("own/set", "de-en", split=split) for split in ("train[:2]", "dev", "train[:2]")]
+    load.return_value = load.return_value.flatten().rename_columns({"translation.en": "en", "id": "de"})
+    with user_error("data.train: the data set: the column 'de' is of type int64, expected string"):
+        read(recipe)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_files_of_a_data_set_are_read_as_they_are(folder: Path, name: str) -> None:
+    _, file, without, write = FORMATS[name]
+    pairs = [(text, f"{text}!") for text in CHANGEABLE if text.strip() and not set(text) & set(without)]
+    (folder / file).write_bytes(write(pairs))
+    assert read(recipe_for(folder, "hub", "train")) == stripped(pairs)
+    with user_error(r"^data\.train: .* has no split 'dev'; it has train"):
+        read(recipe_for(folder, "hub", "dev"))
+
+
+def test_trees_are_read_as_sentences_and_linear_trees(folder: Path) -> None:
+    tree = "(S (NP-SBJ (DT the) (NN dog)) (VP (VBZ barks)) (. .))\n"
+    for name in ("a.mrg", "b.mrg", "[ab].mrg.old"):
+        (folder / name).write_text(tree)
+    (folder / "c.mrg.gz").write_bytes(gzip.compress(tree.encode()))
+    files = {"train": "[ab].mrg", "validation": "c.mrg.gz", "test": "a.mrg c* [ab].mrg.old"}
+    recipe = recipe_for(folder, "trees", target="trees", **files)
+    pairs = load_pairs(recipe)
+    assert {name: len(rows) for name, rows in pairs.items()} == {"train": 2, "validation": 1, "test": 3}
+    assert pairs["test"][1] == {"source": "the dog barks .", "target": "(S(NP()DT()NN)NP(VP()VBZ)VP().)S"}
+    (folder / "a.mrg").write_text(tree.replace("dog", "cat"))
+    assert load_pairs(recipe)["test"][0]["source"] == "the cat barks ."
+    with user_error(r"no file matches 'x\.mrg'"):
+        load_pairs(recipe_for(folder, "trees", "x.mrg"))

@@ -1,0 +1,374 @@
+"""Reading of pairs: a text is what stands in the file, character by character, or an error names its place.
+
+White space at both ends of a text is stripped, and a text without anything else is empty. The pairs of a split are
+written once to an Arrow file, which all processes and later runs map into memory. Its name is the digest of what they
+are read from, so a changed file is read again.
+"""
+
+import bz2
+import codecs
+import contextlib
+import csv
+import gzip
+import hashlib
+import io
+import itertools
+import json
+import logging
+import lzma
+import re
+import sys
+import zlib
+from collections.abc import Callable, Generator, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from datasets import Dataset, DownloadManager, config, load_dataset, load_dataset_builder
+from filelock import FileLock
+
+from training.fields import FileData, GrammarData
+from vaswani_transformer.parsing import linear, trees
+from vaswani_transformer.parsing.linear import linearize
+from vaswani_transformer.parsing.trees import ROOT, Tree, evaluation_tree, read_trees
+from vaswani_transformer.support.errors import UserError, one_line
+from vaswani_transformer.support.files import atomic_folder, write_errors
+
+logger = logging.getLogger(__name__)
+SIDES = ("source", "target")
+SURROGATE = re.compile("[\ud800-\udfff]")
+STRINGS = ("string", "large_string", "dictionary<values=string", "null")  # Arrow's types
+ROWS = 1000  # pairs written to Arrow at a time
+CODE = [Path(str(file)).read_text(encoding="utf-8") for file in (__file__, linear.__file__, trees.__file__)]
+
+Row = tuple[str, object, object]
+"""Place of a pair, such as "pairs.csv, line 3", with its source and target as they are read."""
+Names = tuple[str, str]
+"""Names of the columns of source and target."""
+
+
+# Files as lines
+
+
+def open_file(path: Path) -> io.BufferedIOBase:
+    """Open a file, decompressed if it is compressed by gzip, bzip2, xz or Zstandard."""
+    with path.open("rb") as file:
+        magic = file.read(10)
+    if magic.startswith(b"\x1f\x8b"):
+        return gzip.open(path)
+    if re.match(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", magic):
+        return bz2.open(path)
+    if magic.startswith(b"\xfd7zXZ\0"):
+        return lzma.open(path)
+    if magic.startswith(b"\x28\xb5\x2f\xfd"):
+        return io.BufferedReader(pa.input_stream(str(path), compression="zstd"))
+    return path.open("rb")
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    r"""Yield the lines of a UTF-8 file with their numbers and ends; only \n ends a line, also as \r\n."""
+    with open_file(path) as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield number, (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode()
+            except UnicodeDecodeError as error:
+                if number == 1 and line.startswith(b"PK\x03\x04"):
+                    raise UserError(f"{path}: is a zip archive; unpack it.") from error
+                is_utf16 = number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+                encoding = "utf-16" if is_utf16 else "latin1"
+                raise UserError(
+                    f"{path}, line {number}: is not UTF-8; got the byte {line[error.start]:#x}. Convert the file, "
+                    f"for example with iconv -f {encoding} -t utf-8."
+                ) from error
+
+
+# Formats
+
+
+def text_rows(paths: list[Path]) -> Iterator[Row]:
+    """Yield the lines of a file per language."""
+    for source, target in itertools.zip_longest(*map(read_lines, paths)):
+        if source is None or target is None:
+            lengths = [sum(1 for _ in read_lines(path)) for path in paths]
+            raise UserError(
+                f"{paths[0]} has {lengths[0]:,} lines, and {paths[1]} {lengths[1]:,}; pair the files line by line."
+            )
+        yield f"{paths[0]} and {paths[1]}, line {source[0]}", source[1], target[1]
+
+
+def csv_cells(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the cells of each row that is not an empty line, with the number of its first line.
+
+    Quotation marks between tabs are text.
+    """
+    csv.field_size_limit(sys.maxsize)  # a text may be a whole page
+    lines = read_lines(path)
+    for number, line in lines:
+        if separator == "\t" or '"' not in line:
+            if text := line.rstrip("\r\n"):
+                yield number, text.split(separator)
+            continue
+        try:  # a quoted cell may have several lines
+            yield number, next(csv.reader(itertools.chain([line], (more for _, more in lines)), strict=True))
+        except csv.Error as error:
+            problem = f"is not comma-separated values ({one_line(error)})"
+            raise UserError(f"{path}, line {number}: {problem}; correct its quotation marks.") from error
+
+
+def csv_rows(path: Path, names: Names) -> Iterator[Row]:
+    """Yield the pairs of comma-separated values, or of tab-separated ones in a .tsv file, below a header."""
+    separator = "\t" if ".tsv" in path.suffixes else ","
+    cells = csv_cells(path, separator)
+    header_line, header = next(cells, (1, []))
+    for name in names if header else ():
+        if header.count(name) != 1:
+            problem = f"has {header.count(name)} columns {name!r}, separated by {separator!r}"
+            raise missing_column(f"{path}, line {header_line}", problem, header)
+    if not header:
+        return
+    source, target = (header.index(name) for name in names)
+    for number, row in cells:
+        if len(row) != len(header):
+            raise UserError(
+                f"{path}, line {number}: has {len(row)} cells, separated by {separator!r}, and the header "
+                f"{len(header)}; correct it."
+            )
+        yield f"{path}, line {number}", row[source], row[target]
+
+
+def json_rows(path: Path, names: Names) -> Iterator[Row]:
+    """Yield the pairs of JSON Lines, or of a file with one list of objects."""
+    lines = ((number, line) for number, line in read_lines(path) if line.strip())
+    for number, line in lines:
+        if line.lstrip().startswith("["):
+            objects = parse_json(path, number, line + "".join(rest for _, rest in lines))
+            for row, value in enumerate(objects if isinstance(objects, list) else [objects], start=1):
+                yield json_row(f"{path}, row {row}", value, names)
+        else:
+            yield json_row(f"{path}, line {number}", parse_json(path, number, line), names)
+
+
+def parse_json(path: Path, number: int, text: str) -> object:
+    """Return the value of a text that begins at a line."""
+
+    def unique(members: list[tuple[str, object]]) -> dict[str, object]:
+        if len(members) > len(keys := dict(members)):
+            raise ValueError("an object has the same key twice")
+        return keys
+
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        line, problem = number, one_line(error)
+        if isinstance(error, json.JSONDecodeError):
+            line, problem = number + error.lineno - 1, f"{error.msg}, column {error.colno}"
+        raise UserError(f"{path}, line {line}: is not valid JSON ({problem}); see data.path and data.kind.") from error
+
+
+def json_row(place: str, value: object, names: Names) -> Row:
+    """Return the texts of an object with both names, or with an object `translation` of both."""
+    if isinstance(value, dict) and "translation" not in names and isinstance(value.get("translation"), dict):
+        value = value["translation"]
+    if not isinstance(value, dict):
+        raise UserError(f"{place}: got {json.dumps(value)[:40]}, expected an object with {' and '.join(names)}.")
+    for name in names:
+        if name not in value:
+            raise missing_column(place, f"has no {name!r}", value)
+    return place, value[names[0]], value[names[1]]
+
+
+def parquet_rows(path: Path, names: Names) -> Iterator[Row]:
+    with open_file(path) as file:
+        table = pq.ParquetFile(file)
+        batches = (pa.Table.from_batches([batch]) for batch in table.iter_batches(ROWS))
+        yield from arrow_rows(str(path), table.schema_arrow, batches, names)
+
+
+def arrow_rows(name: str, schema: pa.Schema, tables: Iterable[pa.Table], names: Names) -> Iterator[Row]:
+    """Yield the pairs of tables with columns of strings, or with a column `translation` of both."""
+    types = {field.name: field.type for field in schema}
+    is_nested = "translation" not in names and pa.types.is_struct(types.get("translation", pa.null()))
+    if is_nested:
+        types = {field.name: field.type for field in types["translation"]}
+    for column in names:
+        if column not in types:
+            raise missing_column(name, f"has no {column!r}", types)
+        if not str(types[column]).startswith(STRINGS):
+            raise UserError(f"{name}: the column {column!r} is of type {types[column]}, expected string; convert it.")
+    number = 0
+    for table in tables:
+        if is_nested:
+            table = table.select(["translation"]).flatten().rename_columns(list(types))
+        for source, target in zip(*(table[column].to_pylist() for column in names), strict=True):
+            number += 1
+            yield f"{name}, row {number}", source, target
+
+
+def tree_rows(path: Path, _: Names) -> Iterator[Row]:
+    """Yield the sentences of a bracketed file with their normalized linear trees."""
+    for number, tree in read_trees(read_lines(path), str(path)):
+        cleaned = evaluation_tree(tree) or Tree(ROOT, ())
+        yield f"{path}, line {number}", " ".join(cleaned.words), linearize(cleaned)
+
+
+def missing_column(place: str, problem: str, columns: Iterable[str]) -> UserError:
+    shown = ", ".join(repr(column)[1:-1] for column in columns)
+    return UserError(f"{place}: {problem}; it has {shown[:200]}. Set data.source and data.target.")
+
+
+FORMATS: dict[str, Callable[[Path, Names], Iterator[Row]]] = {
+    "json": json_rows,
+    "csv": csv_rows,
+    "parquet": parquet_rows,
+    "trees": tree_rows,
+}
+
+
+# Splits
+
+
+def read_split(data: FileData, split: str, name: str) -> Dataset:
+    """Read the pairs of a split from the files, or from the split of a data set on the Hub, that `name` names."""
+    where = f"data.{split}"
+    if data.kind == "hub":
+        return read_hub(data, where, name)
+    folder = Path(str(data.path))
+    if data.kind == "trees":
+        return read_files(data, where, "trees", tree_files(folder, name))
+    if data.kind == "text":
+        names = [name.replace("{language}", language) for language in (data.source, data.target)]
+        return read_files(data, where, "text", [folder / each for each in names])
+    return read_files(data, where, data.kind, [folder / name])
+
+
+def tree_files(folder: Path, names: str) -> list[Path]:
+    """Return the file of that name, or those that match patterns separated by spaces."""
+    paths: list[Path] = []
+    for pattern in [names] if (folder / names).exists() else names.split():
+        root = Path(pattern).anchor  # "/" of an absolute pattern
+        matches = sorted((Path(root) if root else folder).glob(pattern.removeprefix(root)))
+        if (folder / pattern).exists():
+            matches = [folder / pattern]
+        if not matches:
+            raise UserError(f"{folder}: no file matches {pattern!r}; set data.path to the folder of the trees.")
+        paths += matches
+    return paths
+
+
+def read_files(data: GrammarData, where: str, kind: str, paths: list[Path]) -> Dataset:
+    """Read the pairs of files of a kind; those of kind text are a file per language."""
+    digests = []
+    with read_errors(where, kind):
+        for path in paths:
+            with path.open("rb") as file:
+                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+    if kind == "text":
+        rows = text_rows(paths)
+    else:
+        names = (data.source, data.target)
+        rows = itertools.chain.from_iterable(FORMATS[kind](path, names) for path in paths)
+    has_tabs = [".tsv" in path.suffixes for path in paths]
+    return load_once(data, where, kind, [digests, has_tabs], rows)
+
+
+def read_hub(data: FileData, where: str, name: str) -> Dataset:
+    """Read a split of a data set: from its files if `datasets` would guess the types of their texts."""
+    subset = getattr(data, "subset", None)
+    try:
+        builder = load_dataset_builder(str(data.path), subset)
+        kind, files = str(builder.name), builder.config.data_files or {}
+        is_local = Path(str(data.path)).is_dir()  # `datasets` would know its files by their time
+        if kind in ("csv", "json") or (kind == "parquet" and is_local):
+            if name not in files:
+                raise UserError(f"{where}: {data.path} has no split {name!r}; it has {', '.join(map(str, files))}.")
+            paths = [Path(path) for path in DownloadManager().download(list(files[name]))]
+            return read_files(data, where, kind, paths)
+        return read_rows(data, where, load_dataset(str(data.path), subset, split=name))
+    except UserError:
+        raise
+    except Exception as error:  # each format has its own classes
+        reason = one_line(error.__cause__ or error)
+        raise UserError(f"{where}: {data.path} cannot be loaded ({reason}); see data.path and data.kind.") from error
+
+
+def read_rows(data: GrammarData, where: str, rows: Dataset) -> Dataset:
+    """Read the pairs of a loaded data set."""
+    tables = rows.with_format("arrow").iter(ROWS)
+    pairs = arrow_rows("the data set", rows.features.arrow_schema, tables, (data.source, data.target))
+    return load_once(data, where, "a data set", [rows._fingerprint], pairs)
+
+
+# Checked texts
+
+
+@contextlib.contextmanager
+def read_errors(where: str, kind: str) -> Generator[None]:
+    """Convert the errors of reading to one line."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowException, UnicodeDecodeError) as error:
+        reason = one_line(error)
+        raise UserError(f"{where}: cannot be read as {kind} ({reason}); see data.path and data.kind.") from error
+
+
+def load_once(data: GrammarData, where: str, kind: str, content: list[object], rows: Iterator[Row]) -> Dataset:
+    """Return the pairs of `rows` from the cache, which has them if the same `content` was read before."""
+    identity = json.dumps([CODE, kind, data.source, data.target, data.empty, content])
+    cache = Path(config.HF_DATASETS_CACHE, "vaswani-transformer-pairs")
+    folder = cache / hashlib.sha256(identity.encode()).hexdigest()
+    with write_errors(cache, "make room, or set HF_DATASETS_CACHE"):
+        cache.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                with atomic_folder(folder) as staging:
+                    write_arrow(staging / "pairs.arrow", checked_pairs(data, where, kind, rows))
+    return without_empty(Dataset.from_file(str(folder / "pairs.arrow")), where)
+
+
+def checked_pairs(data: GrammarData, where: str, kind: str, rows: Iterator[Row]) -> Iterator[tuple[str, str]]:
+    with read_errors(where, kind):
+        for place, source, target in rows:
+            texts = checked_text(place, data.source, source), checked_text(place, data.target, target)
+            if data.empty == "error" and not all(texts):
+                name = data.source if not texts[0] else data.target
+                raise UserError(f"{place}, {name!r}: the text is empty; correct it or set data.empty=drop.")
+            yield texts
+
+
+def checked_text(place: str, name: str, value: object) -> str:
+    """Return a text without white space at its ends."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        problem = f"got {json.dumps(value)[:40]}, expected a text; write it in quotation marks"
+    elif "\0" in value:
+        problem = "contains a NUL character; the file may be UTF-16 (iconv -f utf-16 -t utf-8) or damaged"
+    elif not value.isascii() and SURROGATE.search(value):
+        problem = "contains half a surrogate pair, which is not a character; correct it"
+    else:
+        return value.strip()
+    raise UserError(f"{place}, {name!r}: {problem}.")
+
+
+def write_arrow(path: Path, pairs: Iterator[tuple[str, str]]) -> None:
+    schema = pa.schema(dict.fromkeys(SIDES, pa.string()))
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+        while batch := list(itertools.islice(pairs, ROWS)):
+            columns = [pa.array(texts, pa.string()) for texts in zip(*batch, strict=True)]
+            writer.write_batch(pa.record_batch(columns, schema=schema))
+
+
+def without_empty(pairs: Dataset, where: str) -> Dataset:
+    """Return the pairs of two texts, and log the number of others."""
+    lengths = [pc.call_function("binary_length", [pairs.data.column(side)]).to_numpy() for side in SIDES]
+    kept = np.flatnonzero(np.minimum(*lengths))
+    if not len(kept):
+        raise UserError(f"{where}: it has no pairs; name another file or split.")
+    if len(kept) < len(pairs):
+        logger.warning("%s: dropped pairs with an empty text: %s.", where, f"{len(pairs) - len(kept):,}")
+        pairs = pairs.select(kept)
+    return pairs
