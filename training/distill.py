@@ -27,7 +27,7 @@ from training.machine import commit, init_processes, versions
 from training.recipe import Recipe, load_recipe
 from vaswani_transformer.cpu.linear import chosen_layouts
 from vaswani_transformer.parsing.constraint import tree_constraint
-from vaswani_transformer.support.command_line import positive_argument
+from vaswani_transformer.support.command_line import length_penalty_argument, positive_argument
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.tokenizer import text_encoder
 from vaswani_transformer.translation.loading import LoadOptions, add_load_options, load_model_and_tokenizer
@@ -44,7 +44,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
     parser.add_argument("--output_dir", type=Path, required=True, metavar="DIR", help="the folder to write or resume")
     parser.add_argument("--shard", default="1/1", metavar="i/n", help="write the i-th of n shares (1/1)")
     parser.add_argument("--beams", type=positive_argument, metavar="N", help="beams; 1 for greedy search")
-    parser.add_argument("--length_penalty", type=float, metavar="ALPHA", help="alpha of lp(Y)")
+    parser.add_argument("--length_penalty", type=length_penalty_argument, metavar="ALPHA", help="alpha of lp(Y)")
     parser.add_argument("--min_length_difference", type=int, default=-20, metavar="N", help="translation minus source")
     parser.add_argument("--max_length_difference", type=int, default=20, metavar="N", help="the same at most (20)")
     size: dict[str, Any] = {"type": positive_argument, "default": 2048, "metavar": "N"}

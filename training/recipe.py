@@ -13,7 +13,14 @@ from typing import Any, Literal, NoReturn
 
 import yaml
 from jsonargparse import ArgumentParser
-from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from jsonargparse.typing import (
+    ClosedUnitInterval,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    restricted_number_type,
+)
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from training.machine import trains_slowly_in_bf16
@@ -26,8 +33,10 @@ from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
 )
 from vaswani_transformer.support.errors import UserError, one_line
+from vaswani_transformer.support.search_settings import check_settings
 
 RECIPES = Path(__file__).parent / "recipes"
+Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])  # what NumPy accepts
 
 
 @dataclass(frozen=True)
@@ -380,7 +389,7 @@ class Recipe:
     published: str = ""
     note: str = ""
     output_dir: str = ""
-    seed: NonNegativeInt = 2017
+    seed: Seed = 2017
     data: Any = field(default_factory=FileData)
     tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
     model: dict[str, Any] = field(default_factory=dict)
@@ -513,6 +522,7 @@ def checked(parser: RecipeParser, values: Any) -> Recipe:
     # validate the model's fields; a loaded vocabulary has its own size
     entries = recipe.tokenizer.vocab_size if recipe.tokenizer.path is None else 2**31
     recipe.model_config(vocab_size=entries)
+    check_settings("decoding.", dataclasses.asdict(recipe.decoding), entries, "correct it.")
     if training.precision == "auto":  # resolved, so that a run keeps it on another machine
         precision = "fp32" if trains_slowly_in_bf16() else "bf16"
         recipe = dataclasses.replace(recipe, training=dataclasses.replace(training, precision=precision))
