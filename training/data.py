@@ -255,6 +255,8 @@ def make_tokenizer(recipe: Recipe, train: Dataset) -> PreTrainedTokenizerBase:
             tokenizer = VaswaniTransformerTokenizer.train_from_iterator(texts, size, settings.algorithm)
         except ValueError as error:
             raise UserError(f"tokenizer.vocab_size: {error}") from error
+        if settings.sample is not None and settings.sample < len(train):
+            tokenizer.init_kwargs.pop("holds_all_words", None)  # the other pairs may have other words
         tokenizer.add_tokens([AddedToken(label, normalized=False) for label in sorted(labels)])
     if recipe.family.needs_mask and tokenizer.mask_token_id is None:
         tokenizer.add_special_tokens({"mask_token": "<mask>"})

@@ -78,11 +78,19 @@ def drop_reason(translation: Translation, tokens: int, options: argparse.Namespa
     return "" if is_near else "length_difference"
 
 
+def dropped_pairs(output: ResumableFile) -> Counter[str]:
+    """Return the numbers of dropped pairs by reason in the record of a share; none if it has no sources."""
+    dropped = output.record.get("dropped", {})
+    if not isinstance(dropped, dict) or not all(isinstance(count, int) for count in dropped.values()):
+        raise output.conflict(f"has a damaged record with dropped {dropped!r}")
+    return Counter(dropped)
+
+
 def write_share(
     translator: Translator, sources: Iterator[str], output: ResumableFile, options: argparse.Namespace, recipe: Recipe
 ) -> None:
     """Write the pairs of the remaining sources, a window at a time, and count dropped pairs in the record."""
-    encode, dropped = text_encoder(translator.tokenizer), Counter(output.record.get("dropped"))
+    encode, dropped = text_encoder(translator.tokenizer), dropped_pairs(output)
     with tqdm(initial=output.done, unit="line", disable=None) as bar:  # None: shown in a terminal
         while window := list(itertools.islice(sources, options.sort_lines)):
             lines = []
@@ -123,7 +131,7 @@ def distill(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
             origin = {"commit": commit(), "versions": versions()}
             output.save_record(search=translator.settings.search(), layouts=dict(chosen_layouts), **origin)
             write_share(translator, remaining, output, options, recipe)
-        dropped = Counter(output.record.get("dropped"))  # none of a share without sources
+        dropped = dropped_pairs(output)
     everyone = gather_object([dropped])
     kept = sum(len(file.read_bytes().splitlines()) for file in folder.glob("*.jsonl"))
     return {"output_dir": str(folder), "kept": kept, "dropped": dict(sum(everyone, Counter()))}
