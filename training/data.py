@@ -4,7 +4,6 @@ import csv
 import gzip
 import hashlib
 import io
-import json
 import logging
 import os
 from collections.abc import Iterable, Iterator
@@ -26,6 +25,7 @@ from vaswani_transformer.parsing.linear import linear_tokens, linearize
 from vaswani_transformer.parsing.trees import ROOT, Tree, evaluation_tree, read_trees
 from vaswani_transformer.support.checked_loading import load_tokenizer
 from vaswani_transformer.support.errors import UserError, one_line
+from vaswani_transformer.support.files import read_json
 from vaswani_transformer.tokenizer import text_encoder
 
 logger = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ def distilled_files(name: str) -> list[str]:
     files = sorted(str(path) for path in Path(name).glob("*.jsonl"))
     shares = int(files[0].rpartition("-of-")[2].removesuffix(".jsonl")) if files else 1
     records = [record for file in files if (record := Path(f"{file}.record")).exists()]
-    finished = sum(json.loads(record.read_bytes())["is_finished"] for record in records)
+    finished = sum(read_json(record, "repeat training.distill.").get("is_finished") is True for record in records)
     if not finished == shares == len(files):
         problem = f"has {finished} of {shares} finished files"
         raise UserError(f"data.distilled: {name} {problem}; repeat training.distill.")

@@ -102,9 +102,11 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     if options.split not in splits:
         raise UserError(f"data.{options.split}: {recipe.name} has none; name one, or give another --split.")
     sources, references = (splits[options.split][side][:] for side in ("source", "target"))
+    task = make_task(recipe)
+    task.all_scores(references[:1], references[:1])  # fails before the search if a scorer's package is missing
     likelihoods = likelihood(model, tokenizer, sources, references, options.batch_tokens)
     translations, speed = translate_all(model, tokenizer, sources, recipe, options.batch_tokens)
-    task, texts = make_task(recipe), (translations, references)
+    texts = translations, references
     return {
         "model": options.model,
         "digest": named.digest(),

@@ -38,7 +38,7 @@ from vaswani_transformer.support.files import read_json, write_atomically, write
 
 logger = logging.getLogger(__name__)
 RECIPE, DATA, RESULTS, LOCK = "recipe.yaml", "data.json", "results.json", ".lock"
-RESTORE = "Restore it, or choose a different --output_dir."
+RESTORE = "restore it, or choose a different --output_dir."
 # Fields that may change when a run resumes.
 FREE = {
     *("name", "expected", "published", "note", "data.path", "data.distilled", "score.examples"),
@@ -104,7 +104,7 @@ def check_same_run(recipe: Recipe, folder: Path) -> None:
     try:
         saved = recipe_of(read_yaml(folder / RECIPE))
     except UserError as error:
-        raise UserError(f"{folder / RECIPE}: does not fit this version, or is damaged ({error}) {RESTORE}") from error
+        raise UserError(f"{folder / RECIPE}: does not fit this version, or is damaged ({error}); {RESTORE}") from error
     before, now = (dict(flat(to_dict(one))) for one in (saved, recipe))
     for name in sorted((before.keys() | now.keys()) - FREE):
         if before.get(name) != now.get(name):
@@ -124,7 +124,7 @@ def begin_run(recipe: Recipe, folder: Path, data: Data) -> None:
     for split, fingerprint in data.fingerprints.items():
         expected = before.get(split, fingerprint)
         if not isinstance(expected, dict) or not isinstance(expected.get("pairs"), int):
-            raise UserError(f"{folder / DATA}: is damaged; got {expected!r} for {split}. {RESTORE}")
+            raise UserError(f"{folder / DATA}: is damaged; got {expected!r} for {split}; {RESTORE}")
         if expected != fingerprint:
             raise UserError(
                 f"data.{split}: these are not the pairs that the run in {folder} was begun with "

@@ -185,10 +185,13 @@ class PaperTrainer(Seq2SeqTrainer):
         task, references = self.task, self.data.pairs["validation"]["target"][:1]
         task.scores(references, references, task.best_metric, *task.metrics, *task.more_metrics)
         for search in (self.search, self.recipe.generation_config(self.model.config, self.processing_class)):
-            if self.model.is_autoregressive:
-                CallSettings(search, self.model, {}).check()
-            else:
-                self.model.read_settings(search, {})
+            try:
+                if self.model.is_autoregressive:
+                    CallSettings(search, self.model, {}).check()
+                else:
+                    self.model.read_settings(search, {})
+            except ValueError as error:
+                raise UserError(f"decoding.{error}") from error
 
     def get_train_dataloader(self) -> DataLoader:
         """Return this rank's batches by token budget (5.1); the trainer state determines the epoch."""
