@@ -56,12 +56,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 
 
-def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> None:
-    """Fetch Transformers' test suite and register its marks before it is imported."""
-    if file_path.name.startswith("test_transformers_suite"):
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Fetch Transformers' test suite and register its marks before it is imported, but not for other files."""
+    if isinstance(collector, pytest.Module) and collector.path.name == "test_transformers_suite.py":
         fetch_once()
         for mark in marks():
-            parent.config.addinivalue_line("markers", f"{mark}: set by Transformers' own test suite")
+            collector.config.addinivalue_line("markers", f"{mark}: set by Transformers' own test suite")
 
 
 @pytest.fixture(autouse=True)

@@ -51,7 +51,7 @@ PRIVATE_NAMES: dict[Any, str] = {
     PreTrainedConfig: "_commit_hash",
     PreTrainedModel: "_keys_to_ignore_on_save",
     PreTrainedTokenizerFast: "_auto_class _convert_encoding _tokenizer",
-    Trainer: "_get_grad_norm _prepare_input _save_checkpoint",
+    Trainer: "_determine_best_metric _get_grad_norm _prepare_input _save_checkpoint",
     TrainingArguments: "_n_gpu",
     nn.Module: "_apply _forward_hooks _forward_pre_hooks",
     torch.ops.mkldnn: "_is_mkldnn_bf16_supported _linear_pointwise _reorder_linear_weight",

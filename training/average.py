@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from training.checkpoints import WEIGHTS, complete_checkpoints, mean_weights, step_of
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
-from vaswani_transformer.support.files import atomic_folder
+from vaswani_transformer.support.files import atomic_folder, write_errors
 
 SAVED = ("config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json")
 
@@ -22,11 +22,12 @@ def average(run: Path, last: int, output: Path) -> list[int]:
     checkpoints = complete_checkpoints(run, with_interrupted=False)[-last:]
     if last < 1 or len(checkpoints) < last:
         raise UserError(f"{run}: has {len(checkpoints)} complete checkpoints, expected {last}; give a smaller --last.")
-    with atomic_folder(output) as staging:
+    mean = mean_weights(checkpoints)
+    with write_errors(output, "make room, or choose a different folder"), atomic_folder(output) as staging:
         for pattern in SAVED:
             for path in checkpoints[-1].glob(pattern):
                 shutil.copy(path, staging)
-        save_file(mean_weights(checkpoints), staging / WEIGHTS, metadata={"format": "pt"})
+        save_file(mean, staging / WEIGHTS, metadata={"format": "pt"})
     return [step_of(checkpoint) for checkpoint in checkpoints]
 
 

@@ -12,10 +12,21 @@ from training.fields import Recipe
 from training.prepare import SOURCES
 from training.recipe import recipe_of
 from training.tasks import make_task
-from vaswani_transformer.support.errors import exit_on_user_error
+from vaswani_transformer.support.errors import UserError, exit_on_user_error
+from vaswani_transformer.support.files import read_json
 
 TEMPLATE = Path(__file__).parent / "card_template.md"
 EXAMPLE = "Two dogs play in the snow."  # for results without a test sentence
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """Return the content of a run's results.json."""
+    fix = "give the training command again to finish the run."
+    results = read_json(path, fix)
+    for name, content in {"name": str, "recipe": dict, "validation": dict}.items():
+        if not isinstance(results.get(name), content):
+            raise UserError(f"{path}: is damaged; got {results.get(name)!r} for {name}; {fix}")
+    return results
 
 
 def variant(recipe: Recipe) -> str:
@@ -122,7 +133,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, metavar="FILE", default="model_card.md", help="the card (model_card.md)")
     options = parser.parse_args(arguments)
     with exit_on_user_error(OSError):
-        results = json.loads(options.results.read_text(encoding="utf-8"))
+        results = read_results(options.results)
         make_card(results, options.repository).save(options.output)
 
 

@@ -1,20 +1,23 @@
 """Completion, deletion, resumption and averaging (6.1) of a run's checkpoints.
 
 A checkpoint is complete once it has the file `complete`, which the main process writes after all processes have written
-their files. Older checkpoints are deleted after that.
+their files. Older checkpoints are deleted after that. `complete` lists the SHA-256 of each file, so that no run resumes
+from files that were lost or altered.
 """
 
+import hashlib
+import json
 import logging
+import math
 import shutil
 from pathlib import Path
 
-import torch
 from accelerate import PartialState
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import TrainerState
 
-from vaswani_transformer.support.errors import one_line
+from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.support.files import write_atomically
 
 logger = logging.getLogger(__name__)
 CHECKPOINTS = "checkpoints"
@@ -29,10 +32,40 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def complete_checkpoints(run: Path, with_interrupted: bool = True) -> list[Path]:
-    """Return the complete checkpoints of a run, oldest first."""
+def complete_checkpoints(run: Path, with_interrupted: bool = True, last_step: float = math.inf) -> list[Path]:
+    """Return the complete checkpoints of a run up to a step, oldest first."""
     complete = [mark.parent for mark in (run / CHECKPOINTS).glob(f"checkpoint-*/{COMPLETE}")]
-    return sorted((path for path in complete if with_interrupted or not (path / INTERRUPTED).exists()), key=step_of)
+    regular = [path for path in complete if with_interrupted or not (path / INTERRUPTED).exists()]
+    return sorted((path for path in regular if step_of(path) <= last_step), key=step_of)
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def mark_complete(checkpoint: Path) -> None:
+    """Write the file `complete` with the SHA-256 of each other file of a checkpoint."""
+    files = [path for path in checkpoint.rglob("*") if path.is_file() and path.stem != COMPLETE]
+    digests = {path.relative_to(checkpoint).as_posix(): sha256_of(path) for path in sorted(files)}
+    write_atomically(checkpoint / COMPLETE, json.dumps(digests, indent=2))
+
+
+def damage(checkpoint: Path) -> str:
+    """Return what is wrong with the files of a complete checkpoint; "" if they are as the run wrote them."""
+    try:
+        digests = dict(json.loads((checkpoint / COMPLETE).read_bytes()))
+    except (ValueError, TypeError):
+        digests = {}
+    if not digests:
+        return f"{COMPLETE} lists no files; it is damaged, or of an earlier version of this command"
+    for name, digest in digests.items():
+        path = checkpoint / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if sha256_of(path) != digest:
+            return f"{name} was altered"
+    return ""
 
 
 def begin_checkpoint(checkpoint: Path) -> None:
@@ -49,11 +82,11 @@ def finish_checkpoint(checkpoint: Path, keep: int, best_step: int | None, is_int
     if PartialState().is_main_process:
         if is_interrupted:
             (checkpoint / INTERRUPTED).touch()
-        (checkpoint / COMPLETE).touch()
-        run = checkpoint.parents[1]
-        regular = complete_checkpoints(run, with_interrupted=False)
+        mark_complete(checkpoint)
+        run, step = checkpoint.parents[1], step_of(checkpoint)  # later ones are damaged, or this run had resumed there
+        regular = complete_checkpoints(run, with_interrupted=False, last_step=step)
         spare = [path for path in regular[:-1] if step_of(path) != best_step][: max(0, len(regular) - keep)]
-        replaced = [path for path in complete_checkpoints(run)[:-1] if path not in regular]
+        replaced = [path for path in complete_checkpoints(run, last_step=step)[:-1] if path not in regular]
         for path in [*spare, *replaced]:
             (path / COMPLETE).unlink()  # first, so that a deletion that is interrupted leaves no checkpoint
             shutil.rmtree(path)
@@ -61,25 +94,30 @@ def finish_checkpoint(checkpoint: Path, keep: int, best_step: int | None, is_int
 
 
 def last_checkpoint(run: Path) -> Path | None:
-    """Return the newest complete checkpoint that can be loaded, or None."""
-    for checkpoint in reversed(complete_checkpoints(run)):
-        try:
-            for name in ("optimizer.pt", "scheduler.pt"):
-                if (checkpoint / name).exists():  # sharded ones have other names
-                    torch.load(checkpoint / name, map_location="meta", weights_only=True)
-            if (checkpoint / WEIGHTS).exists():
-                load_file(checkpoint / WEIGHTS)
-            TrainerState.load_from_json(str(checkpoint / STATE))
+    """Return the newest complete checkpoint with undamaged files, or None if the run has no complete one."""
+    checkpoints = complete_checkpoints(run)
+    for checkpoint in reversed(checkpoints):
+        if not (problem := damage(checkpoint)):
             return checkpoint
-        except Exception as error:  # of torch, safetensors, zip and JSON
-            logger.warning("Passed over %s, which cannot be loaded (%s).", checkpoint, one_line(error))
+        logger.warning("Skipping %s: %s.", checkpoint, problem)
+    if checkpoints:
+        raise UserError(
+            f"{checkpoint}: {problem}, and no other checkpoint is complete and undamaged; restore one, or choose "
+            "a different --output_dir."
+        )
     return None
 
 
 def mean_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
-    """Return the mean of each weight over checkpoints of a run, summed in float64, in the weight's dtype."""
+    """Return the mean of each weight over checkpoints of a run, summed in float64, in the weight's dtype.
+
+    Raises:
+        UserError: a file of a checkpoint is missing or was altered.
+    """
     sums: dict[str, Tensor] = {}
     for checkpoint in checkpoints:
+        if problem := damage(checkpoint):
+            raise UserError(f"{checkpoint}: {problem}; restore it, or average others with training.average.")
         weights = load_file(checkpoint / WEIGHTS)
         sums = {name: weight.double() if not sums else sums[name] + weight for name, weight in weights.items()}
         dtypes = {name: weight.dtype for name, weight in weights.items()}

@@ -1,7 +1,6 @@
 """Loading, checking, tokenization and fingerprints of the pairs of a run."""
 
 import hashlib
-import json
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +22,7 @@ from vaswani_transformer.batching.tokens import ArrowRows
 from vaswani_transformer.parsing.linear import linear_tokens
 from vaswani_transformer.support.checked_loading import load_tokenizer
 from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.support.files import read_json
 from vaswani_transformer.tokenizer import text_encoder
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ def distilled_files(name: str) -> list[Path]:
     files = sorted(Path(name).glob("*.jsonl"))
     shares = int(files[0].stem.rpartition("-of-")[2]) if files else 1
     records = [record for file in files if (record := Path(f"{file}.record")).exists()]
-    finished = sum(json.loads(record.read_bytes())["is_finished"] for record in records)
+    finished = sum(read_json(record, "repeat training.distill.").get("is_finished") is True for record in records)
     if not finished == shares == len(files):
         problem = f"has {finished} of {shares} finished files"
         raise UserError(f"data.distilled: {name} {problem}; repeat training.distill.")
@@ -165,6 +165,8 @@ def make_tokenizer(recipe: Recipe, train: Dataset) -> PreTrainedTokenizerBase:
             tokenizer = VaswaniTransformerTokenizer.train_from_iterator(texts, size, settings.algorithm)
         except ValueError as error:
             raise UserError(f"tokenizer.vocab_size: {error}") from error
+        if settings.sample is not None and settings.sample < len(train):
+            tokenizer.init_kwargs.pop("holds_all_words", None)  # the other pairs may have other words
         tokenizer.add_tokens([AddedToken(label, normalized=False) for label in sorted(labels)])
     if recipe.family.needs_mask and tokenizer.mask_token_id is None:
         tokenizer.add_special_tokens({"mask_token": "<mask>"})

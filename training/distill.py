@@ -28,7 +28,7 @@ from training.machine import commit, init_processes, versions
 from training.recipe import load_recipe
 from vaswani_transformer.cpu.linear import chosen_layouts
 from vaswani_transformer.parsing.constraint import tree_constraint
-from vaswani_transformer.support.command_line import positive_argument
+from vaswani_transformer.support.command_line import length_penalty_argument, positive_argument
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.tokenizer import text_encoder
 from vaswani_transformer.translation.loading import LoadOptions, add_load_options, load_model_and_tokenizer
@@ -45,7 +45,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
     parser.add_argument("--output_dir", type=Path, required=True, metavar="DIR", help="the folder to write or resume")
     parser.add_argument("--shard", default="1/1", metavar="i/n", help="write the i-th of n shares (1/1)")
     parser.add_argument("--beams", type=positive_argument, metavar="N", help="beams; 1 for greedy search")
-    parser.add_argument("--length_penalty", type=float, metavar="ALPHA", help="alpha of lp(Y)")
+    parser.add_argument("--length_penalty", type=length_penalty_argument, metavar="ALPHA", help="alpha of lp(Y)")
     parser.add_argument("--min_length_difference", type=int, default=-20, metavar="N", help="translation minus source")
     parser.add_argument("--max_length_difference", type=int, default=20, metavar="N", help="the same at most (20)")
     size: dict[str, Any] = {"type": positive_argument, "default": 2048, "metavar": "N"}
@@ -79,11 +79,19 @@ def drop_reason(translation: Translation, tokens: int, options: argparse.Namespa
     return "" if is_near else "length_difference"
 
 
+def dropped_pairs(output: ResumableFile) -> Counter[str]:
+    """Return the numbers of dropped pairs by reason in the record of a share; none if it has no sources."""
+    dropped = output.record.get("dropped", {})
+    if not isinstance(dropped, dict) or not all(isinstance(count, int) for count in dropped.values()):
+        raise output.conflict(f"has a damaged record with dropped {dropped!r}")
+    return Counter(dropped)
+
+
 def write_share(
     translator: Translator, sources: Iterator[str], output: ResumableFile, options: argparse.Namespace, recipe: Recipe
 ) -> None:
     """Write the pairs of the remaining sources, a window at a time, and count dropped pairs in the record."""
-    encode, dropped = text_encoder(translator.tokenizer), Counter(output.record.get("dropped"))
+    encode, dropped = text_encoder(translator.tokenizer), dropped_pairs(output)
     with tqdm(initial=output.done, unit="line", disable=None) as bar:  # None: shown in a terminal
         while window := list(itertools.islice(sources, options.sort_lines)):
             lines = []
@@ -124,7 +132,7 @@ def distill(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
             origin = {"commit": commit(), "versions": versions()}
             output.save_record(search=translator.settings.search(), layouts=dict(chosen_layouts), **origin)
             write_share(translator, remaining, output, options, recipe)
-        dropped = Counter(output.record.get("dropped"))  # none of a share without sources
+        dropped = dropped_pairs(output)
     everyone = gather_object([dropped])
     kept = sum(len(file.read_bytes().splitlines()) for file in folder.glob("*.jsonl"))
     return {"output_dir": str(folder), "kept": kept, "dropped": dict(sum(everyone, Counter()))}

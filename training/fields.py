@@ -9,11 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, restricted_number_type
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.support.errors import UserError, one_line
+
+Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])  # what NumPy accepts
 
 
 @dataclass(frozen=True)
@@ -282,7 +284,7 @@ class Recipe:
     published: str = ""
     note: str = ""
     output_dir: str = ""
-    seed: NonNegativeInt = 2017
+    seed: Seed = 2017
     data: Any = field(default_factory=FileData)
     tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
     model: dict[str, Any] = field(default_factory=dict)

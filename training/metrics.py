@@ -12,6 +12,8 @@ import datasets
 import evaluate
 from sacrebleu.metrics import BLEU, CHRF
 
+from vaswani_transformer.support.errors import UserError, one_line
+
 
 class CorpusScore(evaluate.Metric):
     """A score of sacreBLEU over a corpus with one reference, by `compute(predictions, references, metric)`.
@@ -46,7 +48,11 @@ def bleu(predictions: list[str], references: list[str], tokenize: str = "13a", o
 
     With `tokenize="none"` the texts' own tokens count, which gives tokenized BLEU. The signature names a lower order.
     """
-    score = compute(BLEU(tokenize=tokenize, max_ngram_order=order, force=True), predictions, references)
+    try:
+        metric = BLEU(tokenize=tokenize, max_ngram_order=order, force=True)
+    except (ImportError, RuntimeError) as error:  # a tokenizer's own package is missing
+        raise UserError(f"score.tokenize: {tokenize} cannot be used; {one_line(error)}") from error
+    score = compute(metric, predictions, references)
     return score if order == 4 else score | {"signature": f"{score['signature']}|order:{order}"}
 
 

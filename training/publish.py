@@ -15,13 +15,13 @@ import yaml
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from transformers.utils.logging import disable_progress_bar
 
-from training.card import make_card
+from training.card import make_card, read_results
 from training.train import RESULTS
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.generation import CallSettings
 from vaswani_transformer.support.checked_loading import load_model, load_tokenizer
 from vaswani_transformer.support.errors import UserError, exit_on_user_error, one_line
-from vaswani_transformer.support.files import atomic_folder, read_json, write_errors
+from vaswani_transformer.support.files import atomic_folder, write_errors
 
 LICENSE = Path(__file__).parent.parent / "LICENSE"
 REPLACED = ["*.safetensors", "*.safetensors.index.json", "*.py", "training_args.bin"]  # of an earlier commit
@@ -84,7 +84,7 @@ def upload(folder: Path, repository: str, private: bool | None, revision: str | 
 def publish(options: argparse.Namespace) -> str:
     """Publish a finished run, or write the files into a folder; return the address or folder."""
     run, repository = options.run, options.repository
-    results = read_json(run / RESULTS, "give the training command again to finish the run.")
+    results = read_results(run / RESULTS)
     if options.dry_run is not None:
         with atomic_folder(options.dry_run) as staging:
             write_repository(staging, run, results, repository, options.license)

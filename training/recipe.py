@@ -17,6 +17,7 @@ from training.families import FAMILIES
 from training.fields import FileData, GrammarData, HubData, PaperOptimizer, Recipe, RectifiedOptimizer
 from training.machine import trains_slowly_in_bf16
 from vaswani_transformer.support.errors import UserError, one_line
+from vaswani_transformer.support.search_settings import check_settings
 
 RECIPES = Path(__file__).parent / "recipes"
 FILE_KINDS = ("json", "csv", "parquet", "text", "trees")
@@ -115,6 +116,7 @@ def checked(parser: RecipeParser, values: Any) -> Recipe:
     # validate the model's fields; a loaded vocabulary has its own size
     entries = recipe.tokenizer.vocab_size if recipe.tokenizer.path is None else 2**31
     recipe.model_config(vocab_size=entries)
+    check_settings("decoding.", dataclasses.asdict(recipe.decoding), entries, "correct it.")
     if training.precision == "auto":  # resolved, so that a run keeps it on another machine
         precision = "fp32" if trains_slowly_in_bf16() else "bf16"
         recipe = dataclasses.replace(recipe, training=dataclasses.replace(training, precision=precision))

@@ -110,8 +110,10 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     if options.split not in splits:
         raise UserError(f"data.{options.split}: {recipe.name} has none; name one, or give another --split.")
     pairs = splits[options.split]
+    task, references = make_task(recipe), pairs["target"][:]
+    task.all_scores(references[:1], references[:1])  # fails before the search if a scorer's package is missing
     translations, measured = evaluate(model, tokenizer, options.split, pairs, recipe, options.batch_tokens)
-    task, texts = make_task(recipe), (translations, pairs["target"][:])
+    texts = translations, references
     return {
         "model": options.model,
         "digest": named.digest(),

@@ -29,15 +29,15 @@ from training.fields import Recipe, to_dict
 from training.machine import commit, hardware, init_processes, versions
 from training.models import make_model
 from training.prepare import PREPARED
-from training.recipe import load_recipe, read_yaml, recipe_parser
+from training.recipe import load_recipe, read_yaml, recipe_of, recipe_parser
 from training.tasks import make_task
 from training.trainer import PaperTrainer
-from vaswani_transformer.flowseq import FlowError
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
-from vaswani_transformer.support.files import write_atomically, write_errors
+from vaswani_transformer.support.files import read_json, write_atomically, write_errors
 
 logger = logging.getLogger(__name__)
 RECIPE, DATA, RESULTS, LOCK = "recipe.yaml", "data.json", "results.json", ".lock"
+RESTORE = "restore it, or choose a different --output_dir."
 # Fields that may change when a run resumes.
 FREE = {
     *("name", "expected", "published", "note", "data.path", "data.distilled", "score.examples"),
@@ -51,9 +51,9 @@ def run(recipe: Recipe) -> dict[str, Any]:
     start = time.perf_counter()
     init_processes()
     with open_run(recipe) as folder:
+        checkpoint = last_checkpoint(folder)
         data = load_data(recipe, folder if (folder / RECIPE).exists() else None)
         begin_run(recipe, folder, data)
-        checkpoint = last_checkpoint(folder)
         model = make_model(recipe, data.tokenizer, is_new=checkpoint is None)
         trainer = recipe.family.make_trainer(recipe, model, data, folder)
         trainer.train_or_resume(checkpoint)
@@ -97,8 +97,11 @@ def check_same_run(recipe: Recipe, folder: Path) -> None:
         if not has_begun and any(path.name != LOCK and path.suffix != ".part" for path in folder.iterdir()):
             raise UserError(f"{folder}: holds files that are not a run; give another --output_dir.")
         return
-    before = dict(flat(yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8"))))
-    now = dict(flat(to_dict(recipe)))
+    try:
+        saved = recipe_of(read_yaml(folder / RECIPE))
+    except UserError as error:
+        raise UserError(f"{folder / RECIPE}: does not fit this version, or is damaged ({error}); {RESTORE}") from error
+    before, now = (dict(flat(to_dict(one))) for one in (saved, recipe))
     for name in sorted((before.keys() | now.keys()) - FREE):
         if before.get(name) != now.get(name):
             raise UserError(
@@ -113,12 +116,15 @@ def check_same_run(recipe: Recipe, folder: Path) -> None:
 
 def begin_run(recipe: Recipe, folder: Path, data: Data) -> None:
     """Check that a resumed run has its pairs; write recipe, fingerprints and tokenizer, and remove earlier results."""
-    before = json.loads((folder / DATA).read_text(encoding="utf-8")) if (folder / DATA).exists() else {}
+    before = read_json(folder / DATA, RESTORE) if (folder / DATA).exists() else {}
     for split, fingerprint in data.fingerprints.items():
-        if before.get(split, fingerprint) != fingerprint:
+        expected = before.get(split, fingerprint)
+        if not isinstance(expected, dict) or not isinstance(expected.get("pairs"), int):
+            raise UserError(f"{folder / DATA}: is damaged; got {expected!r} for {split}; {RESTORE}")
+        if expected != fingerprint:
             raise UserError(
                 f"data.{split}: these are not the pairs that the run in {folder} was begun with "
-                f"({before[split]['pairs']:,} then, {fingerprint['pairs']:,} now); restore them, or give another "
+                f"({expected['pairs']:,} then, {fingerprint['pairs']:,} now); restore them, or give another "
                 "--output_dir."
             )
     PartialState().wait_for_everyone()
@@ -213,7 +219,7 @@ def report(results: dict[str, Any], recipe: Recipe) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command; an invalid recipe ends it with one line and exit status 2."""
+    """Run the command; invalid input ends it with one line and exit status 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or {"-h", "--help"} & set(arguments):
         tree = read_yaml(Path(arguments[0])) if arguments and not arguments[0].startswith("-") else {}
@@ -225,7 +231,7 @@ def main(arguments: list[str] | None = None) -> None:
     disable_progress_bar()
     datasets.disable_progress_bars()
     what_now = "; the same command resumes the run from its last checkpoint"
-    with exit_on_user_error(FlowError, ImportError, OSError, what_now=what_now):
+    with exit_on_user_error(ValueError, ImportError, OSError, what_now=what_now):
         recipe = load_recipe(arguments[0], arguments[1:])
         if recipe.expected:
             logger.info("The recipe as shipped: %s.", recipe.expected)

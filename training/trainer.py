@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
-from safetensors import SafetensorError
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import (
@@ -53,6 +52,7 @@ from vaswani_transformer.batching import PairCollator, PairTokens, TokenBudgetBa
 from vaswani_transformer.batching.optimization import paper_adam, paper_schedule
 from vaswani_transformer.batching.steps import batches_in_order
 from vaswani_transformer.batching.tokens import ArrowRows
+from vaswani_transformer.generation import CallSettings
 from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.support.files import staged_files, write_errors
 
@@ -158,7 +158,7 @@ class PaperTrainer(Seq2SeqTrainer):
         self.remove_callback(PrinterCallback)
         self.add_callback(self.progress)
         if recipe.training.patience is not None:
-            self.add_callback(EarlyStoppingCallback(recipe.training.patience))
+            self.add_callback(Patience(recipe.training.patience))
         self.restart_log()
 
     def restart_log(self) -> None:
@@ -173,6 +173,7 @@ class PaperTrainer(Seq2SeqTrainer):
 
         The Trainer restores weights, optimizer and random states, and skips the batches of the epoch that are done.
         """
+        self.check_evaluations()
         if checkpoint is None:
             self.train()
             return
@@ -185,19 +186,36 @@ class PaperTrainer(Seq2SeqTrainer):
         else:
             self.train(resume_from_checkpoint=str(checkpoint))
 
+    def check_evaluations(self) -> None:
+        """Score one reference and read the settings of both searches, so that neither fails after hours of training."""
+        task, references = self.task, self.data.pairs["validation"]["target"][:1]
+        task.scores(references, references, task.best_metric, *task.metrics, *task.more_metrics)
+        for search in (self.search, self.recipe.generation_config(self.model.config, self.processing_class)):
+            try:
+                if self.model.is_autoregressive:
+                    CallSettings(search, self.model, {}).check()
+                else:
+                    self.model.read_settings(search, {})
+            except ValueError as error:
+                raise UserError(f"decoding.{error}") from error
+
     def get_train_dataloader(self) -> DataLoader:
         """Return this rank's batches by token budget (5.1); the trainer state determines the epoch."""
         pairs, training = PairTokens(self.train_dataset), self.recipe.training
-        sampler = TokenBudgetBatchSampler(
-            pairs.source_lengths,
-            pairs.target_lengths,
-            training.source_tokens,
-            training.target_tokens,
-            num_processes=self.args.world_size,
-            rank=self.args.process_index,
-            accumulation=self.args.gradient_accumulation_steps,
-            seed=self.recipe.seed,
-        )
+        try:
+            sampler = TokenBudgetBatchSampler(
+                pairs.source_lengths,
+                pairs.target_lengths,
+                training.source_tokens,
+                training.target_tokens,
+                num_processes=self.args.world_size,
+                rank=self.args.process_index,
+                accumulation=self.args.gradient_accumulation_steps,
+                seed=self.recipe.seed,
+            )
+        except ValueError as error:
+            fields = "training.source_tokens, training.target_tokens, training.device_tokens"
+            raise UserError(f"{fields}: {error}") from error
         steps = len(sampler) // self.args.gradient_accumulation_steps
         sampler.epoch = lambda: self.state.global_step // steps  # `set_epoch` does not reach it after a resume
         logger.info("%d pairs in %d steps an epoch, %.1f%% padding.", len(pairs), steps, 100 * sampler.padding_share)
@@ -372,6 +390,14 @@ class PaperTrainer(Seq2SeqTrainer):
         """Return further statistics of a model family by name, summed over each target's tokens (B,)."""
         return {}
 
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Remember the step of the best evaluation, whose checkpoint is kept."""
+        is_best = is_best_evaluation(self.state, self.args)
+        if is_best:
+            self.state.best_metric = metrics[f"eval_{self.task.selection.key}"]
+            self.state.best_global_step = self.state.global_step
+        return is_best
+
     # A checkpoint and the end
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
@@ -379,7 +405,7 @@ class PaperTrainer(Seq2SeqTrainer):
         progress, start = self.progress, time.perf_counter()
         checkpoint = self.run / CHECKPOINTS / f"checkpoint-{self.state.global_step}"
         begin_checkpoint(checkpoint)
-        with write_errors(checkpoint, "make room, and the same command resumes the run", SafetensorError):
+        with write_errors(checkpoint, "make room, and the same command resumes the run"):
             super()._save_checkpoint(model, trial)
             if self.args.should_save:
                 (checkpoint / SECONDS).write_text(str(progress.seconds + time.monotonic() - progress.begun))
@@ -393,7 +419,7 @@ class PaperTrainer(Seq2SeqTrainer):
         last, best = self.recipe.training.average_last, self.state.best_global_step or self.state.global_step
         checkpoints = [self.run / CHECKPOINTS / f"checkpoint-{best}"]
         if last is not None:
-            checkpoints = complete_checkpoints(self.run, with_interrupted=False)[-last:]
+            checkpoints = complete_checkpoints(self.run, False, self.state.global_step)[-last:]
         load_weights(self.model, mean_weights(checkpoints))
         steps = [step_of(checkpoint) for checkpoint in checkpoints]
         level = logging.INFO if last in (None, len(steps)) else logging.WARNING
@@ -401,10 +427,27 @@ class PaperTrainer(Seq2SeqTrainer):
         weights = self.accelerator.get_state_dict(self.model)  # every process must call
         if self.is_world_process_zero():
             advice = "make room, and the same command resumes the run"
-            with write_errors(self.run, advice, SafetensorError), staged_files(self.run) as staging:
+            with write_errors(self.run, advice), staged_files(self.run) as staging:
                 self.model.save_pretrained(staging, state_dict=weights)
         PartialState().wait_for_everyone()
         return steps
+
+
+def is_best_evaluation(state: TrainerState, args: Any) -> bool:
+    """Return whether the last evaluation is better than the best before it, or equal with a lower loss."""
+    metric, sign = f"eval_{args.metric_for_best_model}", 1 if args.greater_is_better else -1
+    *before, last = [entry for entry in state.log_history if "eval_loss" in entry]
+    worst = {metric: -sign * math.inf, "eval_loss": math.inf}
+    best = next((entry for entry in before if entry["step"] == state.best_global_step), worst)
+    return (sign * last[metric], -last["eval_loss"]) > (sign * best[metric], -best["eval_loss"])
+
+
+class Patience(EarlyStoppingCallback):
+    """Callback that ends training after a number of evaluations that are not better than the best."""
+
+    def check_metric_value(self, args: Any, state: TrainerState, control: TrainerControl, metric_value: float) -> None:
+        is_better = is_best_evaluation(state, args)
+        self.early_stopping_patience_counter = 0 if is_better else self.early_stopping_patience_counter + 1
 
 
 class Progress(TrainerCallback):

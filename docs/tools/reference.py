@@ -128,6 +128,7 @@ WORDS = {int: "integer", float: "number", str: "text", bool: "true, false", type
 RANGES = {
     "PositiveInt": "integer above 0",
     "NonNegativeInt": "integer of at least 0",
+    "Seed": "integer of at least 0 and below 2^32",
     "PositiveFloat": "number above 0",
     "NonNegativeFloat": "number of at least 0",
     "ClosedUnitInterval": "number from 0 to 1",

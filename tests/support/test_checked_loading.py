@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM
 
-from tests.builders import tiny_marian
+from tests.builders import EVERY_FAMILY, tiny_marian
 from tests.helpers import ROOT, tiny_model, user_error
 from tests.training.invented_results import results_of
 from tests.training.runs import make_arguments
@@ -193,6 +193,51 @@ def test_torn_search_is_an_error(copy: Path) -> None:
     (copy / SEARCH).write_bytes(b'{"num_beams": 4, "len')
     with user_error(r"generation_config\.json: cannot be read \(.*\); restore it, or save the model again\.$"):
         load_model(str(copy))
+
+
+OUT_OF_RANGE: dict[str, Any] = {
+    "eos_token_id": 100_000,
+    "bad_words_ids": [[5, -1]],
+    "pad_token_id": [1],
+    "decoder_start_token_id": True,
+    "suppress_tokens": [3.0],
+    "num_beams": "4",
+    "num_return_sequences": 0,
+    "max_new_tokens": 2**40,
+    "length_penalty": math.nan,
+    "length_penalty_type": "paper",
+    "top_p": 1.5,
+    "early_stopping": 1,
+    "use_cache": "no",
+    "num_iterations": 2.5,
+    "length_beam_size": False,
+    "num_latent_samples": -1,
+    "latent_temperature": math.inf,
+    "length_weight": [1.0],
+    "max_source_relative_length": -1,
+    "return_history": 0,
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_saved_setting_of_another_type_or_out_of_range_is_an_error_that_names_it(copy: Path, name: str) -> None:
+    change(copy / SEARCH, **{name: OUT_OF_RANGE[name]})
+    with user_error(rf"generation_config\.json: {name}: out of range; got .*, expected .*; restore it, or save the"):
+        load_model(str(copy))
+
+
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_search_that_a_family_saves_is_in_range(family: str, tmp_path: Path) -> None:
+    model = EVERY_FAMILY[family]()
+    model.generation_config.update(eos_token_id=[2, 98], max_source_relative_length=0, suppress_tokens=[3])
+    model.save_pretrained(tmp_path)
+    assert load_model(str(tmp_path)).generation_config.eos_token_id == [2, 98]
+
+
+def test_tokens_of_a_larger_target_vocabulary_are_in_range(tmp_path: Path) -> None:
+    fields = {"vocab_size": 30, "decoder_vocab_size": 40, "share_encoder_decoder_embeddings": False}
+    tiny_marian(**fields, tie_word_embeddings=False, eos_token_id=39).save_pretrained(tmp_path)
+    assert load_model(str(tmp_path)).generation_config.eos_token_id == 39
 
 
 def test_lost_search_is_an_error_for_a_model_that_is_saved_with_one(copy: Path) -> None:

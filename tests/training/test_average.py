@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from tests.helpers import error_line, run_main, tiny_model
 from training.average import average, main
-from training.checkpoints import CHECKPOINTS, COMPLETE, INTERRUPTED
+from training.checkpoints import CHECKPOINTS, INTERRUPTED, mark_complete
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
 
@@ -24,8 +24,10 @@ def run_folder(tmp_path: Path) -> Path:
         model.save_pretrained(folder)
         for name in ("optimizer.pt", "trainer_state.json", "tokenizer.json", "tokenizer_config.json"):
             (folder / name).write_text("{}")
-        for mark in [INTERRUPTED] * (step == 11) + [COMPLETE] * (step != 12):
-            (folder / mark).touch()
+        if step == 11:
+            (folder / INTERRUPTED).touch()
+        if step != 12:
+            mark_complete(folder)
     return run
 
 

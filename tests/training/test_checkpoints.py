@@ -1,5 +1,7 @@
 """A checkpoint is complete or ignored; the best and the newest are kept, and the mean is over the last ones."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import TrainerState
 
+from tests.helpers import user_error
 from training.checkpoints import (
     CHECKPOINTS,
+    COMPLETE,
     STATE,
     WEIGHTS,
     begin_checkpoint,
@@ -36,12 +40,20 @@ def write(run: Path, step: int, weights: dict[str, Tensor] | None = None) -> Pat
     begin_checkpoint(checkpoint)
     save_file({"x": torch.tensor([float(step)])} if weights is None else weights, checkpoint / WEIGHTS)
     TrainerState(global_step=step).save_to_json(str(checkpoint / "trainer_state.json"))
-    torch.save({"step": step}, checkpoint / "optimizer.pt")
+    for name in ("optimizer.pt", "rng_state_0.pth", "rng_state_1.pth"):  # of two processes
+        torch.save({"step": step}, checkpoint / name)
     return checkpoint
 
 
-def finish(run: Path, step: int, keep: int = 9, best: int | None = None, is_interrupted: bool = False) -> Path:
-    checkpoint = write(run, step)
+def finish(
+    run: Path,
+    step: int,
+    keep: int = 9,
+    best: int | None = None,
+    is_interrupted: bool = False,
+    weights: dict[str, Tensor] | None = None,
+) -> Path:
+    checkpoint = write(run, step, weights)
     finish_checkpoint(checkpoint, keep, best, is_interrupted)
     return checkpoint
 
@@ -95,27 +107,70 @@ def test_interrupted_checkpoint_is_replaced_by_the_next_and_counts_for_no_mean(t
     assert steps(complete_checkpoints(tmp_path)) == [3, 6]
 
 
-@pytest.mark.parametrize("name", [WEIGHTS, "optimizer.pt", "trainer_state.json"])
-def test_damaged_checkpoint_is_passed_over_with_one_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+def flip_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (Path.unlink, "is missing"),
+    "truncated": (lambda path: os.truncate(path, 5), "was altered"),
+    "flipped": (flip_bit, "was altered"),
+}
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, "optimizer.pt", "trainer_state.json", "rng_state_1.pth"])
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damaged_checkpoint_is_skipped_with_one_line_that_names_the_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, kind: str
 ) -> None:
+    change, problem = DAMAGE[kind]
     for step in (3, 6, 9):
         finish(tmp_path, step)
     for step in (6, 9):
-        path = tmp_path / CHECKPOINTS / f"checkpoint-{step}" / name
-        path.write_bytes(path.read_bytes()[:-5])
+        change(tmp_path / CHECKPOINTS / f"checkpoint-{step}" / name)
     assert step_of(last_checkpoint(tmp_path) or tmp_path) == 3
-    assert [record.getMessage().split(",")[0] for record in caplog.records] == [
-        f"Passed over {tmp_path / CHECKPOINTS / f'checkpoint-{step}'}" for step in (9, 6)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"Skipping {tmp_path / CHECKPOINTS / f'checkpoint-{step}'}: {name} {problem}." for step in (9, 6)
     ]
-    assert all("\n" not in record.getMessage() for record in caplog.records)
+
+
+def test_run_whose_complete_checkpoints_are_all_damaged_does_not_start_over(tmp_path: Path) -> None:
+    (finish(tmp_path, 3) / "optimizer.pt").unlink()
+    write(tmp_path, 6)
+    with user_error(r"checkpoint-3: optimizer\.pt is missing, and no other checkpoint is complete and undamaged; "):
+        last_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", "5"])
+def test_checkpoint_whose_mark_lists_no_files_is_an_error(tmp_path: Path, content: str) -> None:
+    (finish(tmp_path, 3) / COMPLETE).write_text(content)
+    with user_error(r"checkpoint-3: complete lists no files; it is damaged, or of an earlier version"):
+        last_checkpoint(tmp_path)
+
+
+def test_damaged_later_checkpoint_deletes_none_of_the_resumed_run(tmp_path: Path) -> None:
+    finish(tmp_path, 6)
+    (finish(tmp_path, 9) / "optimizer.pt").unlink()
+    newest = finish(tmp_path, 8, keep=1)
+    assert steps(complete_checkpoints(tmp_path)) == [8, 9]
+    assert last_checkpoint(tmp_path) == newest
+    assert steps(complete_checkpoints(tmp_path, last_step=8)) == [8]
+
+
+def test_mean_over_an_altered_checkpoint_is_an_error(tmp_path: Path) -> None:
+    folders = [finish(tmp_path, step) for step in (3, 6)]
+    flip_bit(folders[0] / WEIGHTS)
+    with user_error(r"checkpoint-3: model\.safetensors was altered; restore it, or average others with training\.ave"):
+        mean_weights(folders)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_mean_is_that_in_float64_and_has_the_dtype_of_the_weights(tmp_path: Path, dtype: torch.dtype) -> None:
     """Values of very different sizes would lose digits in another precision."""
     several = [{"x": (torch.randn(50) * 10.0 ** (4 * number)).to(dtype)} for number in range(-1, 2)]
-    folders = [write(tmp_path, step, weights) for step, weights in enumerate(several)]
+    folders = [finish(tmp_path, step, weights=weights) for step, weights in enumerate(several)]
     expected = torch.stack([weights["x"].double() for weights in several]).mean(0)
     mean = mean_weights(folders)["x"]
     assert mean.dtype == dtype

@@ -52,6 +52,7 @@ UNFINISHED = r"results\.json: cannot be read \(.*\); give the training command a
     [
         ("results.json", None, UNFINISHED),
         ("results.json", "{", UNFINISHED),
+        ("results.json", "{}", r"results\.json: is damaged; got None for name; give the training command again"),
         ("generation_config.json", None, r"run: has no generation_config\.json"),
         ("generation_config.json", "{", r"generation_config\.json: cannot be read \("),
         ("generation_config.json", '{"num_beams": 5}', r"results\.json; got .*, expected .*\. Restore the file\.$"),

@@ -126,6 +126,9 @@ def test_invalid_file_is_an_error_of_one_line(tmp_path: Path, text: str, message
         (["--training.steps=0"], r"^training\.steps: Not of type PositiveInt: 0 does not conform to restriction v>0"),
         (["--training.minutes=-1"], r"^training\.minutes: .* v>0, got -1\. --help lists the fields"),
         (["--training.optimizer=radam"], r"does not accept option 'warmup_steps'"),
+        (["--seed=4294967296"], r"^seed: Not of type Seed: 4294967296 does not conform to restriction v>=0 and v<42"),
+        (["--decoding.length_penalty=1e9"], r"^decoding\.length_penalty: .*got 1000000000.0, expected a number "),
+        (["--decoding.max_source_relative_length=3000000000"], r"^decoding\.max_source_.*to 2147483647; correct it"),
         (["--model.d_model=7"], r"^model: .*d_model \(7\) must be even"),
     ],
 )

@@ -212,6 +212,8 @@ def test_model_of_another_kind_is_scored_by_its_own_search(score: Score, tmp_pat
         (["--output=/nothing/scores.json"], "--output=/nothing/scores.json: give a new file in an existing folder."),
         (["--output={recipe}"], "--output={recipe}: give a new file in an existing folder.\n"),
         (["--device=nowhere"], "--device=nowhere: cannot be loaded"),
+        (["--score.tokenize=ko-mecab"], "score.tokenize: ko-mecab cannot be used; Korean tokenization requires extra"),
+        (["--decoding.length_penalty=.inf"], "decoding.length_penalty: out of range; got inf, expected a number from"),
     ],
 )
 def test_invalid_option_or_data_ends_the_command_with_one_line(

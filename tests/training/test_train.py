@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from transformers import AutoModelForSeq2SeqLM, set_seed
 from tests.helpers import ROOT, load_tokenizer, no_space, run_main, save, user_error
 from tests.training import runs
 from training import train
+from training import trainer as trainer_module
 from training.checkpoints import COMPLETE, complete_checkpoints, step_of
 from training.trainer import PaperTrainer
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
@@ -123,6 +125,47 @@ def test_run_with_another_recipe_is_an_error(arguments: list[str], tmp_path: Pat
     assert (tmp_path / "run" / "recipe.yaml").read_text() == before
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("data.json", "{", r"data\.json: cannot be read \(.*\); restore it, or choose a different"),
+        ("data.json", '{"train": 5}', r"data\.json: is damaged; got 5 for train; restore it"),
+        ("data.json", '{"train": {"sha256": ""}}', r"data\.json: is damaged; got .* for train; restore it"),
+        ("recipe.yaml", "data: [", r"recipe\.yaml: does not fit this version, or is damaged \(.*\); restore it"),
+        ("recipe.yaml", "5", r"recipe\.yaml: does not fit .*a recipe is a mapping"),
+        ("recipe.yaml", "training: {steps: many}", r"recipe\.yaml: does not fit .*training\.steps"),
+    ],
+)
+def test_damaged_file_of_a_run_is_an_error_of_one_line(
+    arguments: list[str], tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    runs.begin_in(arguments, tmp_path / "run")
+    (tmp_path / "run" / name).write_text(content)
+    with user_error(message):
+        runs.begin_in(arguments, tmp_path / "run")
+    assert (tmp_path / "run" / name).read_text() == content
+
+
+def test_run_whose_checkpoints_are_damaged_does_not_start_over(arguments: list[str], tmp_path: Path) -> None:
+    trainer = runs.trainer_in(arguments, folder := tmp_path / "run")
+    trainer.state.global_step = 3
+    trainer._save_checkpoint(trainer.model, None)
+    (folder / "results.json").write_text("{}")
+    (runs.checkpoint_at(folder, 3) / "rng_state.pth").unlink()
+    with user_error(r"checkpoint-3: rng_state\.pth is missing, and no other checkpoint is complete"):
+        runs.train_in([*arguments, "--training.steps=100001"], folder)
+    assert (folder / "results.json").exists()
+
+
+def test_error_of_the_package_within_a_run_ends_the_command_with_one_line(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with mock.patch.object(PaperTrainer, "train", side_effect=ValueError("text 7:\nis longer than the table")):
+        _, errors, status = run_main(train.main, [*arguments, f"--output_dir={tmp_path / 'run'}"], capsys)
+    assert status == 2
+    assert errors.endswith("text 7: is longer than the table\n")
+
+
 def test_folder_with_other_files_is_an_error(arguments: list[str], tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").touch()
@@ -218,6 +261,52 @@ def test_full_disk_ends_the_run_with_one_line_and_loses_no_checkpoint(arguments:
     runs.train_in(settings, folder)
     runs.train_in(settings, tmp_path / "whole")
     runs.assert_same_checkpoints(tmp_path / "whole", folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["optimizer.pt", "rng_state.pth"])
+def test_full_disk_in_a_library_ends_the_run_with_one_line(arguments: list[str], tmp_path: Path, file: str) -> None:
+    """The file of the checkpoint is a link to a device on which no byte fits."""
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    settings, folder = [*arguments, "--training.steps=6"], tmp_path / "run"
+    begin = trainer_module.begin_checkpoint
+
+    def begin_on_full_disk(checkpoint: Path) -> None:
+        begin(checkpoint)
+        if step_of(checkpoint) == 6:
+            checkpoint.mkdir(parents=True, exist_ok=True)
+            (checkpoint / file).symlink_to("/dev/full")
+
+    with (
+        mock.patch.object(trainer_module, "begin_checkpoint", begin_on_full_disk),
+        user_error(r"checkpoint-6: cannot be written: .*; make room, and the same command resumes the run\.$"),
+    ):
+        runs.train_in(settings, folder)
+    assert runs.last_step(folder) == 3
+    (runs.checkpoint_at(folder, 6) / file).unlink(missing_ok=True)
+    assert runs.train_in(settings, folder)["steps"] == 6
+
+
+@pytest.mark.slow
+def test_run_on_a_small_file_system_ends_with_one_line_and_resumes(arguments: list[str], tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=250k", "none", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this user may not mount a file system")
+    try:
+        settings = [*arguments, "--training.steps=12", "--training.checkpoint_steps=1", f"--output_dir={disk / 'run'}"]
+        command = [sys.executable, "-m", "training.train", *settings]
+        full = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert full.returncode == 2, full.stderr
+        assert "Traceback" not in full.stderr
+        assert full.stderr.endswith("; make room, and the same command resumes the run.\n")
+        subprocess.run(["mount", "-o", "remount,size=9m", str(disk)], check=True)
+        subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+        assert runs.results_in(disk / "run")["steps"] == 12
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
 
 
 @pytest.mark.slow

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sacrebleu.metrics import BLEU
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer
 
-from tests.helpers import LargestTensor, user_error
+from tests.helpers import LargestTensor, no_space, user_error
 from tests.training import runs
+from training import metrics
 from training.checkpoints import (
     CHECKPOINTS,
     COMPLETE,
@@ -23,6 +25,7 @@ from training.checkpoints import (
     step_of,
 )
 from training.evaluation import sentence_losses
+from training.families import FAMILIES
 from training.trainer import PaperTrainer
 
 
@@ -158,6 +161,110 @@ def test_loss_that_is_not_finite_stops_the_run_before_its_weights_are_saved(
         runs.train_in([*arguments, "--training.steps=9", "--training.log_steps=100"], tmp_path / "run")
     assert [step_of(path) for path in complete_checkpoints(tmp_path / "run")] == [3]
     assert not (tmp_path / "run" / CHECKPOINTS / "checkpoint-6").exists()
+
+
+def test_each_epoch_has_its_own_order(arguments: list[str], tmp_path: Path) -> None:
+    trainer = runs.trainer_in(arguments, tmp_path / "run")
+    loader = trainer.get_train_dataloader()
+    orders = []
+    for epoch in range(3):
+        trainer.state.global_step = epoch * len(loader)
+        orders.append([batch["input_ids"].tolist() for batch in loader])
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+
+
+def saved_steps(trainer: PaperTrainer, *steps: int, interrupted: tuple[int, ...] = ()) -> None:
+    """Save checkpoints whose weights are all equal to their step."""
+    for step in steps:
+        trainer.state.global_step = step
+        trainer.progress.is_interrupted = step in interrupted
+        for weight in trainer.model.parameters():
+            torch.nn.init.constant_(weight, float(step))
+        trainer._save_checkpoint(trainer.model, None)
+
+
+def test_final_model_is_the_mean_of_the_last_checkpoints_that_no_signal_asked_for(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    trainer = runs.trainer_in([*arguments, "--training.average_last=2"], tmp_path / "run")
+    saved_steps(trainer, 3, 5, 9, 11, interrupted=(11,))
+    assert trainer.save_final_model() == [5, 9]
+    assert all((weight == 7).all() for weight in runs.weights(tmp_path / "run").values())
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "trainer_state.json"])
+def test_final_model_from_an_altered_checkpoint_is_an_error(arguments: list[str], tmp_path: Path, file: str) -> None:
+    trainer = runs.trainer_in(arguments, tmp_path / "run")
+    saved_steps(trainer, 3, 6)
+    trainer.state.best_global_step = 3
+    (runs.checkpoint_at(tmp_path / "run", 3) / file).write_bytes(b"{}")
+    with user_error(rf"checkpoint-3: {file} was altered; restore it, or average others"):
+        trainer.save_final_model()
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def evaluate(trainer: PaperTrainer, step: int, bleu: float, loss: float) -> None:
+    """Report an evaluation in the order of the Trainer: log, callbacks, best metric."""
+    trainer.state.global_step = step
+    metrics = {"eval_bleu": bleu, "eval_loss": loss}
+    trainer.log(dict(metrics))
+    trainer.callback_handler.on_evaluate(trainer.args, trainer.state, trainer.control, metrics)
+    trainer._determine_best_metric(metrics, None)
+
+
+def test_equal_scores_keep_the_checkpoint_with_the_lower_loss_and_exhaust_no_patience(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    trainer = runs.trainer_in([*arguments, "--training.patience=2"], tmp_path / "run")
+    best = []
+    for step, (bleu, loss) in enumerate([(0, 5), (0, 4), (0, 4.5), (0, 3), (2, 6), (2, 6), (1, 1)], start=1):
+        assert not trainer.control.should_training_stop
+        evaluate(trainer, step, float(bleu), float(loss))
+        best.append(trainer.state.best_global_step)
+    assert best == [1, 2, 2, 4, 5, 5, 5]
+    assert trainer.state.best_metric == 2
+    assert trainer.control.should_training_stop
+
+
+def test_score_that_is_not_a_number_is_never_the_best(arguments: list[str], tmp_path: Path) -> None:
+    trainer = runs.trainer_in(arguments, tmp_path / "run")
+    evaluate(trainer, 1, math.nan, 5.0)
+    evaluate(trainer, 2, 0.0, 9.0)
+    evaluate(trainer, 3, math.nan, 1.0)
+    assert trainer.state.best_global_step == 2
+
+
+TOO_MANY_LENGTHS = [
+    ([f"--model.kind={family}", "--decoding.length_beam_size=999"], r"^decoding\.length_beam_size: .*at most \d+")
+    for family in FAMILIES
+    if family != "autoregressive"
+]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--training.source_tokens=5"], r"^training\.source_tokens, .*more than a batch of 5 and 60; drop it or "),
+        (["--training.device_tokens=1"], r"^training\..*device_tokens: 16 pairs cannot be split over the 60 micro"),
+        (["--score.tokenize=ja-mecab"], r"^score\.tokenize: ja-mecab cannot be used; Japanese tokenization needs"),
+        (["--model.kind=flowseq", "--decoding.num_latent_samples=2"], r"^decoding\.num_latent_samples: .*the same"),
+        *TOO_MANY_LENGTHS,
+    ],
+)
+def test_setting_that_evaluations_or_batches_cannot_have_is_an_error_before_the_first_step(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str], message: str
+) -> None:
+    class WithoutPackages(BLEU):
+        def __init__(self, tokenize: str, **settings: Any) -> None:
+            if tokenize == "ja-mecab":
+                raise RuntimeError("Japanese tokenization needs\nextra dependencies")
+            super().__init__(tokenize=tokenize, **settings)
+
+    monkeypatch.setattr(metrics, "BLEU", WithoutPackages)
+    monkeypatch.setattr(PaperTrainer, "training_step", no_space)
+    settings = runs.last_of_each(*arguments, *more, f"--output_dir={tmp_path / 'run'}")
+    with user_error(message):
+        runs.train_in(settings, tmp_path / "run")
 
 
 def summed(logits: Tensor, labels: Tensor) -> Tensor:

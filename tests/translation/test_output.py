@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,33 @@ def test_file_without_a_readable_record_is_an_error(finished: Path, leave: Calla
     with user_error(r"out\.record: cannot be read \(.*\); the file that it belongs to stays unchanged"):
         write_all(finished, list("abcd"))
     assert finished.read_text() == "a\na\nb\nb\nc\nc\nd\nd\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("size", 10**6, "was changed by another program"),
+        ("size", -5, "was changed by another program"),
+        ("size", 16.0, r"has a damaged record with size 16\.0"),
+        ("texts", "4", "has a damaged record with texts '4'"),
+        ("texts", 0, "was made from another input"),
+        ("texts", -1, "was made from another input"),
+        ("settings", [], r"has a damaged record with settings \[\]"),
+        ("layouts", None, "has a damaged record with layouts None"),
+        ("is_finished", "no", "has a damaged record with is_finished 'no'"),
+        ("results_sha256", 5, "has a damaged record with results_sha256 5"),
+    ],
+)
+def test_damaged_record_is_an_error_and_the_file_stays_unchanged(
+    finished: Path, name: str, value: object, message: str
+) -> None:
+    before, record = finished.read_bytes(), finished.with_name("out.record")
+    for is_finished in (True, False):
+        fields = json.loads(record.read_text()) | {"is_finished": is_finished} | {name: value}
+        record.write_text(json.dumps(fields))
+        with user_error(f"out: {message}.*; it stays unchanged"):
+            write_all(finished, list("abcd"))
+        assert finished.read_bytes() == before
 
 
 def test_record_of_an_emptied_file_protects_nothing(finished: Path) -> None:

@@ -78,7 +78,7 @@ def import_model(options: argparse.Namespace) -> ImportResult:
 
 def save(imported: ImportResult, options: argparse.Namespace) -> None:
     """Save an imported model, and report its difference from the original."""
-    errors = write_errors(options.output, "make room, or name another folder", SafetensorError)
+    errors = write_errors(options.output, "make room, or name another folder")
     with atomic_folder(options.output, options.force) as folder, errors:
         imported.model.save_pretrained(folder)
         if imported.tokenizer is not None:

@@ -19,8 +19,9 @@ from ..parsing.words import split_plain
 from ..support.checked_loading import find_file
 from ..support.errors import UserError, one_line
 from ..support.modes import is_non_autoregressive
+from ..support.search_settings import MAX_ALPHA
 from ..translation.loading import LoadOptions, load_model_and_tokenizer
-from ..translation.translator import MAX_ALPHA, TooLongError
+from ..translation.translator import TooLongError
 from .steps import RecordingTranslator
 
 if TYPE_CHECKING:

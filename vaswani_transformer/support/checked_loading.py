@@ -25,6 +25,7 @@ from transformers.utils import logging
 from ..config import VaswaniTransformerConfig
 from .errors import UserError, one_line
 from .files import read_json
+from .search_settings import MAX_COUNT, check_settings
 
 logger = logging.get_logger(__name__)
 
@@ -108,6 +109,20 @@ def check_finite(name: str, weights: Mapping[str, Tensor]) -> None:
         raise UserError(f"{name}: NaN or infinite numbers in {list_names(broken)} ({dtype}); {fix}")
 
 
+def check_search(name: str, config: PreTrainedConfig, **source: Any) -> bool:
+    """Check the saved search of a model; return False if the model, of a different package, has none."""
+    path, fix = find_file(name, GENERATION_CONFIG, **source), "restore it, or save the model again."
+    if path is None:
+        if isinstance(config, VaswaniTransformerConfig):
+            raise UserError(f"{name}: has no {GENERATION_CONFIG}, which this package saves with every model; {fix}")
+        return False
+    fields = config.get_text_config(decoder=True).to_dict()
+    sizes = [size for field, size in fields.items() if field.endswith("vocab_size") and isinstance(size, int)]
+    # Transformers ignores a malformed file
+    check_settings(f"{path}: ", read_json(path, fix), max(sizes, default=MAX_COUNT), fix)
+    return True
+
+
 def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: Any) -> Any:
     """Load a model of a class or Auto class from a folder or the Hub, and check its weights and search.
 
@@ -118,6 +133,7 @@ def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: 
         settings["config"] = load_config(name, **source)
     with load_errors(name):
         check_size(name, model_class, settings["config"], **source)
+        has_search = check_search(name, settings["config"], **source)
         model, info = model_class.from_pretrained(
             name, output_loading_info=True, ignore_mismatched_sizes=True, **{"trust_remote_code": False} | settings
         )
@@ -127,12 +143,7 @@ def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: 
         if differences:
             raise UserError(f"{name}: its weights do not fit its config.json; {differences}. {FIX_OF_CONFIG}")
         check_finite(name, model.state_dict())
-        search, fix = find_file(name, GENERATION_CONFIG, **source), "restore it, or save the model again."
-        if search is not None:
-            read_json(search, fix)  # Transformers ignores a malformed one
-        elif isinstance(model.config, VaswaniTransformerConfig):
-            raise UserError(f"{name}: has no {GENERATION_CONFIG}, which this package saves with every model; {fix}")
-        elif model.can_generate() and (model.generation_config.num_beams or 1) == 1:
+        if not has_search and model.can_generate() and (model.generation_config.num_beams or 1) == 1:
             logger.warning("%s: has no %s, so it decodes greedily.", name, GENERATION_CONFIG)
     return model
 

@@ -1,6 +1,9 @@
 """Arguments that several commands share, and their types."""
 
 import argparse
+import contextlib
+
+from .search_settings import RANGES
 
 MODEL_HELP = "a folder with a model and its tokenizer, or a name on the Hub"
 
@@ -10,3 +13,11 @@ def positive_argument(text: str) -> int:
     if not (text.isdecimal() and 1 <= int(text) < 2**31):
         raise argparse.ArgumentTypeError(f"got {text!r}, expected an integer of at least 1 and below 2^31")
     return int(text)
+
+
+def length_penalty_argument(text: str) -> float:
+    """Parse `text` as alpha of the length penalty."""
+    with contextlib.suppress(ValueError):
+        if (alpha := float(text)) in RANGES["length_penalty"]:
+            return alpha
+    raise argparse.ArgumentTypeError(f"got {text!r}, expected {RANGES['length_penalty']}")

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Generator
@@ -15,21 +16,26 @@ from .errors import OutputError, UserError, one_line
 
 logger = logging.get_logger(__name__)
 
+FAILED_WRITE = re.compile(r"PytorchStreamWriter|inline_container|iostream error|\(os error \d+\)")
+"""In errors of torch (the first three), safetensors and tokenizers, which have no class of their own for it."""
+
 MODEL_MARKER = "config.json"
 """File in every model folder; `atomic_folder` replaces only folders with it."""
 
 
 @contextlib.contextmanager
-def write_errors(name: str | os.PathLike[str], fix: str, *more_errors: type[Exception]) -> Generator[None]:
-    """Convert a failed write, or one of `more_errors`, to an OutputError; a broken pipe passes through.
+def write_errors(name: str | os.PathLike[str], fix: str) -> Generator[None]:
+    """Convert a failed write to an OutputError; a broken pipe passes through.
 
     `name` is the file or stream, and `fix` ends the message.
     """
     try:
         yield
-    except BrokenPipeError:
+    except (BrokenPipeError, UserError):
         raise
-    except (OSError, *more_errors) as error:
+    except Exception as error:
+        if not (isinstance(error, OSError) or FAILED_WRITE.search(str(error))):
+            raise
         problem = getattr(error, "strerror", None) or one_line(error)
         raise OutputError(f"{name}: cannot be written: {problem}; {fix}.") from error
 

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from transformers.utils import logging
 
 from ..cpu.linear import chosen_layouts
-from ..support.command_line import MODEL_HELP, positive_argument
+from ..support.command_line import MODEL_HELP, length_penalty_argument, positive_argument
 from ..support.errors import OutputError, UserError, exit_on_user_error, one_line
 from .loading import LoadOptions, add_load_options, load_model_and_tokenizer
 from .output import ResumableFile, StreamOutput
@@ -99,7 +99,7 @@ def make_parser(prog: str, description: str, texts: str, results: str) -> tuple[
     }
     for name, (metavar, text) in counts.items():
         search.add_argument(name, type=positive_argument, metavar=metavar, help=text)
-    search.add_argument("--length_penalty", type=float, metavar="ALPHA", help="alpha of lp(Y)")
+    search.add_argument("--length_penalty", type=length_penalty_argument, metavar="ALPHA", help="alpha of lp(Y)")
     search.add_argument(
         "--too_long", choices=get_args(TooLong), default="truncate", help="what happens to a longer line (truncate)"
     )

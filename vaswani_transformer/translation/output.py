@@ -65,7 +65,10 @@ class ResumableFile(StreamOutput):
             super().__init__(path.open("ab"), str(path))
         self.path, self.record_path = path, path.with_name(f"{path.name}.record")
         self.texts_digest, self.results_digest = hashlib.sha256(), hashlib.sha256()  # a zero byte follows each text
-        self.record: dict[str, Any] = {"settings": settings, "layouts": {}, "texts": 0, "size": 0, "is_finished": False}
+        self.record: dict[str, Any] = {
+            **{"settings": settings, "layouts": {}, "texts": 0, "size": 0, "is_finished": False},
+            **self.digests(),
+        }
         try:
             self.lock()
             if path.stat().st_size:
@@ -90,16 +93,19 @@ class ResumableFile(StreamOutput):
     def read_record(self) -> None:
         """Read the record of an earlier command, and truncate the file after the results that it counts."""
         fix = "the file that it belongs to stays unchanged: remove that, or give another --output."
-        settings, self.record = self.record["settings"], read_json(self.record_path, fix)
-        before = self.record.get("settings", {})
+        new, self.record = self.record, read_json(self.record_path, fix)
+        for name, value in new.items():
+            if type(self.record.get(name)) is not type(value):
+                raise self.conflict(f"has a damaged record with {name} {self.record.get(name)!r}")
+        settings, before = new["settings"], self.record["settings"]
         if changed := [name for name, value in settings.items() if before.get(name) != value]:
             raise self.conflict(f"was made with another {' and '.join(changed)}")
-        size = self.record["size"]
+        size, file_size = self.record["size"], self.path.stat().st_size
         with self.path.open("rb") as file:
-            while block := file.read(min(size - file.tell(), 1 << 20)):
+            while block := file.read(max(0, min(size - file.tell(), 1 << 20))):
                 self.results_digest.update(block)
-        is_extended = self.record["is_finished"] and self.path.stat().st_size > size
-        if is_extended or self.results_digest.hexdigest() != self.record["results_sha256"]:
+        has_size = size == file_size if self.record["is_finished"] else size <= file_size
+        if not has_size or self.results_digest.hexdigest() != self.record["results_sha256"]:
             raise self.conflict("was changed by another program")
         self.stream.truncate(size)
 
@@ -110,9 +116,9 @@ class ResumableFile(StreamOutput):
 
     def skip(self, texts: Iterator[str]) -> None:
         """Read the texts that have results, and check that they have not changed."""
-        for text in islice(texts, self.done):
+        for text in islice(texts, max(0, self.done)):
             self.texts_digest.update(text.encode() + b"\0")
-        if self.done and self.texts_digest.hexdigest() != self.record["texts_sha256"]:
+        if self.texts_digest.hexdigest() != self.record["texts_sha256"]:
             raise self.conflict(f"was made from another input, whose first {self.done} texts differ")
         if self.is_finished and next(texts, None) is not None:
             raise self.conflict(f"is finished, and the input has more than its {self.done} texts")
@@ -126,10 +132,13 @@ class ResumableFile(StreamOutput):
             self.results_digest.update(f"{line}\n".encode())
         self.save_record(texts=self.record["texts"] + len(texts), size=self.path.stat().st_size)
 
+    def digests(self) -> dict[str, str]:
+        """Return the digests of the texts and results so far, as the record has them."""
+        return {"texts_sha256": self.texts_digest.hexdigest(), "results_sha256": self.results_digest.hexdigest()}
+
     def save_record(self, **changes: Any) -> None:
         """Write the record with changed fields, after the results have reached the disk."""
-        digests = {"texts_sha256": self.texts_digest.hexdigest(), "results_sha256": self.results_digest.hexdigest()}
-        self.record |= digests | changes
+        self.record |= self.digests() | changes
         with write_errors(self.path, self.fix):
             os.fsync(self.stream.fileno())
             write_atomically(self.record_path, json.dumps(self.record))

@@ -22,7 +22,6 @@ from ..tokenizer import check_vocabulary, text_encoder, unknown_words
 SCORING_TOKENS = 2048  # target tokens scored at a time
 MIN_TEXT_TOKENS = 16  # smallest size of a text in a batch, to limit the number of beams
 DEFAULT_MAX_SOURCE_TOKENS = 1024  # for models without a limit of positions
-MAX_ALPHA = 50  # largest length penalty, which keeps lp(Y) finite
 
 TooLong = Literal["truncate", "keep", "error"]
 
