@@ -53,7 +53,10 @@ def test_diagrams_show_a_models_weights_and_its_best_target(tmp_path: Path, monk
     assert len(weights) == len(words)
     assert sum(weights) == pytest.approx(100, abs=len(words) / 2)
     translation = tokenizer.decode(model.generate(**tokens, num_beams=3)[0], skip_special_tokens=True)
-    assert f"Blue: the best target, “{translation}”. In parentheses: candidates that are dropped." in texts["beam-tree"]
+    assert (
+        f"Bold: the best target, “{translation}”. Blue: finished. In parentheses: dropped candidates."
+        in texts["beam-tree"]
+    )
 
 
 @pytest.mark.parametrize("path", sorted(pictures.IMAGES.glob("figure-*.svg")), ids=lambda path: path.stem)
