@@ -18,13 +18,13 @@ TREE_LEGEND = (
 )
 PASSES_LEGEND = "Boxes: words that the {} changed. Gray: words that a later one changes."
 VIEW = """<div class="controls">
-  <label {one}>{name} <input type="range" min="1" max="{steps}" value="{steps}"></label>
-  <label {plain}><input type="checkbox"> Scores</label>
+  <label {step_hidden}>{name} <input type="range" min="1" max="{steps}" value="{steps}"></label>
+  <label {scores_hidden}><input type="checkbox"> Scores</label>
   <button type="button">Save as SVG</button>
   <output data-texts="{texts}"></output>
 </div>
 <div class="drawing" role="region" aria-label="Search" tabindex="0">{drawing}</div>
-<p class="legend" {one}>{legend}</p>
+<p class="legend" {step_hidden}>{legend}</p>
 """
 
 
@@ -63,6 +63,6 @@ def search_view(
         texts=html.escape(json.dumps(shown)),
         drawing=drawing.svg(),
         legend=legend,
-        one="hidden" if len(texts) == 1 else "",
-        plain="hidden" if is_non_autoregressive(model) else "",
+        step_hidden="hidden" if len(texts) == 1 else "",
+        scores_hidden="hidden" if is_non_autoregressive(model) else "",
     )
