@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from docs.tools import pictures
 from docs.tools.figures import draw_learning_rate, smoothed_loss
@@ -53,7 +54,18 @@ def test_diagrams_show_a_models_weights_and_its_best_target(tmp_path: Path, monk
     assert len(weights) == len(words)
     assert sum(weights) == pytest.approx(100, abs=len(words) / 2)
     translation = tokenizer.decode(model.generate(**tokens, num_beams=3)[0], skip_special_tokens=True)
-    assert f"Blue: the best target, “{translation}”. In parentheses: candidates that are dropped." in texts["beam-tree"]
+    assert (
+        f"Bold: the best target, “{translation}”. Blue: finished. In parentheses: dropped candidates."
+        in texts["beam-tree"]
+    )
+
+
+def test_every_picture_is_also_a_png_of_twice_its_size() -> None:
+    for path in pictures.IMAGES.glob("*.svg"):
+        box = ElementTree.parse(path).getroot().attrib["viewBox"].split()
+        unit = 1 if path.stem.startswith("figure-") else 4 / 3  # Matplotlib counts in points
+        with Image.open(path.with_suffix(".png")) as picture:
+            assert picture.size == pytest.approx([2 * unit * float(length) for length in box[2:]], abs=4), path
 
 
 @pytest.mark.parametrize("path", sorted(pictures.IMAGES.glob("figure-*.svg")), ids=lambda path: path.stem)

@@ -1,4 +1,4 @@
-"""The page in a browser: a translation with its steps, hostile texts as text, and no request beyond this machine."""
+"""The page in a browser: the steps of a search, hostile texts as text, no error and no request beyond this machine."""
 
 import contextlib
 import re
@@ -6,10 +6,12 @@ import shutil
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
-from tests.helpers import PAIRS, model_of_pairs
+from tests.builders import family_of_pairs
+from tests.helpers import HOSTILE_TEXT, PAIRS, model_of_pairs
 from vaswani_transformer.demo.command import LAUNCH
 from vaswani_transformer.demo.page import make_page
 
@@ -37,24 +39,26 @@ def browser() -> Generator[Any]:
 
 @pytest.fixture
 def open_page(browser: Any) -> Generator[OpenPage]:
-    """Return a function that serves a model's page and opens it; at the end, no script ran and no request went out."""
+    """Return a function that serves a model's page and opens it; no text runs as a script, no request goes out."""
     with contextlib.ExitStack() as stack:
-        dialogs, addresses = [], []
+        dialogs, addresses, errors = [], [], []
 
-        def open_page(model: Any, tokenizer: Any, name: str = "own/model") -> Any:
-            served = make_page(model, tokenizer, name)
+        def open_page(model: Any, tokenizer: Any, width: int = 1000) -> Any:
+            served = make_page(model, tokenizer, "own/model")
             stack.callback(served.close, verbose=False)
             _, address, _ = served.launch(**LAUNCH)
-            page = browser.new_page(viewport={"width": 1000, "height": 1200})
+            page = browser.new_page(viewport={"width": width, "height": 1200})
             stack.callback(page.close)
             page.set_default_timeout(TIMEOUT)
             page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+            page.on("pageerror", lambda error: errors.append(str(error)))
+            page.on("console", lambda message: message.type == "error" and errors.append(message.text))
             page.on("request", lambda request: addresses.append(request.url))
             page.goto(address)
             return page
 
         yield open_page
-        assert not dialogs
+        assert (dialogs, errors) == ([], [])
         assert addresses
         assert not [address for address in addresses if not address.startswith(("http://127.0.0.1:", "data:", "blob:"))]
 
@@ -74,9 +78,65 @@ def test_typed_sentence_is_translated_step_by_step_with_its_attention(open_page:
     translate(page, "i love you")
     playwright.expect(attention(page).locator("h1")).to_have_text("i love you→te amo", timeout=TIMEOUT)
     assert page.get_by_label("Translation").input_value() == PAIRS["i love you"]
-    playwright.expect(page.get_by_role("row", name=re.compile("^1 open te ")).first).to_be_visible(timeout=TIMEOUT)
-    translate(page, "<script>alert(1)</script>")
-    playwright.expect(attention(page).locator("h1")).to_contain_text("<script>alert(1)</script>→", timeout=TIMEOUT)
+    playwright.expect(page.locator("output")).to_have_text(re.compile(r"^(\d+) of \1: te amo$"), timeout=TIMEOUT)
+    for text in ("<script>alert(1)</script>", HOSTILE_TEXT):
+        translate(page, text)
+        playwright.expect(attention(page).locator("h1")).to_contain_text(f"{text}→", timeout=TIMEOUT)
     translate(page, " ")
     playwright.expect(page.get_by_label("Note")).to_have_value("The source is empty; type a text.", timeout=TIMEOUT)
     assert page.get_by_label("Translation").input_value() == ""
+
+
+def test_keyboard_walks_through_the_steps_and_the_picture_is_a_file_of_the_step(open_page: OpenPage) -> None:
+    page = open_page(*model_of_pairs())
+    translate(page, "the cat is black")
+    slider = page.get_by_label("Step")
+    playwright.expect(slider).to_be_visible(timeout=TIMEOUT)
+    slider.press("Home")
+    playwright.expect(page.locator("output")).to_have_text(re.compile(r"^1 of \d+: "))
+    slider.press("ArrowRight")
+    playwright.expect(page.locator("output")).to_have_text(re.compile(r"^2 of \d+: "))
+    assert {part.get_attribute("data-step") for part in page.locator("[display=inline][data-step]").all()} == {"1", "2"}
+    numbers = page.locator("[data-step='1'] .numbers text").first
+    playwright.expect(numbers).to_be_hidden()
+    page.get_by_label("Scores").press("Space")
+    playwright.expect(numbers).to_be_visible()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save as SVG").press("Enter")
+    picture = ElementTree.parse(download.value.path()).getroot()
+    assert picture.tag == "{http://www.w3.org/2000/svg}svg"
+    shown = {
+        part.get("data-step")
+        for part in picture.iter()
+        if part.get("display") == "inline" and "data-step" in part.attrib
+    }
+    assert shown == {"1", "2"}
+
+
+@pytest.mark.parametrize(
+    ("family", "steps"), [("autoregressive", "Step"), ("cmlm", "Iteration"), ("iterative_vae", "Layer")]
+)
+def test_page_is_as_wide_as_a_phone_and_the_drawing_scrolls_to_its_step(
+    open_page: OpenPage, family: str, steps: str
+) -> None:
+    page = open_page(*family_of_pairs(family), width=390)
+    if family == "cmlm":
+        page.get_by_label("number input for Iterations").fill("3")
+    translate(page, "what is your name")
+    slider = page.get_by_label(steps, exact=True)
+    playwright.expect(slider).to_be_visible(timeout=TIMEOUT)
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    box = page.locator(".drawing")
+    assert box.evaluate("box => box.scrollWidth > box.clientWidth && box.scrollLeft === 0")
+    slider.press("ArrowLeft")
+    slider.press("ArrowRight")
+    assert box.evaluate("box => box.scrollLeft > 0")
+    assert page.get_by_label("Scores").is_visible() == (family == "autoregressive")
+
+
+def test_one_pass_has_no_slider(open_page: OpenPage) -> None:
+    page = open_page(*family_of_pairs("nat"))
+    translate(page, "i love you")
+    playwright.expect(page.locator("output")).to_have_text(re.compile("^1 of 1: "), timeout=TIMEOUT)
+    playwright.expect(page.get_by_text("pass 1")).to_be_visible()
+    playwright.expect(page.locator(".controls [type=range]")).to_be_hidden()

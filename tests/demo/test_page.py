@@ -13,19 +13,22 @@ from tests.helpers import HOSTILE_TEXT, PAIRS, model_of_pairs, tiny_model
 from vaswani_transformer import VaswaniTransformerTokenizer, attention_page
 from vaswani_transformer.demo import page as page_module
 from vaswani_transformer.demo.page import (
-    CHANGED,
     EXAMPLES,
     PageContent,
     attention_frame,
     make_page,
-    mark_changes,
     page_content,
     title_and_examples,
 )
 from vaswani_transformer.translation.loading import LoadOptions
 
 gr: Any = pytest.importorskip("gradio")
-RECIPE = {"data": {"source": "en", "target": "de"}}
+
+
+def results_of(source: str, target: str, *examples: str) -> dict[str, Any]:
+    """Return the `results.json` of a run with these languages and example translations."""
+    test = {"test": {"examples": [{"source": text} for text in examples]}} if examples else {}
+    return {"recipe": {"data": {"source": source, "target": target}}, **test}
 
 
 @pytest.mark.parametrize(
@@ -51,28 +54,19 @@ def test_text_beyond_learned_positions_gets_one_sentence_and_half_a_character_is
     assert page_content(model, tokenizer, "a \ud800").source == "a ?"
 
 
-def test_rows_end_in_the_translation_and_list_what_ended() -> None:
+def test_drawing_and_finished_targets_are_those_of_the_search() -> None:
     model, tokenizer = model_of_pairs()
     content = page_content(model, tokenizer, "i love you", num_beams=4, length_penalty=0.6, length_penalty_type="gnmt")
     assert (content.note, content.source, content.target) == ("", "i love you", PAIRS["i love you"])
-    (best,) = [row for row in content.rows if row[1:3] == ["ended", content.target]]
-    assert content.finished[0] == (f"{best[-1]}  {content.target}", content.target)
-    assert len(content.finished) == sum(row[1] == "ended" for row in content.rows)
-    assert [row[0] for row in content.rows] == sorted(row[0] for row in content.rows)
+    assert [target for _, target in content.finished].index(content.target) == 0
+    assert content.search.count("&lt;/s&gt;</text>") >= len(content.finished)
+    assert f"Beam search for &#x27;i love you&#x27;: &#x27;{content.target}&#x27;" in content.search
 
 
 def test_unknown_words_are_named() -> None:
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["hello world"], vocab_size=60, algorithm="wordpiece")
     content = page_content(tiny_model(vocab_size=len(tokenizer)), tokenizer, "hello zebra", max_new_tokens=3)
     assert content.note == "Unknown words, whose results are guesses: 'zebra'."
-
-
-def test_passes_are_numbered_lines_with_marks_against_the_pass_before() -> None:
-    tokenizer = model_of_pairs()[1]
-    spans = mark_changes(tokenizer, [tokenizer(text)["input_ids"] for text in ("el gato", "el gato", "te gato")])
-    assert "".join(text for text, _ in spans) == "1: el gato</s>\n2: el gato</s>\n3: te gato</s>"
-    assert [text for text, mark in spans if mark == CHANGED] == ["te"]
-    assert mark_changes(tokenizer, []) == []
 
 
 def page_in(frame: str) -> str:
@@ -92,14 +86,16 @@ def test_non_autoregressive_model_shows_its_last_pass_under_the_pages_settings()
     model = tiny_nat(vocab_size=len(tokenizer))
     frame = attention_frame(model, tokenizer, "i love you", max_new_tokens=2)
     assert page_in(frame) == attention_page(model, tokenizer, "i love you", max_new_tokens=2)
-    assert page_content(model, tokenizer, "i love you", max_new_tokens=2).passes
+    assert "1 of 1: " in page_content(model, tokenizer, "i love you", max_new_tokens=2).search
 
 
 @pytest.mark.parametrize(
     ("results", "title", "examples"),
     [
-        ({"recipe": RECIPE}, "English to German", EXAMPLES["en"]),
-        ({"recipe": RECIPE, "test": {"examples": [{"source": "Hi."}]}}, "English to German", ["Hi."]),
+        (results_of("en", "de"), "English to German", EXAMPLES["en"]),
+        (results_of("en", "de", "Hi."), "English to German", ["Hi."]),
+        (results_of("sv", "de_CH", "Hej."), "Swedish to de_CH", ["Hej."]),
+        (results_of("source", "target", "Hi."), None, ["Hi."]),
         ([], None, []),
         (None, None, []),
     ],

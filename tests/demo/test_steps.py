@@ -11,6 +11,7 @@ from tests.helpers import FLOAT32, WITH_SCORES, tiny_model
 from vaswani_transformer import VaswaniTransformerTokenizer, parse, prepare_for_inference
 from vaswani_transformer.demo.page import page_content
 from vaswani_transformer.demo.steps import RecordingTranslator
+from vaswani_transformer.figures.search import best_finished
 from vaswani_transformer.parsing import draw_tree_text
 from vaswani_transformer.translation.translator import log_probabilities
 
@@ -45,8 +46,7 @@ def test_best_target_that_ended_is_what_generate_returns(
     settings: dict[str, Any] = {"num_beams": beams, "num_return_sequences": beams, "max_new_tokens": 7}
     translator = recorded(model, letters, **settings)
     output = model.generate(source(4, 5), **settings, **WITH_SCORES)
-    ended = [each for step in translator.steps for each in step if each.is_finished]
-    ended.sort(key=lambda candidate: -candidate.score)
+    ended = best_finished(translator.steps)
     sequences = [[token for token in row[1:] if token != 1] for row in output.sequences.tolist()]
     assert [list(each.tokens) for each in ended[:beams]] == sequences
     if beams > 1:
@@ -88,7 +88,9 @@ def test_every_step_is_that_of_a_plain_search(letters: VaswaniTransformerTokeniz
     before_limit = recorded(model, letters, num_beams=k, max_new_tokens=5).steps[:4]
     for step, expected in zip(before_limit, plain_beams(model, source(4, 5), k, len(before_limit)), strict=True):
         for is_finished, values in zip((True, False), expected, strict=True):
-            assert [each.log_prob for each in step if each.is_finished == is_finished] == approximately(values)
+            found = [each.log_prob for each in step if each.is_kept and each.is_finished == is_finished]
+            assert found == approximately(values)
+        assert sum(not each.is_kept for each in step) == 1
 
 
 @pytest.mark.parametrize(("family", "passes"), [("nat", 1), ("iterative_vae", 2), ("flowseq", 1), ("cmlm", 3)])
@@ -102,8 +104,10 @@ def test_history_has_every_pass_and_ends_in_the_output(family: str, passes: int)
     assert (len(translator.history), translator.history[-1]) == (passes, expected)
     assert translation.text == tokenizer.decode(expected, skip_special_tokens=True)
     content = page_content(model, tokenizer, "hello world", **settings)
-    assert content.rows == content.finished == []
-    assert sum(text in {f"\n{number}: " for number in range(2, passes + 1)} for text, _ in content.passes) == passes - 1
+    assert content.finished == []
+    assert f"{passes} of {passes}: " in content.search
+    name = {"cmlm": "iteration", "iterative_vae": "layer"}.get(family, "pass")
+    assert [f">{name} {number}<" in content.search for number in range(1, passes + 2)] == [True] * passes + [False]
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -116,4 +120,4 @@ def test_parser_shows_the_tree_of_its_constrained_search(beams: int) -> None:
     (expected,) = parse(model, tokenizer, ["a b c."], **settings)
     assert (content.tree, expected.is_repaired) == (draw_tree_text(expected.tree), False)
     assert (content.source, content.finished[0][1]) == ("a b c .", content.target)
-    assert not [row for row in content.rows if "-inf" in row]
+    assert "-inf" not in content.search

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from tests.helpers import model_of_pairs
 from vaswani_transformer import VaswaniTransformerTokenizer
-from vaswani_transformer.figures.tokens import display_form, display_tokens, token_texts
+from vaswani_transformer.figures.tokens import display_form, display_tokens, token_labels, token_texts
 
 # Any text without the replacement character of invalid bytes.
 any_text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd"))
@@ -19,7 +19,7 @@ def words(tokenizer: VaswaniTransformerTokenizer, text: str) -> list[str]:
 def test_token_texts_spell_the_whole_text(text: str) -> None:
     _, tokenizer = model_of_pairs()
     ids = tokenizer(text, add_special_tokens=False).input_ids
-    texts = token_texts(tokenizer, ids)
+    texts = list(token_texts(tokenizer, [tuple(ids[:end]) for end in range(1, len(ids) + 1)]).values())
     assert len(texts) == len(ids)
     assert "".join(texts).replace("\ufffd", "") == text
 
@@ -44,6 +44,15 @@ def test_display_tokens_are_words_and_their_parts() -> None:
     assert words(tokenizer, "\n\t\x07") == ["⏎", "⇥", "\\x07"]
     assert words(tokenizer, "🙂") == ["\ufffd"] * 3 + ["🙂"]
     assert display_tokens(tokenizer, [0, *tokenizer("hello").input_ids]) == ["<s>", "hello", "</s>"]
+
+
+def test_labels_of_a_tree_are_those_of_each_of_its_texts() -> None:
+    _, tokenizer = model_of_pairs()
+    whole = [tokenizer(text).input_ids for text in ("el gato", "el libro")]
+    targets = {tuple(ids[:end]): None for ids in whole for end in range(1, len(ids) + 1)}
+    labels = token_labels(tokenizer, targets)
+    for ids in whole:
+        assert [labels[tuple(ids[:end])] for end in range(1, len(ids) + 1)] == display_tokens(tokenizer, ids)
 
 
 def test_invisible_characters_are_escaped() -> None:

@@ -8,9 +8,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
 from ..figures.page import attention_page
-from ..figures.tokens import token_texts
+from ..figures.search import best_finished
 from ..parsing.constraint import tree_constraint
 from ..parsing.linear import delinearize
 from ..parsing.parser import is_parser
@@ -23,19 +24,14 @@ from ..support.search_settings import MAX_ALPHA
 from ..translation.loading import LoadOptions, load_model_and_tokenizer
 from ..translation.translator import TooLongError
 from .steps import RecordingTranslator
+from .view import html_settings, search_view
 
 if TYPE_CHECKING:
     import gradio as gr
 
 MAX_SOURCE_TOKENS = 128  # keeps tables and attention weights small
 MAX_BEAMS = 16
-COLUMNS = {"step": 62, "": 70, "target so far": 250, "log P": 96, "lp(Y)": 86, "log P / lp(Y)": 130}  # pixels
-CHANGED = "changed"
 FRAME = '<iframe title="Attention" sandbox="allow-scripts" style="width: 100%; height: 50rem" srcdoc="{}"></iframe>'
-LANGUAGES = {
-    "cs": "Czech", "de": "German", "en": "English", "es": "Spanish", "fi": "Finnish", "fr": "French", "it": "Italian",
-    "ja": "Japanese", "nl": "Dutch", "pt": "Portuguese", "ro": "Romanian", "ru": "Russian", "zh": "Chinese",
-}  # fmt: skip
 EXAMPLES = {  # by the source's language
     "en": [
         "Where is the nearest station?",
@@ -56,9 +52,8 @@ class PageContent:
     source: str = ""
     target: str = ""
     tree: str = ""  # text drawing of a parser's tree
-    rows: list[list[str | int]] = field(default_factory=list)  # of `COLUMNS`: open beams and finished targets
+    search: str = ""  # HTML of the drawing
     finished: list[tuple[str, str]] = field(default_factory=list)  # score and target, and target; best first
-    passes: list[tuple[str, str | None]] = field(default_factory=list)  # texts with `CHANGED` or None
 
 
 def page_content(
@@ -78,33 +73,16 @@ def page_content(
         return PageContent(f"The source has {error.tokens} tokens, more than {error.limit}; shorten it.")
     except ValueError as error:
         return PageContent(one_line(error))
-    rows, finished = [], []
-    for candidate in (candidate for step in translator.steps for candidate in step):
-        target = str(tokenizer.decode(list(candidate.tokens), skip_special_tokens=True))
-        log_prob, penalty, score = map("{:.4f}".format, (candidate.log_prob, candidate.length_penalty, candidate.score))
-        state = "ended" if candidate.is_finished else "open"
-        rows.append([len(candidate.tokens), state, target, log_prob, penalty, score])
-        if candidate.is_finished:
-            finished.append((candidate.score, f"{score}  {target}", target))
-    finished.sort(key=lambda each: -each[0])
+    ended = best_finished(translator.steps)
+    targets = [str(tokenizer.decode(list(candidate.tokens), skip_special_tokens=True)) for candidate in ended]
     return PageContent(
         note=translation.warning,
         source=source,
         target=translation.text,
         tree=draw_tree_text(delinearize(translation.text, words).tree) if words else "",
-        rows=rows,
-        finished=[(shown, target) for _, shown, target in finished],
-        passes=mark_changes(tokenizer, translator.history),
+        search=search_view(model, tokenizer, translator, source),
+        finished=[(f"{each.score:.4f}  {target}", target) for each, target in zip(ended, targets, strict=True)],
     )
-
-
-def mark_changes(tokenizer: PreTrainedTokenizerBase, history: list[list[int]]) -> list[tuple[str, str | None]]:
-    """Return the target after each pass on a numbered line, with `CHANGED` at changed tokens."""
-    spans: list[tuple[str, str | None]] = []
-    for number, (before, tokens) in enumerate(zip([*history[:1], *history], history, strict=False), start=1):
-        marks = [CHANGED if token != old else None for token, old in zip(tokens, before, strict=True)]
-        spans += [(f"\n{number}: "[number == 1 :], None), *zip(token_texts(tokenizer, tokens), marks, strict=True)]
-    return spans
 
 
 def attention_frame(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *texts: str, **settings: Any) -> str:
@@ -129,7 +107,7 @@ def setting_inputs(model: PreTrainedModel) -> dict[str, Any]:
         inputs["length_penalty"] = gr.Number(
             alpha, label="Length penalty (alpha)", minimum=-MAX_ALPHA, maximum=MAX_ALPHA, step=0.1
         )
-    label = "Length limit (0: the model's)"
+    label = "Length limit (0: model's)"
     return inputs | {"max_new_tokens": gr.Number(0, label=label, minimum=0, maximum=512, precision=0)}
 
 
@@ -139,34 +117,22 @@ def make_page(
     """Return the Gradio page of a model that generates, with a heading and example sources."""
     import gradio as gr
 
-    writes_trees, has_passes = is_parser(tokenizer), is_non_autoregressive(model)
-    with gr.Blocks(title=title, analytics_enabled=False) as page:
-        gr.HTML(f'<h1 style="overflow-wrap: anywhere">{html.escape(title)}</h1>')
-        source = gr.Textbox(label="Source", lines=2, max_length=10_000)
+    writes_trees, has_beams = is_parser(tokenizer), not is_non_autoregressive(model)
+    with gr.Blocks(title=title, analytics_enabled=False, fill_width=True) as page:
+        gr.HTML(f'<h1 style="margin: 0; font-size: 1.5rem; overflow-wrap: anywhere">{html.escape(title)}</h1>')
+        with gr.Row():
+            source = gr.Textbox(label="Source", max_length=10_000, scale=2, min_width=260)
+            settings = setting_inputs(model)
+            button = gr.Button("Parse" if writes_trees else "Translate", variant="primary", min_width=120)
         if examples:
             gr.Examples([[example] for example in examples], source)
-        with gr.Row():
-            settings = setting_inputs(model)
-        button = gr.Button("Parse" if writes_trees else "Translate", variant="primary")
         note = gr.Textbox(label="Note", visible=False)
-        target = gr.Textbox(label="Linear tree" if writes_trees else "Translation")
+        with gr.Row():
+            target = gr.Textbox(label="Linear tree" if writes_trees else "Translation", min_width=300)
+            label = "Finished targets, best first; choose one to see its attention"
+            ended = gr.Dropdown([], label=label, visible=has_beams, min_width=300)
         tree = gr.Code(label="Tree", visible=writes_trees, interactive=False)
-        with gr.Column(visible=has_passes):
-            passes = gr.HighlightedText(
-                label="After each iteration or layer; what changed is marked",
-                color_map={CHANGED: "orange"},
-                show_inline_category=False,
-            )
-        with gr.Column(visible=not has_passes):
-            steps = gr.Dataframe(
-                label="Beam search, step by step",
-                headers=list(COLUMNS),
-                column_widths=[f"{width}px" for width in COLUMNS.values()],
-                interactive=False,
-                wrap=True,
-                max_height=400,
-            )
-            ended = gr.Dropdown([], label="Finished outputs, best first; choose one to see its attention")
+        search = gr.HTML(**html_settings())
         attention, read = gr.HTML(), gr.State("")  # `read`: the source of the attention weights
 
         def show(text: str, *values: Any) -> dict[Any, Any]:
@@ -175,7 +141,7 @@ def make_page(
             given = {name: value for name, value in given.items() if value is not None}  # else the model's setting
             content = page_content(model, tokenizer, text, **given)
             best, frame = content.finished[0][1] if content.finished else None, ""
-            if content.passes:
+            if not has_beams and content.search:
                 frame = attention_frame(model, tokenizer, content.source, **given)
             elif best is not None:
                 frame = attention_frame(model, tokenizer, content.source, best)
@@ -183,8 +149,7 @@ def make_page(
                 note: gr.Textbox(content.note, visible=bool(content.note)),
                 target: content.target,
                 tree: content.tree,
-                passes: content.passes,
-                steps: content.rows,
+                search: content.search,
                 ended: gr.Dropdown(content.finished, value=best),
                 read: content.source,
                 attention: frame,
@@ -194,7 +159,7 @@ def make_page(
             return "" if chosen is None else attention_frame(model, tokenizer, text, chosen)
 
         # One call at a time, since recording the weights changes the attention implementation.
-        outputs = [note, target, tree, passes, steps, ended, read, attention]
+        outputs = [note, target, tree, search, ended, read, attention]
         for event in (button.click, source.submit):
             event(show, [source, *settings.values()], outputs, concurrency_id="model")
         ended.input(show_attention, [read, ended], attention, concurrency_id="model")
@@ -204,17 +169,20 @@ def make_page(
 def title_and_examples(options: LoadOptions) -> tuple[str, list[str]]:
     """Return the heading and example sources of a model's page, from the `results.json` of its run.
 
-    The heading is its languages, such as "English to German", or else the model's name. The sources are those of the
-    run's example translations, or else sentences of its source language.
+    The heading is its languages, such as "English to German", or the model's name if the run names no language. The
+    sources are those of the run's example translations, or else sentences of its source language.
     """
     path = find_file(options.model, "results.json", options.revision)
     try:
         results = {} if path is None else json.loads(path.read_bytes())
-        data, translated = results["recipe"]["data"], results.get("test", {}).get("examples", [])
-        title = f"{LANGUAGES[data['source']]} to {LANGUAGES[data['target']]}"
-        return title, [str(each["source"]) for each in translated] or EXAMPLES.get(data["source"], [])
+        codes = [str(results["recipe"]["data"][side]) for side in ("source", "target")]
+        translated = results.get("test", {}).get("examples", [])
+        examples = [str(example["source"]) for example in translated] or EXAMPLES.get(codes[0], [])
     except (ValueError, KeyError, TypeError, AttributeError):
         return options.model, []
+    has_name = any(code in LANGUAGES for code in codes)
+    names = [LANGUAGES[code].title() if code in LANGUAGES else code for code in codes]
+    return " to ".join(names) if has_name else options.model, examples
 
 
 def load_page(model: str, **settings: Any) -> "gr.Blocks":

@@ -3,7 +3,6 @@
 k beams, R distinct beams, V vocabulary, T target tokens so far.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,25 +10,11 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 from ..config import as_token_ids
+from ..figures.search import Candidate
 from ..generation import CallSettings
 from ..search import length_penalty
 from ..support.modes import is_non_autoregressive
 from ..translation.translator import Translator
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """Open beam or finished target of an autoregressive search."""
-
-    tokens: tuple[int, ...]  # new tokens
-    log_prob: float  # log P(Y | X) in nats
-    length_penalty: float  # lp(Y)
-    is_finished: bool  # ended with an end token or at its limit
-
-    @property
-    def score(self) -> float:
-        """Score of finished targets: log P(Y | X) / lp(Y)."""
-        return self.log_prob / self.length_penalty
 
 
 class SearchRecorder(LogitsProcessor):
@@ -61,19 +46,21 @@ class SearchRecorder(LogitsProcessor):
         return permitted
 
     def candidates(self, beams: list[tuple[int, ...]], totals: Tensor) -> list[Candidate]:
-        """Return the finished continuations among the k best, and k open beams."""
+        """Return k open beams, the finished continuations among the k best, and the best of the others; best first."""
         k, length = self.num_beams, len(beams[0]) + 1
         penalty = float(length_penalty(length, self.alpha, self.length_penalty_type))
         values, indices = totals.flatten().topk(min(max(2, 1 + len(self.end_tokens)) * k, totals.numel()))
-        kept: list[Candidate] = []
-        num_open = 0
+        found: list[Candidate] = []
+        num_open = num_dropped = 0
         for rank, (log_prob, index) in enumerate(zip(values.tolist(), indices.tolist(), strict=True)):
             beam, token = divmod(index, totals.shape[1])
             is_finished = token in self.end_tokens or length >= self.limit
-            if log_prob > -torch.inf and (rank < k if is_finished else num_open < k):
-                kept.append(Candidate((*beams[beam], token), log_prob, penalty, is_finished))
-                num_open += not is_finished
-        return kept[:1] if k == 1 else kept  # greedy search ends with its only beam
+            is_kept = rank < k if is_finished or k == 1 else num_open < k  # greedy search ends with its only beam
+            if log_prob > -torch.inf and (is_kept or not num_dropped):
+                found.append(Candidate((*beams[beam], token), log_prob, penalty, is_finished, is_kept))
+                num_open += is_kept and not is_finished
+                num_dropped += not is_kept
+        return found
 
 
 class RecordingTranslator(Translator):

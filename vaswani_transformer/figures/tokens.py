@@ -1,7 +1,7 @@
 """Tokens as labels of a figure, with all characters visible."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import cast
 
@@ -9,23 +9,29 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 UNDECODED = "\ufffd"
 
+Target = tuple[int, ...]
+"""Tokens up to and including one of them."""
+
 
 def common_prefix_length(one: str, other: str) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
-def token_texts(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> list[str]:
-    """Return the text of each token.
+def token_texts(tokenizer: PreTrainedTokenizerBase, targets: Iterable[Target]) -> dict[Target, str]:
+    """Return the text of the last token of each of `targets`, which follow the targets that they continue.
 
     A character of several tokens, such as an emoji in bytes, is the text of the last; the others have "\ufffd".
     """
-    texts: list[str] = []
-    before = ""
-    for end in range(1, len(token_ids) + 1):
-        decoded = cast(str, tokenizer.decode(list(token_ids[:end]), clean_up_tokenization_spaces=False))
-        complete = decoded.rstrip(UNDECODED)
-        texts.append(complete[common_prefix_length(before, complete) :] + UNDECODED * (len(complete) < len(decoded)))
-        before = complete
+    complete: dict[Target, str] = {(): ""}
+    texts = {}
+    for target in targets:
+        decoded = cast(str, tokenizer.decode(list(target), clean_up_tokenization_spaces=False))
+        before = complete[target[:-1]]
+        complete[target] = decoded.rstrip(UNDECODED)
+        is_complete = len(complete[target]) == len(decoded)
+        texts[target] = complete[target][common_prefix_length(before, complete[target]) :] + UNDECODED * (
+            not is_complete
+        )
     return texts
 
 
@@ -43,9 +49,16 @@ def display_form(text: str, before: str = "") -> str:
     return f"·{shown}" if continues else shown
 
 
+def token_labels(tokenizer: PreTrainedTokenizerBase, targets: Iterable[Target]) -> dict[Target, str]:
+    """Return the label of the last token of each of `targets`; a token without text has its name, such as `</s>`."""
+    texts = token_texts(tokenizer, targets)
+    return {
+        target: display_form(text, texts.get(target[:-1], "")) or cast(str, tokenizer.convert_ids_to_tokens(target[-1]))
+        for target, text in texts.items()
+    }
+
+
 def display_tokens(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> list[str]:
-    """Return the labels of tokens; a token without text has its name, such as `</s>`."""
-    texts = token_texts(tokenizer, token_ids)
-    names = tokenizer.convert_ids_to_tokens(list(token_ids))
-    befores = ["", *texts]
-    return [display_form(text, before) or name for text, before, name in zip(texts, befores, names, strict=False)]
+    """Return the labels of the tokens of one text."""
+    beginnings = [tuple(token_ids[:end]) for end in range(1, len(token_ids) + 1)]
+    return list(token_labels(tokenizer, beginnings).values())
