@@ -28,14 +28,18 @@ from vaswani_transformer import (
 from vaswani_transformer.support.errors import UserError, one_line
 
 RECIPES = Path(__file__).parent / "recipes"
+QUICKSTART = "training/quickstart"  # in a clone
 
 
 @dataclass(frozen=True)
-class GrammarData:
-    """Sentence pairs; of kind grammar, those of the included English-Spanish task.
+class FileData:
+    """Sentence pairs in files or on the Hub.
+
+    Files of kind json, csv and parquet have the columns that `source` and `target` name, or a column `translation` with
+    both.
 
     Args:
-        kind: grammar, json (JSON Lines), csv (comma-separated, or tab-separated in a .tsv file), parquet, text (one
+        kind: json (JSON Lines), csv (comma-separated, or tab-separated in a .tsv file), parquet, text (one
             file per language, line by line), hub (a data set of the Hugging Face Hub) or trees (constituency trees).
         source: language code, or another name, of the source; also the name of its column.
         target: language code, or another name, of the target; also the name of its column.
@@ -44,25 +48,6 @@ class GrammarData:
         too_long: drop longer training pairs and count them, or stop with an error.
         empty: stop with an error at a pair with an empty source or target, or drop such pairs and count them.
         distilled: folder of training.distill, or a JSON Lines file, whose pairs replace the training pairs.
-    """
-
-    kind: Literal["grammar", "json", "csv", "parquet", "text", "hub", "trees"] = "json"
-    source: str = "en"
-    target: str = "de"
-    max_length: PositiveInt = 256
-    too_long: Literal["drop", "error"] = "drop"
-    empty: Literal["error", "drop"] = "error"
-    distilled: str | None = None
-
-
-@dataclass(frozen=True)
-class FileData(GrammarData):
-    """Sentence pairs in files or on the Hub.
-
-    Files of kind json, csv and parquet have the columns that `source` and `target` name, or a column `translation` with
-    both.
-
-    Args:
         path: folder of the files, or name of the data set on the Hub.
         train: name of a file in `path`, possibly compressed, with {language} in the name for text; for trees also
             patterns separated by spaces; on the Hub the name of a split.
@@ -71,6 +56,13 @@ class FileData(GrammarData):
         test: the same for the test set; null for none.
     """
 
+    kind: Literal["json", "csv", "parquet", "text", "hub", "trees"] = "json"
+    source: str = "en"
+    target: str = "de"
+    max_length: PositiveInt = 256
+    too_long: Literal["drop", "error"] = "drop"
+    empty: Literal["error", "drop"] = "error"
+    distilled: str | None = None
     path: str | None = None
     train: str = "train.jsonl.gz"
     validation: PositiveInt | str = "validation.jsonl.gz"
@@ -354,7 +346,7 @@ FAMILIES = {
     )
 }
 FILE_KINDS = ("json", "csv", "parquet", "text", "trees")
-DATA_KINDS = dict.fromkeys(FILE_KINDS, FileData) | {"grammar": GrammarData, "hub": HubData}
+DATA_KINDS = dict.fromkeys(FILE_KINDS, FileData) | {"hub": HubData}
 OPTIMIZERS = {"paper": PaperOptimizer, "radam": RectifiedOptimizer}
 KINDS = {"data.kind": DATA_KINDS, "model.kind": FAMILIES, "training.optimizer": OPTIMIZERS}  # the first is the default
 TOKENIZER_SETS = {"vocab_size", "bos_token_id", "pad_token_id", "eos_token_id", "mask_token_id"}
@@ -506,11 +498,14 @@ def checked(parser: RecipeParser, values: Any) -> Recipe:
     values = parser.instantiate(values)
     recipe = Recipe(**{each.name: getattr(values, each.name) for each in dataclasses.fields(Recipe)})
     training, data = recipe.training, recipe.data
-    if data.kind != "grammar" and data.path is None:
+    if data.path is None:
         what = "the name of a data set" if data.kind == "hub" else "the folder of its data"
         raise UserError(f"data.path: the recipe {recipe.name!r} needs {what}; give --data.path=...")
     if names := sorted(TOKENIZER_SETS & recipe.model.keys()):
         raise UserError(f"model.{names[0]}: the tokenizer sets it; see tokenizer.vocab_size and tokenizer.path.")
+    if data.path == QUICKSTART and not Path(QUICKSTART).exists():  # begun in another folder
+        path = str(RECIPES.parents[1] / QUICKSTART)
+        recipe = dataclasses.replace(recipe, data=dataclasses.replace(data, path=path))
     # validate the model's fields; a loaded vocabulary has its own size
     entries = recipe.tokenizer.vocab_size if recipe.tokenizer.path is None else 2**31
     recipe.model_config(vocab_size=entries)

@@ -180,7 +180,7 @@ def recipe_tables() -> Iterator[str]:
 
     groups = {
         "Recipe": [recipe.Recipe],
-        "data": [recipe.GrammarData, recipe.FileData, recipe.HubData],
+        "data": [recipe.FileData, recipe.HubData],
         "tokenizer": [recipe.TokenizerRecipe],
         "training": [
             recipe.TrainingRecipe,
