@@ -83,7 +83,7 @@ def write_invented_pairs(folder: Path) -> None:
                 length = min(max(round(draw.lognormvariate(2.7, 0.5)), 5), 60)
                 source, target = (draw.choices(words, k=length) for _ in range(2))
                 sides = {name: " ".join(source) for name in ("en", "prompt")}
-                sides |= {name: " ".join(target) for name in ("de", "fr", "reply")}
+                sides |= {name: " ".join(target) for name in ("de", "es", "fr", "reply")}
                 pairs.write(json.dumps({"translation": sides}) + "\n")
                 trees.write("(TOP " + "".join(f"(S (NN {word}) " for word in source) + ")" * (length + 1) + "\n")
 
@@ -97,10 +97,9 @@ def recipe_jobs(folder: Path) -> dict[str, Job]:
         data, training = recipe["data"], recipe["training"]
         steps = max(3, TOKENS // training["target_tokens"])
         arguments = [str(path), f"--training.steps={steps}"]
-        if data["kind"] != "grammar":
-            kind = "trees" if data["kind"] == "trees" else "json"
-            arguments += [f"--data.kind={kind}", f"--data.path={folder}"]
-            arguments += [f"--data.{split}={split}.{kind}" for split in ("train", "validation", "test")]
+        kind = "trees" if data.get("kind") == "trees" else "json"
+        arguments += [f"--data.kind={kind}", f"--data.path={folder}"]
+        arguments += [f"--data.{split}={split}.{kind}" for split in ("train", "validation", "test")]
         if "subset" in data:
             arguments.append("--data.subset=null")
         if "decoder_steps" in training:

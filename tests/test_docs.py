@@ -1,6 +1,7 @@
 """README and docs: every Python block runs, every shell command parses, every link has a target, the site builds."""
 
 import ast
+import gzip
 import json
 import os
 import re
@@ -8,9 +9,9 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
-from unittest import mock
 from urllib.request import Request, urlopen
 
 import pytest
@@ -24,7 +25,6 @@ from tests.forks import run_forked
 from tests.helpers import ROOT, load_tokenizer, run_python
 from tests.hub import Hub, client_environment, serving
 from training.recipe import load_recipe
-from training.toy_task import make_splits
 from training.train import run
 
 # The pages of the paper in code run as one program, in test_paper_page.py; blocks that hold one of these texts run in
@@ -60,8 +60,11 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("quickstart") / "runs" / "quickstart"
     steps = ["--training.steps=2", "--training.evaluation_steps=2", "--decoding.max_source_relative_length=2"]
     recipe = ROOT / "training" / "recipes" / "quickstart.yaml"
-    with mock.patch("training.data.make_splits", return_value=make_splits(5000, 50, 50)):
-        run(load_recipe(recipe, [*steps, f"--output_dir={folder}"]))
+    data = tmp_path_factory.mktemp("data")
+    for split, count in (("train", 5000), ("validation", 50), ("test", 50)):
+        with gzip.open(ROOT / "training" / "quickstart" / f"{split}.jsonl.gz") as lines:
+            (data / f"{split}.jsonl.gz").write_bytes(gzip.compress(b"".join(islice(lines, count))))
+    run(load_recipe(recipe, [*steps, f"--data.path={data}", f"--output_dir={folder}"]))
     return folder
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from training.families import GlancingTraining
-from training.fields import Recipe
+from training.fields import HubData, Recipe
 from training.prepare import SOURCES
 from training.recipe import recipe_of
 from training.tasks import make_task
@@ -58,7 +58,7 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
             EvalResult(
                 task_type=task.hub_name,
                 task_name=f"{task.verb} {recipe.data.source}-{recipe.data.target}",
-                dataset_type=getattr(recipe.data, "path", None) or recipe.data.kind,
+                dataset_type=str(recipe.data.path),
                 dataset_name=data,
                 dataset_split=split,
                 metric_type=metric.key,
@@ -92,9 +92,7 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
 def describe_data(recipe: Recipe, prepared: str | None) -> tuple[str, str, str | None]:
     """Return the name and source of a run's data, its license, and its name on the Hub."""
     data = recipe.data
-    if data.kind == "grammar":
-        return "vaswani-transformer's own English-Spanish task, sentences of a small grammar", "Apache-2.0", None
-    if data.kind == "hub":
+    if isinstance(data, HubData):
         return f"{data.path} {data.subset or ''}".strip(), "on its page on the Hub", data.path
     if (source := SOURCES.get(prepared or "")) is not None:
         return f"{prepared}, from {source.page}", source.license, source.hub

@@ -15,8 +15,7 @@ from datasets import Dataset, DatasetDict, Features, Value
 from transformers import AddedToken, PreTrainedConfig, PreTrainedTokenizerBase
 
 from training.fields import Recipe
-from training.texts import SIDES, read_files, read_rows, read_split
-from training.toy_task import make_splits
+from training.texts import SIDES, read_files, read_split
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.batching.tokens import ArrowRows
 from vaswani_transformer.parsing.linear import linear_tokens
@@ -69,15 +68,11 @@ def load_data(recipe: Recipe, run: Path | None = None) -> Data:
 def load_pairs(recipe: Recipe, splits: Iterable[str] = SPLITS) -> DatasetDict:
     """Load splits of the recipe's pairs in the columns `source` and `target`; `data.distilled` replaces train."""
     data, wanted = recipe.data, {str(split) for split in splits}
-    names = {split: getattr(data, split, split) for split in SPLITS}
+    names = {split: getattr(data, split) for split in SPLITS}
     held_out = {split: name for split, name in names.items() if isinstance(name, int)}
-    if data.kind == "grammar":
-        loaded = {split: rows for split, rows in make_splits().items() if split in wanted}
-        pairs = DatasetDict({split: read_rows(data, f"data.{split}", rows) for split, rows in loaded.items()})
-    else:
-        needed = (wanted | {"train"} if wanted & held_out.keys() else wanted) - held_out.keys()
-        files = {split: name for split, name in names.items() if split in needed and name is not None}
-        pairs = DatasetDict({split: read_split(data, split, str(name)) for split, name in files.items()})
+    needed = (wanted | {"train"} if wanted & held_out.keys() else wanted) - held_out.keys()
+    files = {split: str(name) for split, name in names.items() if split in needed and name is not None}
+    pairs = DatasetDict({split: read_split(data, split, name) for split, name in files.items()})
     if held_out and "train" in pairs:  # hold out all splits, whichever are requested
         pairs.update(hold_out(pairs["train"], held_out, recipe.seed, data.max_length))
     if data.distilled is not None and "train" in wanted:

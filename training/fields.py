@@ -19,11 +19,14 @@ Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])  # what Nu
 
 
 @dataclass(frozen=True)
-class GrammarData:
-    """Sentence pairs; of kind grammar, those of the included English-Spanish task.
+class FileData:
+    """Sentence pairs in files or on the Hub.
+
+    Files of kind json, csv and parquet have the columns that `source` and `target` name, or a column `translation` with
+    both.
 
     Args:
-        kind: grammar, json (JSON Lines), csv (comma-separated, or tab-separated in a .tsv file), parquet, text (one
+        kind: json (JSON Lines), csv (comma-separated, or tab-separated in a .tsv file), parquet, text (one
             file per language, line by line), hub (a data set of the Hugging Face Hub) or trees (constituency trees).
         source: language code, or another name, of the source; also the name of its column.
         target: language code, or another name, of the target; also the name of its column.
@@ -32,25 +35,6 @@ class GrammarData:
         too_long: drop longer training pairs and count them, or stop with an error.
         empty: stop with an error at a pair with an empty source or target, or drop such pairs and count them.
         distilled: folder of training.distill, or a JSON Lines file, whose pairs replace the training pairs.
-    """
-
-    kind: Literal["grammar", "json", "csv", "parquet", "text", "hub", "trees"] = "json"
-    source: str = "en"
-    target: str = "de"
-    max_length: PositiveInt = 256
-    too_long: Literal["drop", "error"] = "drop"
-    empty: Literal["error", "drop"] = "error"
-    distilled: str | None = None
-
-
-@dataclass(frozen=True)
-class FileData(GrammarData):
-    """Sentence pairs in files or on the Hub.
-
-    Files of kind json, csv and parquet have the columns that `source` and `target` name, or a column `translation` with
-    both.
-
-    Args:
         path: folder of the files, or name of the data set on the Hub.
         train: name of a file in `path`, possibly compressed, with {language} in the name for text; for trees also
             patterns separated by spaces; on the Hub the name of a split.
@@ -59,6 +43,13 @@ class FileData(GrammarData):
         test: the same for the test set; null for none.
     """
 
+    kind: Literal["json", "csv", "parquet", "text", "hub", "trees"] = "json"
+    source: str = "en"
+    target: str = "de"
+    max_length: PositiveInt = 256
+    too_long: Literal["drop", "error"] = "drop"
+    empty: Literal["error", "drop"] = "error"
+    distilled: str | None = None
     path: str | None = None
     train: str = "train.jsonl.gz"
     validation: PositiveInt | str = "validation.jsonl.gz"
@@ -285,7 +276,7 @@ class Recipe:
     note: str = ""
     output_dir: str = ""
     seed: Seed = 2017
-    data: Any = field(default_factory=FileData)
+    data: FileData = field(default_factory=FileData)
     tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
     model: dict[str, Any] = field(default_factory=dict)
     training: TrainingRecipe = field(default_factory=BeamTraining)

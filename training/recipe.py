@@ -14,14 +14,15 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from training.families import FAMILIES
-from training.fields import FileData, GrammarData, HubData, PaperOptimizer, Recipe, RectifiedOptimizer
+from training.fields import FileData, HubData, PaperOptimizer, Recipe, RectifiedOptimizer
 from training.machine import trains_slowly_in_bf16
 from vaswani_transformer.support.errors import UserError, one_line
 from vaswani_transformer.support.search_settings import check_settings
 
 RECIPES = Path(__file__).parent / "recipes"
+QUICKSTART = "training/quickstart"  # in a clone
 FILE_KINDS = ("json", "csv", "parquet", "text", "trees")
-DATA_KINDS = dict.fromkeys(FILE_KINDS, FileData) | {"grammar": GrammarData, "hub": HubData}
+DATA_KINDS = dict.fromkeys(FILE_KINDS, FileData) | {"hub": HubData}
 OPTIMIZERS = {"paper": PaperOptimizer, "radam": RectifiedOptimizer}
 KINDS = {"data.kind": DATA_KINDS, "model.kind": FAMILIES, "training.optimizer": OPTIMIZERS}  # the first is the default
 TOKENIZER_SETS = {"vocab_size", "bos_token_id", "pad_token_id", "eos_token_id", "mask_token_id"}
@@ -108,11 +109,14 @@ def checked(parser: RecipeParser, values: Any) -> Recipe:
     values = parser.instantiate(values)
     recipe = Recipe(**{each.name: getattr(values, each.name) for each in dataclasses.fields(Recipe)})
     training, data = recipe.training, recipe.data
-    if data.kind != "grammar" and data.path is None:
+    if data.path is None:
         what = "the name of a data set" if data.kind == "hub" else "the folder of its data"
         raise UserError(f"data.path: the recipe {recipe.name!r} needs {what}; give --data.path=...")
     if names := sorted(TOKENIZER_SETS & recipe.model.keys()):
         raise UserError(f"model.{names[0]}: the tokenizer sets it; see tokenizer.vocab_size and tokenizer.path.")
+    if data.path == QUICKSTART and not Path(QUICKSTART).exists():  # begun in another folder
+        path = str(RECIPES.parents[1] / QUICKSTART)
+        recipe = dataclasses.replace(recipe, data=dataclasses.replace(data, path=path))
     # validate the model's fields; a loaded vocabulary has its own size
     entries = recipe.tokenizer.vocab_size if recipe.tokenizer.path is None else 2**31
     recipe.model_config(vocab_size=entries)

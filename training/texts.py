@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from datasets import Dataset, DownloadManager, config, load_dataset, load_dataset_builder
 from filelock import FileLock
 
-from training.fields import FileData, GrammarData
+from training.fields import FileData, HubData
 from vaswani_transformer.parsing import linear, trees
 from vaswani_transformer.parsing.linear import linearize
 from vaswani_transformer.parsing.trees import ROOT, Tree, evaluation_tree, read_trees
@@ -232,7 +232,7 @@ FORMATS: dict[str, Callable[[Path, Names], Iterator[Row]]] = {
 def read_split(data: FileData, split: str, name: str) -> Dataset:
     """Read the pairs of a split from the files, or from the split of a data set on the Hub, that `name` names."""
     where = f"data.{split}"
-    if data.kind == "hub":
+    if isinstance(data, HubData):
         return read_hub(data, where, name)
     folder = Path(str(data.path))
     if data.kind == "trees":
@@ -257,7 +257,7 @@ def tree_files(folder: Path, names: str) -> list[Path]:
     return paths
 
 
-def read_files(data: GrammarData, where: str, kind: str, paths: list[Path]) -> Dataset:
+def read_files(data: FileData, where: str, kind: str, paths: list[Path]) -> Dataset:
     """Read the pairs of files of a kind; those of kind text are a file per language."""
     digests = []
     with read_errors(where, kind):
@@ -273,11 +273,10 @@ def read_files(data: GrammarData, where: str, kind: str, paths: list[Path]) -> D
     return load_once(data, where, kind, [digests, has_tabs], rows)
 
 
-def read_hub(data: FileData, where: str, name: str) -> Dataset:
+def read_hub(data: HubData, where: str, name: str) -> Dataset:
     """Read a split of a data set: from its files if `datasets` would guess the types of their texts."""
-    subset = getattr(data, "subset", None)
     try:
-        builder = load_dataset_builder(str(data.path), subset)
+        builder = load_dataset_builder(str(data.path), data.subset)
         kind, files = str(builder.name), builder.config.data_files or {}
         is_local = Path(str(data.path)).is_dir()  # `datasets` would know its files by their time
         if kind in ("csv", "json") or (kind == "parquet" and is_local):
@@ -285,19 +284,15 @@ def read_hub(data: FileData, where: str, name: str) -> Dataset:
                 raise UserError(f"{where}: {data.path} has no split {name!r}; it has {', '.join(map(str, files))}.")
             paths = [Path(path) for path in DownloadManager().download(list(files[name]))]
             return read_files(data, where, kind, paths)
-        return read_rows(data, where, load_dataset(str(data.path), subset, split=name))
+        dataset = load_dataset(str(data.path), data.subset, split=name)
     except UserError:
         raise
     except Exception as error:  # each format has its own classes
         reason = one_line(error.__cause__ or error)
         raise UserError(f"{where}: {data.path} cannot be loaded ({reason}); see data.path and data.kind.") from error
-
-
-def read_rows(data: GrammarData, where: str, rows: Dataset) -> Dataset:
-    """Read the pairs of a loaded data set."""
-    tables = rows.with_format("arrow").iter(ROWS)
-    pairs = arrow_rows("the data set", rows.features.arrow_schema, tables, (data.source, data.target))
-    return load_once(data, where, "a data set", [rows._fingerprint], pairs)
+    tables = dataset.with_format("arrow").iter(ROWS)
+    rows = arrow_rows(str(data.path), dataset.features.arrow_schema, tables, (data.source, data.target))
+    return load_once(data, where, kind, [dataset._fingerprint], rows)
 
 
 # Checked texts
@@ -315,7 +310,7 @@ def read_errors(where: str, kind: str) -> Generator[None]:
         raise UserError(f"{where}: cannot be read as {kind} ({reason}); see data.path and data.kind.") from error
 
 
-def load_once(data: GrammarData, where: str, kind: str, content: list[object], rows: Iterator[Row]) -> Dataset:
+def load_once(data: FileData, where: str, kind: str, content: list[object], rows: Iterator[Row]) -> Dataset:
     """Return the pairs of `rows` from the cache, which has them if the same `content` was read before."""
     identity = json.dumps([CODE, kind, data.source, data.target, data.empty, content])
     cache = Path(config.HF_DATASETS_CACHE, "vaswani-transformer-pairs")
@@ -329,7 +324,7 @@ def load_once(data: GrammarData, where: str, kind: str, content: list[object], r
     return without_empty(Dataset.from_file(str(folder / "pairs.arrow")), where)
 
 
-def checked_pairs(data: GrammarData, where: str, kind: str, rows: Iterator[Row]) -> Iterator[tuple[str, str]]:
+def checked_pairs(data: FileData, where: str, kind: str, rows: Iterator[Row]) -> Iterator[tuple[str, str]]:
     with read_errors(where, kind):
         for place, source, target in rows:
             texts = checked_text(place, data.source, source), checked_text(place, data.target, target)

@@ -140,7 +140,7 @@ def begin_run(recipe: Recipe, folder: Path, data: Data) -> None:
 def write_results(trainer: PaperTrainer, taken: list[int], seconds: float) -> dict[str, Any]:
     """Write results.json in the main process and return its content; all processes must call this."""
     recipe, state, data = trainer.recipe, trainer.state, trainer.data
-    prepared = Path(getattr(recipe.data, "path", os.devnull), PREPARED)  # of a public set; the grammar has no folder
+    prepared = Path(str(recipe.data.path), PREPARED)  # of a public set
     results: dict[str, Any] = {
         "name": recipe.name,
         "recipe": without_folders(to_dict(recipe)),

@@ -181,7 +181,7 @@ def recipe_tables() -> Iterator[str]:
 
     groups = {
         "Recipe": [fields.Recipe],
-        "data": [fields.GrammarData, fields.FileData, fields.HubData],
+        "data": [fields.FileData, fields.HubData],
         "tokenizer": [fields.TokenizerRecipe],
         "training": [
             fields.TrainingRecipe,

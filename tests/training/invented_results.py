@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from training.fields import FileData, GrammarData, HubData, Recipe, to_dict
+from training.fields import FileData, HubData, Recipe, to_dict
 
 REPOSITORY = "somebody/own"
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
@@ -10,7 +10,6 @@ SEARCH = {"num_beams": 4, "length_penalty": 0.6, "pad_token_id": 1}
 DATA: dict[str, Any] = {
     "json": FileData(path="multi30k"),
     "hub": HubData(kind="hub", path="wmt/wmt14", train="train", validation="validation", test="test"),
-    "grammar": GrammarData(kind="grammar"),
 }
 
 

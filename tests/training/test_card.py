@@ -44,7 +44,6 @@ def test_card_has_languages_data_license_size_time_hardware_and_code() -> None:
     assert hub.data.get("datasets") == ["wmt/wmt14"]
     assert "the data: on its page on the Hub |" in hub.text
     assert "--data.path" not in hub.text
-    assert "the data: Apache-2.0 |" in make_card(results_of("grammar"), REPOSITORY).text
 
 
 def test_card_of_a_prepared_public_set_names_its_page_its_license_and_its_place_on_the_hub() -> None:

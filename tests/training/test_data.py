@@ -22,7 +22,7 @@ from training.data import (
     tokenize,
 )
 from training.fields import Recipe
-from training.recipe import recipe_of
+from training.recipe import RECIPES, load_recipe, recipe_of
 from vaswani_transformer import VaswaniTransformerTokenizer
 
 PAIRS = [("one tree", "ein baum"), ("two trees", "zwei bäume"), ("  three </s> ", "drei <pad>")]
@@ -88,6 +88,17 @@ def test_fingerprint_is_the_digest_of_the_texts_in_order() -> None:
     expected = hashlib.sha256(b"a\0c\0b\0d\0").hexdigest()
     assert fingerprint(rows) == {"pairs": 2, "sha256": expected}
     assert fingerprint(rows.select([1, 0]))["sha256"] != expected
+
+
+def test_splits_behind_published_scores_are_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quickstart finds its files from every folder."""
+    monkeypatch.chdir(tmp_path)
+    pairs = load_pairs(load_recipe(RECIPES / "quickstart.yaml", []))
+    assert {str(split): fingerprint(rows)["sha256"] for split, rows in pairs.items()} == {
+        "train": "34a6396789a09309a78f4510dfbd142c81df4dbaa25f6bd057b3cf223baf0e02",
+        "validation": "bf8c5919e948b487d93609e980d16bae5cd07cc0bccd1ca6d303d61235e34660",
+        "test": "d9e11ac67110381b88b8ddc63d77c119d1433f802f671fdf8c2f6f47d2b6733e",
+    }
 
 
 def test_vocabulary_is_learned_from_evenly_spaced_pairs() -> None:

@@ -23,7 +23,7 @@ QUICKSTART = RECIPES / "quickstart.yaml"
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
 def test_every_recipe_of_the_project_is_valid_and_saved_as_the_same(path: Path) -> None:
     of_file = yaml.safe_load(path.read_text(encoding="utf-8"))
-    recipe = load_recipe(path, [] if of_file["data"]["kind"] == "grammar" else ["--data.path=somewhere"])
+    recipe = load_recipe(path, ["--data.path=somewhere"])
     assert (recipe.name, bool(recipe.expected)) == (path.stem, True)
     for group in ("data", "tokenizer", "training", "decoding", "score"):
         for name, value in of_file.get(group, {}).items():
@@ -110,8 +110,8 @@ def test_gpu_that_only_emulates_bf16_trains_in_fp32(has_instructions: bool, monk
         ("data: {kind: xml}", r"data\.kind: got 'xml', expected one of json, csv, parquet"),
         ("model: {kind: lstm}", r"model\.kind: got 'lstm', expected one of autoregressive, nat, cmlm"),
         ("data: {kind: json}", r"data\.path: the recipe 'run' needs the folder of its data; give --data\.path="),
-        ("data: {kind: grammar}\nmodel: {vocab_size: 9}", r"model\.vocab_size: the tokenizer sets it; see tokenizer"),
-        ("data: {kind: grammar}\nmodel: {d_modl: 9}", r"model: d_modl: not a field of VaswaniTransformerConfig"),
+        ("data: {path: x}\nmodel: {vocab_size: 9}", r"model\.vocab_size: the tokenizer sets it; see tokenizer"),
+        ("data: {path: x}\nmodel: {d_modl: 9}", r"model: d_modl: not a field of VaswaniTransformerConfig"),
     ],
 )
 def test_invalid_file_is_an_error_of_one_line(tmp_path: Path, text: str, message: str) -> None:

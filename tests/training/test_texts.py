@@ -365,7 +365,7 @@ def test_data_set_of_the_hub_is_loaded_by_split(monkeypatch: pytest.MonkeyPatch,
     assert read(recipe) == [("007", "1.50"), ("NA", "ü")]
     assert load.mock_calls == [call("own/set", "de-en", split=split) for split in ("train[:2]", "dev", "train[:2]")]
     load.return_value = load.return_value.flatten().rename_columns({"translation.en": "en", "id": "de"})
-    with user_error("data.train: the data set: the column 'de' is of type int64, expected string"):
+    with user_error("data.train: own/set: the column 'de' is of type int64, expected string"):
         read(recipe)
 
 
