@@ -343,10 +343,10 @@ def long_target_model(family: str) -> Any:
     """Return a model whose targets have 30 tokens or more without a limit; the autoregressive one never ends."""
     if family == "nat":
         model = tiny_nat(max_length_difference=40)
-        model.length_difference.proj.bias.data[-1] = 1e4
+        model.length_difference.proj.bias.data = 1e4 * torch.arange(61.0)  # the longer, the likelier
     elif family == "cmlm":
         model = tiny_cmlm(max_target_length=40)
-        model.length_token.weight.data[1:40] = 0
+        model.length_token.weight.data[1:] = torch.arange(1.0, 41)[:, None] * model.length_token.weight.data[40]
     else:
         model = tiny_model(tie_word_embeddings=False)
         model.lm_head.weight.data[END] = -10 * model.lm_head.weight.data.abs().max()
@@ -397,7 +397,7 @@ def test_defaults_that_a_trainer_saves_shorten_no_target(family: str) -> None:
 def test_source_relative_length_bounds_each_target_by_its_own_source(family: str) -> None:
     model, (source, mask) = FAMILY[family](), padded_batch([9, 3, 5], "right")
     if family != "cmlm":  # predicts more tokens than two of the sources have
-        model.length_difference.proj.bias.data[-1] = 1e4
+        model.length_difference.proj.bias.data = 1e4 * torch.arange(41.0)
     call: dict[str, Any] = {"attention_mask": mask, "return_dict_in_generate": True}
     free = model.generate(source, **call).lengths
     expected = torch.minimum(free, mask.sum(1) + 1)
