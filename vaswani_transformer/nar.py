@@ -27,6 +27,7 @@ from .layers import VaswaniTransformerDecoderLayer
 from .loss import accumulation_dtype, chunk_size, reduce_loss, without_padding
 from .model import LMOutput, ProjectedModel, can_return_whole_tuple
 from .pretrained import as_encoder_output, check_inputs, check_mask, given_cache
+from .search import report_nan
 from .stacks import VaswaniTransformerDecoder, check_rows
 
 always_none = checked_field(
@@ -527,10 +528,8 @@ class NarHead(ProjectedModel, GenerationMixin):
         lengths = self.best_lengths(within, settings.length_beam_size)  # (B, l)
         lengths = torch.minimum(lengths, limits[:, None])
         counts = is_allowed.sum(1).clamp(1, lengths.shape[1])  # (B,)
-        if (
-            settings.num_return_sequences > 1
-            and (fewest := int(counts.min()) * samples) < settings.num_return_sequences
-        ):
+        fewest = int(counts.min()) * samples if settings.num_return_sequences > 1 else 1
+        if settings.num_return_sequences > fewest:
             expected = f"at most {fewest}, the candidates of the source with the fewest possible lengths"
             refuse("num_return_sequences", "out of range", settings.num_return_sequences, expected)
         is_candidate = torch.arange(lengths.shape[1], device=lengths.device) < counts[:, None]  # (B, l)
@@ -543,14 +542,15 @@ class NarHead(ProjectedModel, GenerationMixin):
 
         The last position of each of `lengths` (l B,) is always the end token, and no other position has a suppressed
         id; probabilities are not renormalized. Both results are 0 where `is_read` (l B, T) is False, and without
-        `has_scores` all log-probabilities are.
+        `has_scores` all log-probabilities are, but NaN where the logits are.
         """
         is_last = torch.arange(is_read.shape[1], device=lengths.device) == lengths[:, None] - 1  # (l B, T)
         suppressed = torch.tensor(settings.suppress_tokens, dtype=torch.long, device=states.device)
-        chosen, chosen_log_probs = [], []
+        chosen, chosen_log_probs, is_nan = [], [], []
         for logits, ends in self.logits_of(states, is_read, is_last):  # (N, V), (N,)
             kept = logits.index_select(1, suppressed)
             best = argmax(logits.index_fill_(1, suppressed, float("-inf")))
+            is_nan.append(logits.gather(1, best[:, None]).squeeze(1).isnan())
             if self.config.end_token_id is not None:
                 best = best.masked_fill(ends, self.config.end_token_id)
             chosen.append(best)
@@ -561,7 +561,8 @@ class NarHead(ProjectedModel, GenerationMixin):
         log_probs = states.new_zeros(is_read.shape, dtype=accumulation_dtype(states.dtype))
         if has_scores:
             log_probs = log_probs.masked_scatter(is_read, torch.cat(chosen_log_probs))
-        return tokens, log_probs
+        is_nan = torch.zeros_like(is_read).masked_scatter(is_read, torch.cat(is_nan))
+        return tokens, log_probs.masked_fill(is_nan, float("nan"))
 
     def choose_targets(
         self,
@@ -578,6 +579,7 @@ class NarHead(ProjectedModel, GenerationMixin):
         log_lengths = source.length_logits.to(scores.dtype).log_softmax(-1).gather(1, classes)  # (B, l)
         scores = scores.view_as(lengths) + settings.length_weight * log_lengths
         scores = scores / lengths.to(scores.dtype) ** settings.length_penalty
+        report_nan(scores.isnan().any(1))
         scores = scores.masked_fill(~is_candidate, float("-inf"))
         scores, order = scores.sort(dim=1, descending=True, stable=True)
         scores, order = (values[:, : settings.num_return_sequences] for values in (scores, order))  # (B, n)

@@ -27,8 +27,9 @@ PRIVATE_NAMES: dict[type, str] = {
     PreTrainedConfig: "_attn_implementation _auto_class _get_generation_parameters",
     PreTrainedModel: (
         "_apply _auto_class _can_compile_fullgraph _can_record_outputs _fsdp_plan _init_weights _input_embed_layer "
-        "_hf_peft_config_loaded _keep_in_fp32_modules_strict _no_split_modules _skip_keys_device_placement _supports_attention_backend "
-        "_supports_flash_attn _supports_flex_attn _supports_sdpa _tied_weights_keys _tp_plan"
+        "_hf_peft_config_loaded _keep_in_fp32_modules_strict _no_split_modules _skip_keys_device_placement "
+        "_supports_attention_backend _supports_flash_attn _supports_flex_attn _supports_sdpa "
+        "_tied_weights_keys _tp_plan"
     ),
 }
 """Private names of Transformers that the models use; all `KNOWN_VERSIONS` have them."""
