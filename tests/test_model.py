@@ -422,7 +422,7 @@ def test_encoder_outputs_may_be_a_dict_a_tuple_or_a_tensor(family: str, form: Ca
     encoded = form(model.get_encoder()(source))
     expected, outputs = model(input_ids=source, labels=labels), model(encoder_outputs=encoded, labels=labels)
     assert torch.equal(outputs.loss, expected.loss)
-    limit = {"max_source_relative_length": 3}
+    limit: dict[str, Any] = {"max_source_relative_length": 3}
     assert torch.equal(model.generate(encoder_outputs=encoded, **limit), model.generate(source, **limit))
     with pytest.raises(ValueError, match=r"^encoder_outputs: no last_hidden_state; got"):
         model.generate(encoder_outputs={"hidden_states": None})

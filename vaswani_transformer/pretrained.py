@@ -76,22 +76,24 @@ def check_inputs(**inputs: object) -> None:
             )
 
 
-def as_encoder_output(outputs: Mapping[str, Tensor] | Sequence[Any] | Tensor) -> BaseModelOutput:
+def as_encoder_output(outputs: Mapping[str, Any] | Sequence[Any] | Tensor) -> BaseModelOutput:
     """Convert encoder outputs, which may be a tuple, a dictionary or the last state alone, to a `BaseModelOutput`."""
     if isinstance(outputs, BaseModelOutput):
         return outputs
     if isinstance(outputs, Tensor):
         outputs = (outputs,)
     names = ("last_hidden_state", "hidden_states", "attentions")
-    is_mapping = isinstance(outputs, Mapping)
-    values = {name: outputs.get(name) for name in names} if is_mapping else dict(zip(names, outputs, strict=False))
+    values: dict[str, Any]
+    if isinstance(outputs, Mapping):
+        values, got = {name: outputs.get(name) for name in names}, f"keys {sorted(outputs)}"
+    else:
+        values, got = dict(zip(names, outputs, strict=False)), f"a {type(outputs).__name__} of {len(outputs)}"
     if not isinstance(states := values.get("last_hidden_state"), Tensor):
-        got = f"keys {sorted(outputs)}" if is_mapping else f"a {type(outputs).__name__} of {len(outputs)}"
         raise ValueError(
             f"encoder_outputs: no last_hidden_state; got {got}, expected what get_encoder() of the model returns."
         )
     check_inputs(encoder_outputs=states)
-    return BaseModelOutput(**values)
+    return BaseModelOutput(states, values.get("hidden_states"), values.get("attentions"))
 
 
 def embed_text(
