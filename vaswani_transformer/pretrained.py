@@ -4,7 +4,7 @@ import copy
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -93,7 +93,7 @@ def as_encoder_output(outputs: Mapping[str, Any] | Sequence[Any] | Tensor) -> Ba
             f"encoder_outputs: no last_hidden_state; got {got}, expected what get_encoder() of the model returns."
         )
     check_inputs(encoder_outputs=states)
-    return BaseModelOutput(states, values.get("hidden_states"), values.get("attentions"))
+    return BaseModelOutput(**cast(Any, values))
 
 
 def embed_text(
