@@ -93,3 +93,11 @@ def test_adapter_without_tokens_is_an_error(tied: bool, settings: dict[str, Any]
     adapter = get_peft_model(tiny_model(tie_word_embeddings=tied), config)
     with pytest.raises(ValueError, match=r"`shared` is wrapped in a \w+, which would learn"):
         adapter(**random_batch())
+
+
+def test_merged_model_is_not_saved_into_its_adapters_folder(tmp_path: Path) -> None:
+    adapter: Any = get_peft_model(tiny_model(), LoraConfig(target_modules=["q_proj"]))
+    adapter.save_pretrained(str(tmp_path))
+    with pytest.raises(ValueError, match=r"contains adapter_config\.json, .* Save the model in a different folder\.$"):
+        adapter.merge_and_unload().save_pretrained(tmp_path)
+    assert not list(tmp_path.glob("model*"))

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForSeq2SeqLM
 
-from tests.helpers import ROOT, source_batch, tiny_model
+from tests.builders import targets, tiny_flowseq
+from tests.helpers import ROOT, random_tokens, source_batch, tiny_model
 
 # Bytes; the matrix of 99 by 32 float32 numbers has 12,672, a layer of the encoder about 34,000.
 MAX_MEMORY = {"memory": None, "memory and disk": {"cpu": 100_000}, "disk": {"cpu": 20_000}}
@@ -81,3 +82,12 @@ def test_function_that_makes_a_tensor_names_its_device(path: Path) -> None:
         for call in ast.walk(function):
             if isinstance(call, ast.Call) and re.fullmatch(rf"torch\.({'|'.join(MAKERS)})", ast.unparse(call.func)):
                 assert {keyword.arg for keyword in call.keywords} & {"device", None}, f"line {call.lineno}"
+
+
+def test_flow_that_is_offloaded_cannot_be_started(tmp_path: Path) -> None:
+    tiny_flowseq().save_pretrained(tmp_path / "model")
+    model = AutoModelForSeq2SeqLM.from_pretrained(
+        tmp_path / "model", device_map="auto", max_memory={"cpu": 20_000}, offload_folder=tmp_path / "offloaded"
+    ).eval()
+    with pytest.raises(ValueError, match=r"^flow: its weights are offloaded, .* Load the model without a device_map"):
+        model.start_flow(random_tokens(3, 6), targets(6, 4, 1))

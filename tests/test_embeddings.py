@@ -79,7 +79,7 @@ def test_table_may_be_no_parameter() -> None:
     table = embedding.weight.detach()
     del embedding.weight
     embedding.weight = table
-    assert read_table(embedding, len(table), table.device) is table
+    assert read_table(embedding, len(table), table.device, embedding.embed_scale) is table
 
 
 def test_dropout_applies_to_the_sum_of_embedding_and_position() -> None:

@@ -1,6 +1,7 @@
 """Every way of calling `generate()` finds the same target; settings of the call win, and invalid ones are errors."""
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, ForcedEOSTokenLogitsProcessor, GenerationConfig
 
-from tests.builders import small_model, source
+from tests.builders import EVERY_FAMILY, small_model, source, targets
 from tests.helpers import PAIRS, WITH_SCORES, model_of_pairs, padded_batch, random_tokens, tiny_model
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration, search
 from vaswani_transformer.generation import CallSettings
 
 # Not tied, because a random tied model repeats its last token; in float64, so that rounding decides between no tokens.
@@ -285,3 +286,46 @@ def test_papers_settings_are_saved_with_the_model(tmp_path: Path) -> None:
     search = AutoModelForSeq2SeqLM.from_pretrained(tmp_path).generation_config
     assert (search.num_beams, search.length_penalty) == (4, 0.6)
     assert (search.length_penalty_type, search.max_source_relative_length) == ("gnmt", 50)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ({"inputs": random_tokens(6)}, r"inputs: not a batch of texts; got shape \(6,\), expected"),
+        ({"input_ids": random_tokens(6)}, r"input_ids: .* got shape \(6,\), expected"),
+        ({"input_ids": [[5, 6, 2]]}, "input_ids: .* got a list, expected a tensor"),
+        ({"input_ids": random_tokens(2, 6), "attention_mask": [[1] * 6] * 2}, "attention_mask: .* got a list"),
+        ({"inputs_embeds": torch.zeros(6, 32)}, r"inputs_embeds: .* got shape \(6, 32\), expected"),
+        ({"input_ids": random_tokens(2, 6), "generation_config": {"num_beams": 2}}, "generation_config: .*GenerationC"),
+        (
+            {"input_ids": random_tokens(2, 6), "watermarking_config": {"bias": 2.0}},
+            "watermarking_config: .* got {'bias",
+        ),
+    ],
+)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_argument_of_a_wrong_type_or_shape_is_an_error_of_one_line(
+    family: str, call: dict[str, Any], message: str
+) -> None:
+    model = EVERY_FAMILY[family]()
+    with pytest.raises(ValueError, match=rf"^{message}[^\n]*$"):
+        model.generate(**call)
+    if not call.keys() & {"inputs", "generation_config", "watermarking_config"}:
+        with pytest.raises(ValueError, match=rf"^{message}[^\n]*$"):
+            model(**call, labels=targets(3, 2))
+
+
+@pytest.mark.parametrize("family", sorted(EVERY_FAMILY.keys() - {"flowseq"}))
+@pytest.mark.parametrize("beams", [1, 3])
+def test_scores_of_nan_are_a_warning(family: str, beams: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlowSeq raises its own error."""
+    model, reports = EVERY_FAMILY[family](), []
+    monkeypatch.setattr(search.logger, "warning", lambda *message: reports.append(message))
+    settings: dict[str, Any] = {"num_beams": beams} if family == "autoregressive" else {"length_beam_size": beams}
+    model.generate(random_tokens(3, 6), **settings)
+    assert reports == []
+    model.model.encoder.layers[0].register_forward_hook(
+        lambda *call: call[2].index_fill(0, torch.tensor([1]), math.nan)
+    )
+    model.generate(random_tokens(3, 6), **settings)
+    assert [message[1:] for message in reports] == [(1, 2)]

@@ -311,3 +311,18 @@ def test_do_sample_turns_the_noise_on_and_a_seed_repeats_it() -> None:
     torch.manual_seed(3)
     assert torch.equal(model.generate(source, do_sample=True), sampled)
     assert not torch.equal(sampled, plain)
+
+
+@pytest.mark.parametrize("is_relaxed", [False, True])
+def test_word_without_a_label_is_no_hint(is_relaxed: bool) -> None:
+    """Such as a word that glancing shows: its state is that of a step without any words."""
+    step = make_step(is_relaxed=is_relaxed)
+    states, logits, table = torch.randn(4, 4), torch.randn(4, 99), torch.randn(99, 4)
+    expected, _ = step(states, logits, table, noise=torch.zeros_like)
+    words = torch.tensor([-100, 5, -100, 6])
+    step.mixing.bias.data[1] = 50.0  # a hint that decides
+    mixed, tokens = step(states, logits, table, words, torch.zeros_like)
+    assert torch.equal(mixed[[0, 2]], expected[[0, 2]])
+    assert not bool(torch.isclose(mixed[[1, 3]], expected[[1, 3]]).all())
+    assert tokens is not None
+    assert tokens.kl[[0, 2]].tolist() == [0, 0]

@@ -128,3 +128,8 @@ def test_norm_comes_last() -> None:
     config = tiny_config(d_model=2, num_heads=1)
     output = AddAndNorm(config).eval()(torch.tensor([[3.0, 1.0]]), torch.tensor([[1.0, -1.0]]))
     torch.testing.assert_close(output, torch.tensor([[1.0, -1.0]]))
+
+
+def test_dropout_drops_nothing_of_the_residual() -> None:
+    residual, add_and_norm = torch.randn(5, 32), AddAndNorm(tiny_config(dropout=0.5)).train()
+    assert torch.equal(add_and_norm(residual, torch.zeros(5, 32)), add_and_norm.norm(residual))

@@ -1,7 +1,9 @@
 """Padding, caches, positions and the way of calling change nothing; sizes, ties and initialization are the paper's."""
 
 import math
+import pickle
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -353,3 +355,85 @@ def test_projection_with_a_bias_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^lm_head: its bias would be lost .* Save a projection without bias\.$"):
         model.save_pretrained(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_position_after_omitted_logits_is_an_error_that_names_skip_logits(family: str) -> None:
+    batch = {"input_ids": random_tokens(3, 6), "labels": targets(5, 4, 3)}
+    model = EVERY_FAMILY[family]().train()
+    outputs = model(**batch)
+    assert outputs[0] is outputs.loss is outputs["loss"]
+    assert outputs[:1] == (outputs.loss,)
+    assert outputs.logits is None
+    assert len(outputs.to_tuple()) == len(outputs.values()) == len(outputs)
+    for position in (1, -1, slice(2), slice(1, None), slice(None)):
+        with pytest.raises(ValueError, match=r"^outputs\[.*\]: .* Pass skip_logits=False to forward, [^\n]*$"):
+            outputs[position]
+    copied = pickle.loads(pickle.dumps(type(outputs)(**{name: value.detach() for name, value in outputs.items()})))
+    assert (type(copied), float(copied[0])) == (type(outputs), float(outputs.loss.detach()))
+    loss, logits = model(**batch, skip_logits=False)[:2]
+    assert (loss.shape, logits.shape) == ((), (3, 5, 99))
+    assert model(**batch, return_dict=False)[1].shape == (3, 5, 99)  # a tuple cannot say what it lacks
+    assert model.eval()(**batch)[1].shape == (3, 5, 99)
+
+
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_replaced_embeddings_count_for_ids_and_their_hooks_run(family: str, tmp_path: Path) -> None:
+    model, calls = EVERY_FAMILY[family](), []
+    embedding = torch.nn.Embedding(99, 32)
+    model.set_input_embeddings(embedding)
+    model.tie_weights()
+    embedding.register_forward_hook(lambda *_: calls.append(1))
+    source, labels = random_tokens(3, 6), targets(5, 4, 3)
+    torch.testing.assert_close(
+        model(input_ids=source, labels=labels).loss,
+        model(inputs_embeds=model.get_input_embeddings()(source), labels=labels).loss,
+    )
+    assert len(calls) > 1
+    with pytest.raises(ValueError, match=r"^embeddings: .* Set config.scale_embedding to False"):
+        model.save_pretrained(tmp_path)
+    model.config.scale_embedding = False
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(
+        again(input_ids=source, labels=labels).loss, model(input_ids=source, labels=labels).loss, **FLOAT32
+    )
+
+
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_functional_gradient_is_that_of_the_backward_pass_in_training_mode(family: str) -> None:
+    model, batch = EVERY_FAMILY[family]().train(), {"input_ids": random_tokens(3, 6), "labels": targets(5, 4, 3)}
+
+    def loss(weights: dict[str, Tensor]) -> Tensor:
+        torch.manual_seed(0)
+        return torch.func.functional_call(model, weights, (), batch).loss
+
+    weights = dict(model.named_parameters())
+    gradients = torch.func.grad(loss)({name: weight.detach() for name, weight in weights.items()})
+    loss(weights).backward()
+    for name, weight in weights.items():
+        torch.testing.assert_close(gradients[name], torch.zeros(()) if weight.grad is None else weight.grad)
+
+
+@pytest.mark.parametrize("form", [dict, lambda outputs: outputs.to_tuple(), lambda outputs: outputs[0]])
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_encoder_outputs_may_be_a_dict_a_tuple_or_a_tensor(family: str, form: Callable[..., Any]) -> None:
+    model, source, labels = EVERY_FAMILY[family](), random_tokens(3, 6), targets(5, 4, 3)
+    encoded = form(model.get_encoder()(source))
+    expected, outputs = model(input_ids=source, labels=labels), model(encoder_outputs=encoded, labels=labels)
+    assert torch.equal(outputs.loss, expected.loss)
+    limit: dict[str, Any] = {"max_source_relative_length": 3}
+    assert torch.equal(model.generate(encoder_outputs=encoded, **limit), model.generate(source, **limit))
+    with pytest.raises(ValueError, match=r"^encoder_outputs: no last_hidden_state; got"):
+        model.generate(encoder_outputs={"hidden_states": None})
+
+
+@pytest.mark.parametrize("kept", [slice(None, None, 2), slice(1, None), slice(1)], ids=str)
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_decoder_without_some_layers_decodes_with_its_cache_and_prepared(kept: slice, num_beams: int) -> None:
+    model, source = tiny_model(decoder_layers=3, tie_word_embeddings=False), random_tokens(3, 6)
+    model.model.decoder.layers = model.model.decoder.layers[kept]
+    settings: dict[str, Any] = {"num_beams": num_beams, "max_new_tokens": 8}
+    expected = model.generate(source, use_cache=False, **settings)
+    assert torch.equal(model.generate(source, **settings), expected)
+    assert torch.equal(prepare_for_inference(model).generate(source, **settings), expected)

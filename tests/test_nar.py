@@ -343,10 +343,10 @@ def long_target_model(family: str) -> Any:
     """Return a model whose targets have 30 tokens or more without a limit; the autoregressive one never ends."""
     if family == "nat":
         model = tiny_nat(max_length_difference=40)
-        model.length_difference.proj.bias.data[-1] = 1e4
+        model.length_difference.proj.bias.data = 1e4 * torch.arange(61.0)  # the longer, the likelier
     elif family == "cmlm":
         model = tiny_cmlm(max_target_length=40)
-        model.length_token.weight.data[1:40] = 0
+        model.length_token.weight.data[1:] = torch.arange(1.0, 41)[:, None] * model.length_token.weight.data[40]
     else:
         model = tiny_model(tie_word_embeddings=False)
         model.lm_head.weight.data[END] = -10 * model.lm_head.weight.data.abs().max()
@@ -397,7 +397,7 @@ def test_defaults_that_a_trainer_saves_shorten_no_target(family: str) -> None:
 def test_source_relative_length_bounds_each_target_by_its_own_source(family: str) -> None:
     model, (source, mask) = FAMILY[family](), padded_batch([9, 3, 5], "right")
     if family != "cmlm":  # predicts more tokens than two of the sources have
-        model.length_difference.proj.bias.data[-1] = 1e4
+        model.length_difference.proj.bias.data = 1e4 * torch.arange(41.0)
     call: dict[str, Any] = {"attention_mask": mask, "return_dict_in_generate": True}
     free = model.generate(source, **call).lengths
     expected = torch.minimum(free, mask.sum(1) + 1)
@@ -558,3 +558,33 @@ def test_prepared_copy_gives_the_same_tokens(family: str) -> None:
         found: Any = prepared.generate(source, **settings, return_dict_in_generate=True)
         torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, rtol=tolerance, atol=tolerance)
         assert dtype != "float32" or torch.equal(found.history, expected.history)
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_targets_returned_have_the_most_likely_different_lengths_within_the_limit(family: str) -> None:
+    """Sources of two tokens have lengths from 1 up, whatever their length differences."""
+    model, source = FAMILY[family](), random_tokens(3, 2)
+    logits = model.read_source(model.encode(source)[0], None).length_logits
+    first = 0 if family == "cmlm" else 2 - 20
+    settings: dict[str, Any] = {"length_beam_size": 5, "return_dict_in_generate": True}
+    for count, limit in ((3, 6), (4, 4), (5, 9)):
+        generated = model.generate(
+            source, num_return_sequences=count, max_new_tokens=limit, **settings | {"length_beam_size": count}
+        )
+        for lengths, row in zip(generated.lengths.view(3, count).tolist(), logits.tolist(), strict=True):
+            best = sorted(range(1, limit + 1), key=lambda m, row=row: -row[m - first])[:count]
+            assert sorted(lengths) == sorted(best)
+    few = model.generate(source, max_new_tokens=3, num_return_sequences=3, **settings)
+    assert sorted(few.lengths[:3].tolist()) == [1, 2, 3]
+    assert bool(few.sequences_scores.isfinite().all())
+    with pytest.raises(ValueError, match=r"^num_return_sequences: .* got 4, expected at most 3, the candidates of the"):
+        model.generate(source, max_new_tokens=3, num_return_sequences=4, **settings)
+
+
+def test_samples_of_flowseq_share_the_different_lengths_within_the_limit() -> None:
+    model, source = FAMILY["flowseq"](), random_tokens(3, 2)
+    settings: dict[str, Any] = {"length_beam_size": 5, "latent_temperature": 0.5, "num_latent_samples": 2}
+    generated = model.generate(
+        source, max_new_tokens=3, num_return_sequences=6, return_dict_in_generate=True, **settings
+    )
+    assert [sorted(row) for row in generated.lengths.view(3, 6).tolist()] == [[1, 1, 2, 2, 3, 3]] * 3

@@ -29,11 +29,12 @@ def test_soft_copy_equals_a_list_at_every_pair_of_lengths(side: str) -> None:
 
 
 def test_length_candidates_equal_lists() -> None:
-    """max(1, n + class - 20) for all n up to 40 and all classes."""
+    """n + class - 20 for all n up to 40 and all classes, without lengths below 1."""
     head, logits = tiny_nat(), -torch.arange(41.0)[None]
     for n in range(1, 41):
         source = EncodedSource(torch.zeros(1, n, 1), None, torch.ones(1, n).bool(), logits, torch.tensor([n - 20]))
-        assert head.best_lengths(source, 41).tolist() == [[max(1, n + label - 20) for label in range(41)]]
+        expected = [n + label - 20 for label in range(41) if n + label > 20]
+        assert head.best_lengths(source, len(expected)).tolist() == [expected]
         classes = head.length_classes(source, torch.arange(1, 81))
         assert classes.tolist() == [min(20, max(-20, m - n)) + 20 for m in range(1, 81)]
 

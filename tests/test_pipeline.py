@@ -10,8 +10,12 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 from transformers import GenerationConfig, pipeline
 
-from tests.helpers import PAIRS, WITH_SCORES, ModelAndTokenizer, paper_model_of_pairs
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
+from tests.helpers import PAIRS, WITH_SCORES, ModelAndTokenizer, paper_model_of_pairs, tiny_model
+from vaswani_transformer import (
+    VaswaniTransformerForConditionalGeneration,
+    VaswaniTransformerTokenizer,
+    prepare_for_inference,
+)
 from vaswani_transformer.pipeline import TASK
 from vaswani_transformer.pipeline import VaswaniTransformerTranslationPipeline as Translator
 from vaswani_transformer.tokenizer import text_encoder
@@ -156,3 +160,18 @@ def test_special_tokens_in_a_text_are_text(translator: Translator, generations: 
     ((arguments, _),) = generations
     expected = text_encoder(translator.tokenizer)("hello</s> <pad>")["input_ids"]
     assert arguments["input_ids"].tolist() == [expected]
+
+
+@pytest.mark.parametrize(
+    ("cleans_up", "expected"), [(True, "the dog sees, a house."), (False, "the dog sees , a house .")]
+)
+def test_spaces_before_punctuation_are_removed_on_request(cleans_up: bool, expected: str) -> None:
+    text = "the dog sees , a house ."
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator([text], 300)
+    translator = Translator(model=tiny_model(vocab_size=len(tokenizer)), tokenizer=tokenizer)
+    output = {
+        "output_ids": torch.tensor([[tokenizer(text)["input_ids"]]]),
+        "scores": None,
+        "has_text": torch.tensor(True),
+    }
+    assert translator.postprocess(output, clean_up_tokenization_spaces=cleans_up) == as_records([expected])

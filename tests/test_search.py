@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer import generation as generation_module
 from vaswani_transformer import search as search_module
 from vaswani_transformer.pretrained import CACHE
-from vaswani_transformer.search import length_penalty, top_continuations
+from vaswani_transformer.search import SearchSettings, SearchState, can_improve, length_penalty, top_continuations
 
 START, END = 0, 2
 
@@ -436,3 +437,13 @@ def test_returned_cache_has_every_row_and_every_token(way: str) -> None:
             assert {layer.keys.shape[0] for layer in part.layers} == {rows}
             assert {layer.values.shape[0] for layer in part.layers} == {rows}
     assert given_back.get_seq_length() == given.get_seq_length()
+
+
+def test_search_goes_on_while_an_open_beam_can_enter_the_n_best() -> None:
+    """The finished scores are -1 and -2, and the open beam can still reach -1.5: second of two, but not first."""
+    settings = SearchSettings(torch.tensor([9]), torch.tensor([2]), 1, num_beams=3, num_returned=2, alpha=0.0)
+    state = SearchState.start(torch.zeros(3, 1, dtype=torch.long), settings)
+    state.hypothesis_scores[0, :2] = torch.tensor([-1.0, -2.0])
+    for score, expected in ((-0.5, True), (-1.5, True), (-2.5, False), (float("nan"), True)):
+        state.scores[0, 0] = score
+        assert can_improve(state, 4, replace(settings, length_penalty_type="gnmt")).tolist() == [expected]

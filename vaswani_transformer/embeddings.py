@@ -50,7 +50,7 @@ def is_unwrapped(module: nn.Module, *classes: type[Module]) -> TypeGuard[Module]
 
 def read_table(embedding: nn.Module, rows: int, device: torch.device, scale: float = 1.0) -> Tensor:
     """Return an embedding's table (rows, width) without `scale`; calls `forward` if the module is wrapped."""
-    if is_unwrapped(embedding, nn.Embedding, ScaledEmbedding):
+    if is_unwrapped(embedding, nn.Embedding, ScaledEmbedding) and getattr(embedding, "embed_scale", 1.0) == scale:
         return embedding.weight
     return embedding(torch.arange(rows, device=device)) / scale
 

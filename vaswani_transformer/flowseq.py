@@ -221,7 +221,16 @@ class Flow(nn.Module):
 
     @torch.no_grad()
     def start(self, latents: Tensor, inputs: FlowInputs) -> None:
-        """Initialize the actnorms, in order, from a batch of latents (k B, T, d)."""
+        """Initialize the actnorms, in order, from a batch of latents (k B, T, d).
+
+        Raises:
+            ValueError: the weights are offloaded, so that they would not be changed.
+        """
+        if any(weight.is_meta for weight in self.parameters()):
+            raise ValueError(
+                "flow: its weights are offloaded, and start_flow would not change them; got weights on meta, expected "
+                "weights in memory. Load the model without a device_map first."
+            )
         for layer in self.layers:
             if isinstance(layer, ActNorm):
                 layer.start(latents, inputs)

@@ -22,9 +22,10 @@ from transformers.generation import (
     StoppingCriteria,
     StoppingCriteriaList,
 )
+from transformers.modeling_outputs import BaseModelOutput
 
 from .config import NAR_SETTINGS, SEARCH_SETTINGS, VaswaniTransformerConfig, as_token_ids
-from .pretrained import CACHE
+from .pretrained import CACHE, INPUT_SHAPES, as_encoder_output, check_inputs
 from .search import LENGTH_PENALTY_TYPES, SearchSettings, Stepper, beam_search, greedy_search
 from .stacks import empty_cache
 from .stepper import ModelStepper, caller_inputs, share_sources, shares_sources
@@ -58,6 +59,13 @@ def check_number(name: str, value: Any, least: float) -> None:
     if not is_number or not math.isfinite(value) or value < least:
         limit = f" of at least {least}" if math.isfinite(least) else ""
         refuse(name, "out of range", value, f"a {'whole' if is_whole else 'finite'} number{limit}")
+
+
+def check_call(generation_config: object, **call: object) -> None:
+    """Raise ValueError for arguments of `generate()` of a wrong type or shape."""
+    if generation_config is not None and not isinstance(generation_config, GenerationConfig):
+        refuse("generation_config", "wrong type", generation_config, "a GenerationConfig(...)")
+    check_inputs(**{name: value for name, value in call.items() if name in INPUT_SHAPES and name != "encoder_outputs"})
 
 
 @dataclass(eq=False)
@@ -129,6 +137,8 @@ class CallSettings:
         for name, least in (("length_penalty", -math.inf), ("num_beams", 1), ("max_source_relative_length", 0)):
             if name in self.values:
                 check_number(name, self.values[name], least)
+        if isinstance(watermark := self.given.get("watermarking_config"), dict):
+            refuse("watermarking_config", "wrong type", watermark, "a WatermarkingConfig(...)")
         if (penalty := self.values.get("length_penalty_type", "power")) not in LENGTH_PENALTY_TYPES:
             refuse("length_penalty_type", "unknown", penalty, f"one of {', '.join(LENGTH_PENALTY_TYPES)}")
         if self.values.keys() >= {"forced_eos_token_id", "max_source_relative_length"}:
@@ -317,7 +327,10 @@ class PaperBeamSearch(GenerationMixin):
         Raises:
             ValueError: a setting is out of range, or a target may exceed the learned positions.
         """
+        check_call(generation_config, inputs=inputs, **kwargs)
         self.config.check_generation_settings(generation_config)
+        if (encoded := kwargs.get("encoder_outputs")) is not None:  # Transformers may repeat the rows of the copy
+            kwargs["encoder_outputs"] = BaseModelOutput(**as_encoder_output(encoded))
         call = CallSettings(generation_config, self, kwargs)
         call.check()
         limits = call.source_limits(inputs)

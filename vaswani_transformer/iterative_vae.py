@@ -131,7 +131,7 @@ class LatentStep(nn.Module):
         self.dropout = Dropout(config.latent_dropout)
         self.norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
         self.temperature, self.is_relaxed = config.gumbel_temperature, config.latent_sample == "relaxed"
-        self.scale = config.embedding_scale
+        self.config = config
 
     def forward(
         self,
@@ -163,7 +163,7 @@ class LatentStep(nn.Module):
             kl = relaxed_divergence(hint) if self.is_relaxed else divergence(scores, seen, hint)
             scores = scores.scatter_add(1, seen, hint)  # (n, V), s
         gate = gate.sigmoid().to(states.dtype)
-        embedded = self.scale * self.embed(scores, table, noise).to(states.dtype)  # (n, d_model)
+        embedded = self.config.embedding_scale * self.embed(scores, table, noise).to(states.dtype)  # (n, d_model)
         mixed = self.norm(gate * states + self.dropout((1 - gate) * embedded)).to(states.dtype)
         if words is None:
             return mixed, None

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from .config import VaswaniTransformerConfig, as_token_ids
+from .pretrained import check_inputs
 
 CHUNK = 256  # tokens at a time on a CPU
 CACHE_ROWS = 32  # tokens whose float32 logits fit into a core's cache
@@ -76,26 +77,33 @@ class FusedLinearCrossEntropy(torch.autograd.Function):
     With q = (1 - eps) onehot(y) + eps / V and logits z, the loss of a token is -sum_v q_v log softmax(z)_v =
     (1 - eps) (lse(z) - z_y) + eps (lse(z) - mean(z)), with the gradient softmax(z) - q. Since mean(z) is
     h . mean(weight), the smoothing needs no pass over the logits. The forward pass also computes the gradients, and the
-    backward pass scales them.
+    backward pass scales them. `setup_context` makes `torch.func.grad` work.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, is_target: Tensor | None, smoothing: float
-    ) -> Tensor:
-        """Return the summed loss, in at least float32.
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        is_target: Tensor | None,
+        smoothing: float,
+        needs_grad: tuple[bool, bool],
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return the summed loss, in at least float32, and its gradients in `hidden` and `weight`.
 
         Args:
             hidden: (N, d_model).
             weight: (V, d_model).
             labels: (N,).
             is_target: (N,), False at rows without a loss; None if all rows have one.
+            smoothing: eps_ls.
+            needs_grad: whether to compute each of the two gradients.
         """
         wide = accumulation_dtype(hidden.dtype)
         projection = weight.to(hidden.dtype)  # (V, d_model)
         mean_weight = weight.mean(0, dtype=wide)  # (d_model,)
-        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        grad_weight = torch.zeros_like(weight, dtype=wide) if ctx.needs_input_grad[1] else None
+        grad_hidden = torch.empty_like(hidden) if needs_grad[0] else None
+        grad_weight = torch.zeros_like(weight, dtype=wide) if needs_grad[1] else None
         loss = torch.zeros((), dtype=wide, device=hidden.device)
         workspace = LossWorkspace(hidden, projection, mean_weight, smoothing)
         for start in range(0, hidden.shape[0], workspace.size):
@@ -116,19 +124,25 @@ class FusedLinearCrossEntropy(torch.autograd.Function):
             grad_hidden = None if grad_hidden is None else grad_hidden * is_target[:, None]
         if grad_weight is not None:
             grad_weight -= smoothing / weight.shape[0] * hidden.sum(0, dtype=wide)
+        return loss, grad_hidden, grad_weight
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor | None, Tensor | None]) -> None:
+        _, grad_hidden, grad_weight = output
+        ctx.mark_non_differentiable(*(gradient for gradient in (grad_hidden, grad_weight) if gradient is not None))
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(grad_hidden, grad_weight)
-        ctx.weight_dtype = weight.dtype
-        return loss
+        ctx.weight_dtype = inputs[1].dtype
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad_loss: Tensor, *_: None) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
         grad_hidden, grad_weight = ctx.saved_tensors
         if grad_hidden is not None:
             grad_hidden = grad_hidden * grad_loss.to(grad_hidden.dtype)
         if grad_weight is not None:
             grad_weight = (grad_weight * grad_loss).to(ctx.weight_dtype)
-        return grad_hidden, grad_weight, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None
 
 
 def recount(num_items: Tensor | int | None, before: Tensor, after: Tensor) -> Tensor | int | None:
@@ -148,6 +162,7 @@ def without_padding(
     Raises:
         ValueError: the labels are not integers of shape (B, T) with T > 0.
     """
+    check_inputs(labels=labels)
     is_whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
     if labels.dim() != 2 or labels.shape[1] == 0 or not is_whole:
         raise ValueError(
@@ -204,7 +219,8 @@ def projected_cross_entropy(
         targets = is_target.nonzero()[:, 0]
         hidden, flat_labels, is_target = hidden.index_select(0, targets), flat_labels.index_select(0, targets), None
     with torch.autocast(device_type, enabled=False):
-        loss = FusedLinearCrossEntropy.apply(hidden, weight, flat_labels, is_target, smoothing)
+        needs_grad = hidden.requires_grad, weight.requires_grad
+        loss, *_ = FusedLinearCrossEntropy.apply(hidden, weight, flat_labels, is_target, smoothing, needs_grad)
     return reduce_loss(loss, labels, num_items_in_batch)
 
 

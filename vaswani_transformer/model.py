@@ -3,25 +3,24 @@
 B batch, S source, T target, k target rows per source row, V vocabulary.
 """
 
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack, cast
 
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2SeqModelOutput
+from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .config import VaswaniTransformerConfig
 from .embeddings import ScaledEmbedding, is_unwrapped
 from .generation import PaperBeamSearch
 from .loss import cross_entropy, projected_cross_entropy, without_padding
-from .pretrained import CACHE, VaswaniTransformerPreTrainedModel, given_cache
+from .pretrained import CACHE, VaswaniTransformerPreTrainedModel, as_encoder_output, given_cache
 from .stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
-
-
-def as_encoder_output(outputs: tuple[Any, ...] | BaseModelOutput) -> BaseModelOutput:
-    """Convert an encoder output that is a tuple to a `BaseModelOutput`."""
-    return outputs if isinstance(outputs, BaseModelOutput) else BaseModelOutput(*outputs[:3])
 
 
 class EncoderDecoder(VaswaniTransformerPreTrainedModel):
@@ -52,9 +51,11 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
         return dict(self._tied_weights_keys)
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the shared embedding by a `ScaledEmbedding`, and tie both stacks to its weight."""
-        self.shared = cast(ScaledEmbedding, value)
+        """Use a different module for source and target embeddings, or tie both stacks to the resized `shared`."""
+        is_other, self.shared = value is not self.shared, cast(ScaledEmbedding, value)
         for stack in (self.encoder, self.decoder):
+            if is_other:
+                stack.embed_tokens = self.shared
             stack.embed_tokens.weight = self.shared.weight
             stack.embed_tokens.num_embeddings = self.shared.num_embeddings
 
@@ -155,6 +156,40 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
         )
 
 
+@dataclass
+class LMOutput(Seq2SeqLMOutput):
+    """Output of a model with an output projection.
+
+    Fields are read by name, or by position among those that are not None. Since omitted logits would shift the
+    positions after the loss, these are errors.
+    """
+
+    def __getitem__(self, k: Any) -> Any:
+        if not isinstance(k, str) and self.loss is not None and self.logits is None:
+            positions = range(len(self))[k]
+            last = positions if isinstance(positions, int) else max(positions, default=0)
+            if last > 0:
+                raise ValueError(
+                    f"outputs[{k}]: the logits, field 1, were omitted, as in training; got only the loss and fields "
+                    "after the logits. Pass skip_logits=False to forward, or read fields by name."
+                )
+        return super().__getitem__(k)
+
+
+def can_return_whole_tuple(forward: Callable[..., LMOutput]) -> Callable[..., Any]:
+    """Decorate `forward` as Transformers' `can_return_tuple`, but compute logits for a tuple, which has no names."""
+    as_tuple = can_return_tuple(forward)
+
+    @functools.wraps(forward)
+    def wrapper(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+        wanted = kwargs.get("return_dict")
+        if not (self.config.return_dict if wanted is None else wanted) and kwargs.get("skip_logits") is None:
+            kwargs["skip_logits"] = False
+        return as_tuple(self, *args, **kwargs)
+
+    return wrapper
+
+
 class ProjectedModel(VaswaniTransformerPreTrainedModel):
     """Base class of models with the tied output projection (3.4) and the loss (5.4).
 
@@ -250,7 +285,7 @@ class VaswaniTransformerForConditionalGeneration(ProjectedModel, PaperBeamSearch
         """Return `labels` (B, T) shifted right; called by data collators."""
         return shift_right(labels, self.config)
 
-    @can_return_tuple
+    @can_return_whole_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -267,7 +302,7 @@ class VaswaniTransformerForConditionalGeneration(ProjectedModel, PaperBeamSearch
         logits_to_keep: int | Tensor = 0,
         skip_logits: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
-    ) -> Seq2SeqLMOutput:
+    ) -> LMOutput:
         """Compute the logits of a target's next tokens, or the loss of a target.
 
         Args:
@@ -311,4 +346,4 @@ class VaswaniTransformerForConditionalGeneration(ProjectedModel, PaperBeamSearch
             outputs.last_hidden_state, labels, logits_to_keep, skip_logits, num_items_in_batch
         )
         others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
-        return Seq2SeqLMOutput(loss=loss, logits=logits, **others)
+        return LMOutput(loss=loss, logits=logits, **others)

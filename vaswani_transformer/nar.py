@@ -16,17 +16,18 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationConfig, GenerationMixin
-from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions, Seq2SeqLMOutput
-from transformers.utils import ModelOutput, can_return_tuple
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
+from transformers.utils import ModelOutput
 
 from .attention import SelfAttention, padding_mask
 from .config import TOKEN_IDS, VaswaniTransformerConfig, as_token_ids, checked_field, loss_weight
 from .embeddings import text_positions
-from .generation import CallSettings, check_number, default_settings, refuse
+from .generation import CallSettings, check_call, check_number, default_settings, refuse
 from .layers import VaswaniTransformerDecoderLayer
 from .loss import accumulation_dtype, chunk_size, reduce_loss, without_padding
-from .model import ProjectedModel, as_encoder_output
-from .pretrained import check_mask, given_cache
+from .model import LMOutput, ProjectedModel, can_return_whole_tuple
+from .pretrained import as_encoder_output, check_inputs, check_mask, given_cache
+from .search import report_nan
 from .stacks import VaswaniTransformerDecoder, check_rows
 
 always_none = checked_field(
@@ -154,7 +155,7 @@ class EncodedSource(NamedTuple):
 
 
 @dataclass
-class NarLMOutput(Seq2SeqLMOutput):
+class NarLMOutput(LMOutput):
     """Output of a non-autoregressive model; the fields below are None without labels."""
 
     token_loss: Tensor | None = None  # mean in nats per target token; label-smoothed in training mode
@@ -255,8 +256,8 @@ FAMILY_SETTINGS = {"num_iterations", "do_sample", "latent_temperature", "num_lat
 """Settings that only one model family has."""
 SOURCE = ("input_ids", "attention_mask", "encoder_outputs", "inputs_embeds", "position_ids")
 """Source arguments of `generate()`."""
-IGNORED = {"labels", "decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds", "target_lengths"}
-IGNORED |= {"synced_gpus"}  # every process runs the same number of passes
+TARGET_INPUTS = ("decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds", "target_lengths")
+IGNORED = {"labels", *TARGET_INPUTS, "synced_gpus"}  # every process runs the same number of passes
 
 
 class NarHead(ProjectedModel, GenerationMixin):
@@ -280,7 +281,7 @@ class NarHead(ProjectedModel, GenerationMixin):
         """Predict a target for each of `lengths` (l B,)."""
         raise NotImplementedError
 
-    @can_return_tuple
+    @can_return_whole_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -326,6 +327,7 @@ class NarHead(ProjectedModel, GenerationMixin):
                 "Trainer's label_smoothing_factor to 0 and no compute_loss_func; config.label_smoothing smooths."
             )
         words = decoder_input_ids, decoder_attention_mask, decoder_inputs_embeds, target_lengths
+        check_inputs(**dict(zip(TARGET_INPUTS, words, strict=True)))
         further = {name: kwargs.pop(name, None) for name in self.further_arguments}
         given = TargetInputs(labels, num_items_in_batch, *words, further)
         kwargs.pop("use_cache", None)
@@ -368,9 +370,16 @@ class NarHead(ProjectedModel, GenerationMixin):
         first = source.first_length.repeat_interleave(len(lengths) // len(source.first_length))
         return (lengths.clamp(min=1) - first).clamp(0, source.length_logits.shape[1] - 1)
 
+    def is_allowed(self, source: EncodedSource, limits: Tensor | None = None) -> Tensor:
+        """Return whether each length class (B, C) is a length from 1 to `limits` (B,)."""
+        classes = torch.arange(source.length_logits.shape[1], device=source.memory.device)
+        lengths = source.first_length[:, None] + classes  # (B, C)
+        return lengths.ge(1) if limits is None else lengths.ge(1) & lengths.le(limits[:, None])
+
     def best_lengths(self, source: EncodedSource, count: int) -> Tensor:
-        """Return the `count` most likely target lengths (B, l) of each source, best first."""
-        classes = source.length_logits.sort(dim=1, descending=True, stable=True).indices[:, :count]
+        """Return the `count` most likely target lengths (B, l) of each source, best first; impossible ones are 1."""
+        logits = source.length_logits.masked_fill(~self.is_allowed(source), float("-inf"))
+        classes = logits.sort(dim=1, descending=True, stable=True).indices[:, :count]
         return (source.first_length[:, None] + classes).clamp(min=1)
 
     def target_mask(self, source: EncodedSource, given: TargetInputs) -> Tensor:
@@ -443,6 +452,7 @@ class NarHead(ProjectedModel, GenerationMixin):
             ValueError: this model does not support a setting, or a value is out of range.
         """
         self.config.check_generation_settings(generation_config)
+        check_call(generation_config, inputs=inputs, **call)
         given = {name: call.pop(name, None) for name in SOURCE}
         if inputs is not None and given["input_ids"] is not None:
             refuse("input_ids", "another name of inputs, and both are given", given["input_ids"], "None")
@@ -450,9 +460,9 @@ class NarHead(ProjectedModel, GenerationMixin):
             given["input_ids"] = inputs
         settings = self.read_settings(generation_config, {name: call[name] for name in call.keys() - IGNORED})
         source = self.read_source(self.encode(**given)[0], given["attention_mask"])
-        lengths = self.choose_lengths(source, settings)  # (B, l)
+        lengths, is_candidate = self.choose_lengths(source, settings)  # (B, l) each
         targets = self.decode_targets(source, lengths.flatten(), settings)
-        return self.choose_targets(source, targets, lengths, settings)
+        return self.choose_targets(source, targets, lengths, is_candidate, settings)
 
     def read_settings(self, generation_config: GenerationConfig | None, call: dict[str, Any]) -> NarSettings:
         """Return the settings of the call, else of its generation config, else of the model.
@@ -489,18 +499,41 @@ class NarHead(ProjectedModel, GenerationMixin):
         settings.suppress_tokens = sum(special, suppressed)
         return settings
 
-    def choose_lengths(self, source: EncodedSource, settings: NarSettings) -> Tensor:
-        """Return the target lengths (B, l) to decode: the most likely ones, within the limits, for each sample."""
-        lengths = self.best_lengths(source, settings.length_beam_size)
+    def length_limits(self, source: EncodedSource, settings: NarSettings) -> Tensor:
+        """Return the largest target length (B,) of each source."""
+        limits = torch.full_like(source.lengths, torch.iinfo(torch.long).max)  # (B,)
         if settings.max_new_tokens is not None:
-            lengths = lengths.clamp(max=settings.max_new_tokens)
+            limits = limits.clamp(max=settings.max_new_tokens)
         elif settings.max_length is not None:
-            lengths = lengths.clamp(max=settings.max_length - 1)  # without the start token
+            limits = limits.clamp(max=settings.max_length - 1)  # without the start token
         if self.config.position_embedding == "learned":
-            lengths = lengths.clamp(max=self.config.max_position_embeddings)
+            limits = limits.clamp(max=self.config.max_position_embeddings)
         if settings.max_source_relative_length is not None:
-            lengths = torch.minimum(lengths, source.lengths[:, None] + settings.max_source_relative_length)
-        return lengths.repeat_interleave(settings.num_latent_samples, dim=1)
+            limits = torch.minimum(limits, source.lengths + settings.max_source_relative_length)
+        return limits
+
+    def choose_lengths(self, source: EncodedSource, settings: NarSettings) -> tuple[Tensor, Tensor]:
+        """Return the target lengths (B, l) to decode for each sample, and whether each is a candidate (B, l).
+
+        They are the most likely lengths within the limits, or the limit if no class is. A source with fewer of them
+        than others has repetitions, which are not candidates.
+
+        Raises:
+            ValueError: a source has fewer candidates than targets to return.
+        """
+        limits, samples = self.length_limits(source, settings), settings.num_latent_samples
+        is_allowed = self.is_allowed(source, limits)  # (B, C)
+        logits = source.length_logits.masked_fill(~is_allowed, float("-inf"))
+        within = EncodedSource(source.memory, source.attention_mask, source.is_real, logits, source.first_length)
+        lengths = self.best_lengths(within, settings.length_beam_size)  # (B, l)
+        lengths = torch.minimum(lengths, limits[:, None])
+        counts = is_allowed.sum(1).clamp(1, lengths.shape[1])  # (B,)
+        fewest = int(counts.min()) * samples if settings.num_return_sequences > 1 else 1
+        if settings.num_return_sequences > fewest:
+            expected = f"at most {fewest}, the candidates of the source with the fewest possible lengths"
+            refuse("num_return_sequences", "out of range", settings.num_return_sequences, expected)
+        is_candidate = torch.arange(lengths.shape[1], device=lengths.device) < counts[:, None]  # (B, l)
+        return lengths.repeat_interleave(samples, dim=1), is_candidate.repeat_interleave(samples, dim=1)
 
     def read_words(
         self, states: Tensor, lengths: Tensor, is_read: Tensor, settings: NarSettings, has_scores: bool
@@ -509,14 +542,15 @@ class NarHead(ProjectedModel, GenerationMixin):
 
         The last position of each of `lengths` (l B,) is always the end token, and no other position has a suppressed
         id; probabilities are not renormalized. Both results are 0 where `is_read` (l B, T) is False, and without
-        `has_scores` all log-probabilities are.
+        `has_scores` all log-probabilities are, but NaN where the logits are.
         """
         is_last = torch.arange(is_read.shape[1], device=lengths.device) == lengths[:, None] - 1  # (l B, T)
         suppressed = torch.tensor(settings.suppress_tokens, dtype=torch.long, device=states.device)
-        chosen, chosen_log_probs = [], []
+        chosen, chosen_log_probs, is_nan = [], [], []
         for logits, ends in self.logits_of(states, is_read, is_last):  # (N, V), (N,)
             kept = logits.index_select(1, suppressed)
             best = argmax(logits.index_fill_(1, suppressed, float("-inf")))
+            is_nan.append(logits.gather(1, best[:, None]).squeeze(1).isnan())
             if self.config.end_token_id is not None:
                 best = best.masked_fill(ends, self.config.end_token_id)
             chosen.append(best)
@@ -527,18 +561,26 @@ class NarHead(ProjectedModel, GenerationMixin):
         log_probs = states.new_zeros(is_read.shape, dtype=accumulation_dtype(states.dtype))
         if has_scores:
             log_probs = log_probs.masked_scatter(is_read, torch.cat(chosen_log_probs))
-        return tokens, log_probs
+        is_nan = torch.zeros_like(is_read).masked_scatter(is_read, torch.cat(is_nan))
+        return tokens, log_probs.masked_fill(is_nan, float("nan"))
 
     def choose_targets(
-        self, source: EncodedSource, targets: NarTargets, lengths: Tensor, settings: NarSettings
+        self,
+        source: EncodedSource,
+        targets: NarTargets,
+        lengths: Tensor,
+        is_candidate: Tensor,
+        settings: NarSettings,
     ) -> Tensor | NarGenerateOutput:
-        """Return the n best of the targets of `lengths` (B, l) for each source."""
+        """Return the n best of the targets of `lengths` (B, l) for each source, where `is_candidate` (B, l)."""
         start, pad = self.config.token_id("target_start_token_id"), self.config.token_id("pad_token_id")
         scores = targets.log_probs.sum(1) if targets.log_likelihoods is None else targets.log_likelihoods
         classes = self.length_classes(source, lengths.flatten()).view_as(lengths)
         log_lengths = source.length_logits.to(scores.dtype).log_softmax(-1).gather(1, classes)  # (B, l)
         scores = scores.view_as(lengths) + settings.length_weight * log_lengths
         scores = scores / lengths.to(scores.dtype) ** settings.length_penalty
+        report_nan(scores.isnan().any(1))
+        scores = scores.masked_fill(~is_candidate, float("-inf"))
         scores, order = scores.sort(dim=1, descending=True, stable=True)
         scores, order = (values[:, : settings.num_return_sequences] for values in (scores, order))  # (B, n)
         rows = (order + torch.arange(len(lengths), device=order.device)[:, None] * lengths.shape[1]).flatten()

@@ -104,8 +104,11 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
 
     def postprocess(self, model_outputs: Any, **decode_kwargs: Any) -> list[dict[str, Any]]:
         """Return the translations of one text as dictionaries, best first."""
-        decode = self.tokenizer.batch_decode
-        texts = decode(model_outputs["output_ids"][0], skip_special_tokens=True, **decode_kwargs)
+        cleans_up = decode_kwargs.get("clean_up_tokenization_spaces")
+        decode_kwargs["clean_up_tokenization_spaces"] = None if cleans_up is None else False
+        texts = self.tokenizer.batch_decode(model_outputs["output_ids"][0], skip_special_tokens=True, **decode_kwargs)
+        if cleans_up:  # Transformers ignores it for byte-pair encoding
+            texts = [self.tokenizer.clean_up_tokenization(text) for text in texts]
         records = [{"translation_text": text if model_outputs["has_text"] else ""} for text in texts]
         if model_outputs["scores"] is not None:
             for record, score in zip(records, model_outputs["scores"][0].tolist(), strict=True):

@@ -2,8 +2,9 @@
 
 import copy
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from transformers import PreTrainedConfig
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationConfig, GenerationMixin
-from transformers.modeling_outputs import Seq2SeqLMOutput
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.modeling_utils import PreTrainedModel
 
 from .config import VaswaniTransformerConfig
@@ -26,8 +27,9 @@ PRIVATE_NAMES: dict[type, str] = {
     PreTrainedConfig: "_attn_implementation _auto_class _get_generation_parameters",
     PreTrainedModel: (
         "_apply _auto_class _can_compile_fullgraph _can_record_outputs _fsdp_plan _init_weights _input_embed_layer "
-        "_keep_in_fp32_modules_strict _no_split_modules _skip_keys_device_placement _supports_attention_backend "
-        "_supports_flash_attn _supports_flex_attn _supports_sdpa _tied_weights_keys _tp_plan"
+        "_hf_peft_config_loaded _keep_in_fp32_modules_strict _no_split_modules _skip_keys_device_placement "
+        "_supports_attention_backend _supports_flash_attn _supports_flex_attn _supports_sdpa "
+        "_tied_weights_keys _tp_plan"
     ),
 }
 """Private names of Transformers that the models use; all `KNOWN_VERSIONS` have them."""
@@ -52,6 +54,48 @@ def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
     return {"embed_tokens": "embedding_rowwise"} | plan | _FEED_FORWARD_PLAN
 
 
+INPUT_SHAPES = {
+    **dict.fromkeys(("inputs", "input_ids", "decoder_input_ids"), ("texts", "tokens")),
+    **dict.fromkeys(("inputs_embeds", "decoder_inputs_embeds", "encoder_outputs"), ("texts", "tokens", "d_model")),
+    **dict.fromkeys(("attention_mask", "decoder_attention_mask", "labels", "target_lengths"), None),
+}
+"""Dimensions of the inputs of `forward` and `generate()`; None: checked where the input is used."""
+
+
+def check_inputs(**inputs: object) -> None:
+    """Raise ValueError for an input in `INPUT_SHAPES` that is a list, or has no dimension of texts."""
+    for name, value in inputs.items():
+        shape = INPUT_SHAPES.get(name)
+        if isinstance(value, Tensor) and (shape is None or value.dim() == len(shape)):
+            continue
+        if isinstance(value, Tensor) or (name in INPUT_SHAPES and isinstance(value, (list, tuple))):
+            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            expected = "a tensor" if shape is None else f"a tensor of shape ({', '.join(shape)})"
+            raise ValueError(
+                f"{name}: not a batch of texts; got {got}, expected {expected}. Pass one text as a batch of 1."
+            )
+
+
+def as_encoder_output(outputs: Mapping[str, Any] | Sequence[Any] | Tensor) -> BaseModelOutput:
+    """Convert encoder outputs, which may be a tuple, a dictionary or the last state alone, to a `BaseModelOutput`."""
+    if isinstance(outputs, BaseModelOutput):
+        return outputs
+    if isinstance(outputs, Tensor):
+        outputs = (outputs,)
+    names = ("last_hidden_state", "hidden_states", "attentions")
+    values: dict[str, Any]
+    if isinstance(outputs, Mapping):
+        values, got = {name: outputs.get(name) for name in names}, f"keys {sorted(outputs)}"
+    else:
+        values, got = dict(zip(names, outputs, strict=False)), f"a {type(outputs).__name__} of {len(outputs)}"
+    if not isinstance(states := values.get("last_hidden_state"), Tensor):
+        raise ValueError(
+            f"encoder_outputs: no last_hidden_state; got {got}, expected what get_encoder() of the model returns."
+        )
+    check_inputs(encoder_outputs=states)
+    return BaseModelOutput(**cast(Any, values))
+
+
 def embed_text(
     embed_tokens: nn.Module, input_ids: Tensor | None, inputs_embeds: Tensor | None, prefix: str = ""
 ) -> Tensor:
@@ -59,6 +103,7 @@ def embed_text(
     if (input_ids is None) == (inputs_embeds is None):
         given = "neither was" if input_ids is None else "both were"
         raise ValueError(f"Give exactly one of {prefix}input_ids and {prefix}inputs_embeds; {given} given.")
+    check_inputs(**{f"{prefix}input_ids": input_ids, f"{prefix}inputs_embeds": inputs_embeds})
     embedded = embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
     if 0 in embedded.shape[:2]:
         raise ValueError(
@@ -71,8 +116,9 @@ def embed_text(
 def check_mask(attention_mask: object, rows: int, tokens: int, name: str, queries: int | None = None) -> None:
     """Raise ValueError unless a mask has the shape (rows, tokens), or with `queries` is a valid 4D mask.
 
-    Masks that are not tensors pass.
+    Masks that are neither tensors nor lists pass.
     """
+    check_inputs(**{name: attention_mask})
     if not isinstance(attention_mask, Tensor) or attention_mask.shape == (rows, tokens):
         return
     shape, four = tuple(attention_mask.shape), ""
@@ -171,7 +217,11 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
         """Save the model; add code only after `register_for_auto_class()` or with `push_to_hub=True`.
 
         The configuration has an `auto_map` only if the code is saved. Shards replace an earlier single file.
+
+        Raises:
+            ValueError: loading the folder would not give this model.
         """
+        self.check_saved_as_it_is(Path(save_directory))
         if kwargs.get("push_to_hub") and not self.is_remote_code():
             self.with_remote_code().save_pretrained(save_directory, *args, **kwargs)
             return
@@ -183,6 +233,19 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
         folder, name = Path(save_directory), ".".join(filter(None, ("model", kwargs.get("variant"))))
         if any(folder.glob(f"{name}-*-of-*.safetensors")):
             (folder / f"{name}.safetensors").unlink(missing_ok=True)
+
+    def check_saved_as_it_is(self, folder: Path) -> None:
+        """Raise ValueError if a model loaded from `folder` would get an adapter, or another scale of embeddings."""
+        if (folder / "adapter_config.json").exists() and not self._hf_peft_config_loaded:
+            raise ValueError(
+                f"{folder}: contains adapter_config.json, so loading it would apply that adapter to this model, whose "
+                "weights are complete. Save the model in a different folder."
+            )
+        if self.config.scale_embedding and type(self.get_input_embeddings()) is nn.Embedding:
+            raise ValueError(
+                "embeddings: a loaded model would multiply them by sqrt(d_model); got an Embedding, expected a "
+                "ScaledEmbedding. Set config.scale_embedding to False, and the loaded model uses them unscaled."
+            )
 
     @property
     def dummy_inputs(self) -> dict[str, Tensor]:

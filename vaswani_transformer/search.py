@@ -6,16 +6,40 @@ vocabulary. Rows of a source are consecutive: row i belongs to source i // k.
 
 import functools
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
 
 LENGTH_PENALTY_TYPES = ("power", "gnmt")
 NOT_FINISHED = -1e9  # score of an empty slot
 TOPK_GROUP = 16  # tokens in a group of `top_continuations`; a power of two
+
+
+def warn_of_nan(sources: list[int]) -> None:
+    """Warn that the targets of these sources of a batch are meaningless."""
+    logger.warning(
+        "The scores of %d sources are NaN (the first is number %d of its batch), so their targets are meaningless. Use "
+        "float32, and check that the weights are finite.",
+        len(sources),
+        sources[0] + 1,
+    )
+
+
+nan_handler: ContextVar[Callable[[list[int]], None]] = ContextVar("nan_handler", default=warn_of_nan)
+"""Function that gets the indices of sources whose scores are NaN at the end of a search; commands raise an error."""
+
+
+def report_nan(is_nan: Tensor) -> None:
+    """Call `nan_handler` if the scores of any source are NaN, `is_nan` (B,)."""
+    if not torch.compiler.is_compiling() and bool(is_nan.any()):
+        nan_handler.get()(is_nan.nonzero()[:, 0].tolist())
 
 
 class Stepper(Protocol):
@@ -155,7 +179,7 @@ def can_improve(state: SearchState, new_tokens: int, settings: SearchSettings) -
     """Return whether an open beam of each source can still enter its n best (A,), or its k best under "power"."""
     scores = state.hypothesis_scores[state.active]  # (A, k)
     last = settings.num_returned if settings.length_penalty_type == "gnmt" else settings.num_beams
-    improves = score_bound(state, new_tokens, settings)[:, 0] > scores[:, last - 1]
+    improves = ~(score_bound(state, new_tokens, settings)[:, 0] <= scores[:, last - 1])  # True for NaN, reported later
     return improves & (scores[:, -1] == NOT_FINISHED) if settings.early_stopping is True else improves
 
 
@@ -335,6 +359,7 @@ def beam_search(stepper: Stepper, prompt: Tensor, settings: SearchSettings) -> H
 
 def best_hypotheses(state: SearchState, prompt_length: int, settings: SearchSettings) -> Hypotheses:
     """Return the n best hypotheses of every source."""
+    report_nan(state.hypothesis_scores.isnan().any(1))
     best = state.hypotheses[:, :, : settings.num_returned].flatten(1, 2)  # (2, n B, T)
     longest = int((best[0] >= 0).sum(1).max())
     tokens, beam_indices = best[:, :, :longest]
@@ -369,10 +394,13 @@ def greedy_search(stepper: Stepper, prompt: Tensor, settings: SearchSettings) ->
     active = torch.arange(len(prompt), device=prompt.device).view(len(settings.limits), -1)  # (B, n), rows to decode
     limits = settings.limits.repeat_interleave(active.shape[1], output_size=len(prompt))  # (n B,)
     is_over, rows = torch.zeros_like(limits, dtype=torch.bool), active.flatten()
+    summed = torch.zeros(len(prompt), dtype=torch.float32, device=prompt.device)  # logits of the chosen tokens
     while True:
         new_tokens += 1
         decoded = tokens[rows] if rows.shape[0] < tokens.shape[0] else tokens
-        chosen = next_tokens(stepper.step(decoded), rows, tokens, settings)
+        logits = stepper.step(decoded)
+        chosen = next_tokens(logits, rows, tokens, settings)
+        summed.index_add_(0, rows, logits.gather(1, chosen[rows, None])[:, 0].float())
         if settings.end_tokens.numel():
             chosen = chosen.masked_fill(is_over, settings.pad_token)
         tokens = torch.cat((tokens, chosen[:, None]), dim=1)
@@ -383,6 +411,7 @@ def greedy_search(stepper: Stepper, prompt: Tensor, settings: SearchSettings) ->
             continue
         is_over = is_over | is_end
         if bool(is_over.all()):
+            report_nan(summed.isnan().view(len(settings.limits), -1).any(1))
             return tokens
         kept = (~is_over[active].all(1)).nonzero()[:, 0]
         if len(kept) < len(active) and settings.compacts and len(settings.end_tokens):

@@ -3,7 +3,8 @@
 B batch, S source, T target, k target rows per source row.
 """
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
@@ -168,7 +169,9 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
 
     def run_layers(self, hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
         """Run all layers on `hidden_states` (k B, T, d_model)."""
-        for layer in self.layers:
+        for index, layer in enumerate(cast(Iterable[Any], self.layers)):
+            # A layer's slot in the cache is its place in the list, also after layers were removed.
+            layer.self_attn.layer_idx = layer.cross_attn.layer_idx = index
             hidden_states = layer(hidden_states, *args, **kwargs)  # (k B, T, d_model)
         return hidden_states
 

@@ -28,7 +28,7 @@ class GivenCache(EncoderDecoderCache):
 
 
 def caller_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return the inputs of a `generate()` call with the cache under Transformers' name, and copied encoder outputs."""
+    """Return the inputs of a `generate()` call with the cache under Transformers' name."""
     inputs = dict(inputs)
     cache = given_cache(inputs.pop("past_key_values", None), inputs)
     if cache is not None:
@@ -36,9 +36,6 @@ def caller_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
         prompt, name = inputs.get("decoder_input_ids"), "decoder_attention_mask"
         if prompt is not None and inputs.get(name) is None and 0 < cache.get_seq_length() < prompt.shape[1]:
             inputs[name] = torch.ones_like(prompt)  # tells Transformers that the cache holds a prefix
-    if (encoded := inputs.get("encoder_outputs")) is not None:  # Transformers may repeat the rows of the copy
-        values = dict(encoded) if isinstance(encoded, dict) else {"last_hidden_state": encoded[0]}
-        inputs["encoder_outputs"] = BaseModelOutput(**values)
     return inputs
 
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.builders import KINDS, needs, random_model
-from tests.helpers import FLOAT32, PAIRS, model_of_pairs, random_batch, source_batch, tiny_model
+from tests.builders import EVERY_FAMILY, KINDS, needs, random_model
+from tests.helpers import FLOAT32, PAIRS, model_of_pairs, random_batch, random_tokens, source_batch, tiny_model
 from vaswani_transformer import VaswaniTransformerModel, prepare_for_inference
 from vaswani_transformer.cpu import model as cpu_model
 from vaswani_transformer.cpu.fast_path import DecoderStep, PreparedEncoder
@@ -254,3 +254,19 @@ def test_fast_paths_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
     call = source_batch([3, 2], max_new_tokens=3, min_new_tokens=3, num_beams=2)
     prepare_for_inference(tiny_model()).generate(**call)
     assert len(taken) == 1 + 3
+
+
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_copy_shares_no_memory_with_its_model(family: str, dtype: str) -> None:
+    """A single length class has a projection of one row, whose transpose is contiguous."""
+    classes = {} if family in ("autoregressive", "cmlm") else {"min_length_difference": 0, "max_length_difference": 0}
+    model, source = EVERY_FAMILY[family](tie_word_embeddings=False, attention_bias=True, **classes), random_tokens(3, 6)
+    prepared = prepare_for_inference(model, dtype)
+    expected = prepared(input_ids=source, labels=random_tokens(3, 4).fill_(5))
+    for weight in model.parameters():
+        weight.data.fill_(0.5)
+    assert torch.equal(prepared(input_ids=source, labels=random_tokens(3, 4).fill_(5)).logits, expected.logits)
+    assert torch.equal(prepared(input_ids=source, labels=random_tokens(3, 4).fill_(5)).loss, expected.loss)
+    with pytest.raises(RuntimeError, match="cannot be resized; resize the one it was prepared from"):
+        prepared.resize_token_embeddings(120)

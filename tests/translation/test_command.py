@@ -36,6 +36,7 @@ from vaswani_transformer import (
     prepare_for_inference,
 )
 from vaswani_transformer.cpu import linear
+from vaswani_transformer.cpu.fast_path import PreparedEncoder
 from vaswani_transformer.cpu.model import Prepared
 from vaswani_transformer.translation import command, loading
 from vaswani_transformer.translation.command import LineFormat, TranslationOptions
@@ -427,3 +428,21 @@ def test_full_output_device_ends_the_command_with_one_line(folder: str) -> None:
         "standard output: cannot be written: No space left on device; make room, or give another --output.\n",
         2,
     )
+
+
+def test_scores_of_nan_end_the_command_with_the_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of three lines, which is the longest."""
+    encode = PreparedEncoder.fast_pass
+
+    def overflow(self: Any, *inputs: Any) -> torch.Tensor:
+        states = encode(self, *inputs)
+        return states.index_fill(0, torch.tensor([0]), torch.nan)
+
+    monkeypatch.setattr(PreparedEncoder, "fast_pass", overflow)
+    for beams in ("--beams=1", "--beams=3"):
+        output, errors, status = run(beams, stdin=b"hello world\nthis is a book this good morning\nhello\n")
+        assert (output, status) == ("", 2)
+        assert errors == (
+            "standard input, line 2: the scores of its translation are NaN; give --dtype=float32, and check that the "
+            "model's weights are finite.\n"
+        )

@@ -5,7 +5,7 @@ V vocabulary; d_k and d_v are the widths of a head's keys and values.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
@@ -347,9 +347,9 @@ class CachedCrossAttention:
 class DecoderLayerStep(UnwrappedLayer):
     """Decoder layer for one new token of each beam."""
 
-    def __init__(self, layer: VaswaniTransformerDecoderLayer) -> None:
+    def __init__(self, layer: VaswaniTransformerDecoderLayer, index: int) -> None:
         super().__init__(layer)
-        self.index = layer.self_attn.layer_idx
+        self.index = index  # of its slot in the cache
         self.cross_attention = CachedCrossAttention(layer.cross_attn)
         self.cross_attn_norm = raw_forward(layer.cross_attn_add_norm.norm)
 
@@ -372,7 +372,8 @@ class DecoderStep:
     """
 
     def __init__(self, decoder: VaswaniTransformerDecoder, lm_head: nn.Module) -> None:
-        self.layers = [DecoderLayerStep(cast(VaswaniTransformerDecoderLayer, layer)) for layer in decoder.layers]
+        layers = cast(Iterable[VaswaniTransformerDecoderLayer], decoder.layers)
+        self.layers = [DecoderLayerStep(layer, index) for index, layer in enumerate(layers)]
         self.embed = embed_fn(decoder.embed_tokens)
         self.encode = decoder.input_embedding.positions
         self.project = raw_forward(lm_head)

@@ -61,7 +61,7 @@ def pack(weight: Tensor, bias: Tensor | None, dtype: torch.dtype = torch.float32
 
 def transpose(weight: Tensor, bias: Tensor | None) -> PreparedLinear:
     """Return the layer by torch, with W stored as (in, out)."""
-    columns = weight.t().contiguous()
+    columns = weight.t().clone(memory_format=torch.contiguous_format)  # a row is contiguous already
     if bias is None:
         return PreparedLinear(lambda rows: rows.mm(columns), lambda: (columns.t(), None))
     return PreparedLinear(lambda rows: torch.addmm(bias, rows, columns), lambda: (columns.t(), bias))

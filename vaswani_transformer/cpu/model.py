@@ -68,6 +68,11 @@ class Prepared(PreTrainedModel):
         """Raise RuntimeError: a packed model cannot be saved."""
         raise RuntimeError("A model prepared for inference cannot be saved; save the one it was prepared from.")
 
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Never:
+        """Raise RuntimeError: packed projections keep their size."""
+        raise RuntimeError("A model prepared for inference cannot be resized; resize the one it was prepared from.")
+
+    set_input_embeddings = resize_token_embeddings
     push_to_hub = with_remote_code = state_dict = save_pretrained
 
     def __reduce_ex__(self, protocol: Any) -> Never:

@@ -25,7 +25,7 @@ from ..support.command_line import MODEL_HELP, length_penalty_argument, positive
 from ..support.errors import OutputError, UserError, exit_on_user_error, one_line
 from .loading import LoadOptions, add_load_options, load_model_and_tokenizer
 from .output import ResumableFile, StreamOutput
-from .translator import TooLong, TooLongError, Translation, Translator
+from .translator import NanError, TooLong, TooLongError, Translation, Translator
 
 RESULTS_DO_NOT_DEPEND_ON = {
     "model", "device", "revision", "trust_remote_code", "input", "output", "interactive", "batch_tokens", "sort_lines",
@@ -225,6 +225,10 @@ def write_results(
             except TooLongError as error:
                 problem = f"{error.tokens} tokens, more than {error.limit}"
                 fix = "shorten it, or give another --too_long."
+                raise UserError(f"{name}, line {error.index + 1}: {problem}; {fix}") from error
+            except NanError as error:
+                problem = "the scores of its translation are NaN"
+                fix = "give --dtype=float32, and check that the model's weights are finite."
                 raise UserError(f"{name}, line {error.index + 1}: {problem}; {fix}") from error
             output.write(window, lines)
     output.finish()

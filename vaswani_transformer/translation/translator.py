@@ -6,7 +6,7 @@ B texts in a batch, S source, T target, V vocabulary, n translations per text, R
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal, cast
+from typing import Any, Literal, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBa
 
 from ..config import as_token_ids
 from ..generation import CallSettings, default_limit
-from ..search import length_penalty
+from ..search import length_penalty, nan_handler
 from ..support.errors import UserError
 from ..support.modes import eval_mode, is_non_autoregressive
 from ..tokenizer import check_vocabulary, text_encoder, unknown_words
@@ -135,6 +135,17 @@ def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> list[list[in
     return batches
 
 
+class NanError(UserError):
+    """Raised for a text whose translation has NaN scores; `index` is the text's index."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(
+            f"Text {index}: the scores of its translation are NaN, so it is meaningless; use float32, and check that "
+            "the model's weights are finite."
+        )
+        self.index = index
+
+
 class Translator:
     """Callable that translates texts; arguments as in `translate`."""
 
@@ -202,7 +213,17 @@ class Translator:
         report(sum(not source for source in sources[skip:]))
         for batch in batches_by_length(list(map(len, sources)), self.batch_tokens):
             if wanted := sum(index >= skip for index in batch):
-                results = self.translate_batch([sources[index] for index in batch], [texts[index] for index in batch])
+
+                def raise_nan_error(rows: list[int], batch: list[int] = batch) -> NoReturn:
+                    raise NanError(first + min(batch[row] for row in rows))
+
+                handler = nan_handler.set(raise_nan_error)
+                try:
+                    results = self.translate_batch(
+                        [sources[index] for index in batch], [texts[index] for index in batch]
+                    )
+                finally:
+                    nan_handler.reset(handler)
                 for index, result in zip(batch, results, strict=True):
                     hypotheses[index] = result
                 report(wanted)
