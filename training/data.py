@@ -26,7 +26,7 @@ from vaswani_transformer.parsing.linear import linear_tokens, linearize
 from vaswani_transformer.parsing.trees import ROOT, Tree, evaluation_tree, read_trees
 from vaswani_transformer.support.checked_loading import load_tokenizer
 from vaswani_transformer.support.errors import UserError, one_line
-from vaswani_transformer.tokenizer import text_encoder
+from vaswani_transformer.tokenizer import source_encoder
 
 logger = logging.getLogger(__name__)
 SPLITS = ("train", "validation", "test")
@@ -270,7 +270,7 @@ def tokenize(recipe: Recipe, pairs: DatasetDict, tokenizer: PreTrainedTokenizerB
 
     Special tokens in a text are encoded as characters.
     """
-    encoder = text_encoder(tokenizer)
+    encoder = source_encoder(tokenizer)
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list]:
         encoded = encoder(

@@ -22,10 +22,10 @@ from training.metrics import lm_scores
 from training.recipe import Recipe, load_recipe, to_dict
 from training.tasks import make_task
 from vaswani_transformer.support.command_line import positive_argument
-from vaswani_transformer.support.errors import UserError, exit_on_user_error
+from vaswani_transformer.support.errors import UserError, exit_on_user_error, standard_stream
 from vaswani_transformer.support.files import write_atomically, write_errors
 from vaswani_transformer.support.modes import eval_mode, is_non_autoregressive
-from vaswani_transformer.tokenizer import text_encoder
+from vaswani_transformer.tokenizer import source_encoder
 from vaswani_transformer.translation.loading import LoadOptions, add_load_options, load_model_and_tokenizer
 from vaswani_transformer.translation.translator import Translator, batches_by_length, log_probabilities, pad_rows
 
@@ -54,7 +54,7 @@ def likelihood(
     The keys are `loss` and `perplexity`. For a non-autoregressive model the key is `nll_at_gold_length`, the mean
     negative log-likelihood per token at the reference's length, which is not comparable with a perplexity.
     """
-    encoded = text_encoder(tokenizer)(sources, text_target=targets, verbose=False)
+    encoded = source_encoder(tokenizer)(sources, text_target=targets, verbose=False)
     pairs = list(zip(encoded["input_ids"], encoded["labels"], strict=True))
     total, pad = 0.0, tokenizer.pad_token_id
     with eval_mode(model):
@@ -96,6 +96,8 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     """Return all scores of a model in the format of the JSON output."""
     if options.output is not None and (options.output.exists() or not options.output.parent.is_dir()):
         raise UserError(f"--output={options.output}: give a new file in an existing folder.")
+    if options.output is None:
+        standard_stream("stdout", "give --output")
     named = LoadOptions.of(options)
     model, tokenizer = load_model_and_tokenizer(named)  # before the data, which may take minutes to load
     splits = load_pairs(recipe, [options.split, *(["train"] if options.lm_score else [])])

@@ -1,6 +1,7 @@
 """Arguments that several commands share, and their types."""
 
 import argparse
+import sys
 
 MODEL_HELP = "a folder with a model and its tokenizer, or a name on the Hub"
 
@@ -10,3 +11,10 @@ def positive_argument(text: str) -> int:
     if not (text.isdecimal() and 1 <= int(text) < 2**31):
         raise argparse.ArgumentTypeError(f"got {text!r}, expected an integer of at least 1 and below 2^31")
     return int(text)
+
+
+def say(message: str) -> None:
+    """Write a line to standard output, unless it is closed."""
+    if sys.stdout is not None:
+        sys.stdout.write(f"{message}\n")
+        sys.stdout.flush()

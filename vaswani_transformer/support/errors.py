@@ -1,8 +1,10 @@
 """User errors, which a command prints on one line before it exits with status 2, or 130 after Ctrl-C."""
 
 import contextlib
+import os
 import sys
 from collections.abc import Generator
+from typing import BinaryIO, Literal
 
 
 class UserError(ValueError):
@@ -26,12 +28,35 @@ def one_line(error: BaseException) -> str:
     return "".join(escaped) or type(error).__name__
 
 
+def standard_stream(name: Literal["stdin", "stdout"], instead: str) -> BinaryIO:
+    """Return standard input or output; raise UserError if it is closed, as in a daemon. `instead` ends the message."""
+    stream = getattr(sys, name)
+    if stream is None:
+        problem = "standard input: is closed" if name == "stdin" else "standard output: is closed"
+        raise UserError(f"{problem}; {instead}.")
+    return stream.buffer
+
+
+def open_closed_streams() -> None:
+    """Open the null device in place of closed standard streams, so that no file of the command gets their numbers."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
+
+
 @contextlib.contextmanager
 def exit_on_user_error(*more_errors: type[Exception], what_now: str = "") -> Generator[None]:
     """Print a UserError and exit with status 2; after Ctrl-C print a line and exit with status 130.
 
+    Closed standard streams become the null device, but `sys.stdin` and `sys.stdout` stay None.
+
     `more_errors` are handled like a UserError, and `what_now` is appended to the line after Ctrl-C.
     """
+    open_closed_streams()
     try:
         yield
     except (UserError, *more_errors) as error:
