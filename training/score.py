@@ -22,7 +22,7 @@ from training.metrics import lm_scores
 from training.recipe import Recipe, load_recipe, to_dict
 from training.tasks import make_task
 from vaswani_transformer.support.command_line import positive_argument
-from vaswani_transformer.support.errors import UserError, exit_on_user_error, standard_stream
+from vaswani_transformer.support.errors import UserError, check_open, exit_on_user_error
 from vaswani_transformer.support.files import write_atomically, write_errors
 from vaswani_transformer.support.modes import eval_mode, is_non_autoregressive
 from vaswani_transformer.tokenizer import source_encoder
@@ -97,7 +97,7 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     if options.output is not None and (options.output.exists() or not options.output.parent.is_dir()):
         raise UserError(f"--output={options.output}: give a new file in an existing folder.")
     if options.output is None:
-        standard_stream("stdout", "give --output")
+        check_open("stdout", "give --output")
     named = LoadOptions.of(options)
     model, tokenizer = load_model_and_tokenizer(named)  # before the data, which may take minutes to load
     splits = load_pairs(recipe, [options.split, *(["train"] if options.lm_score else [])])

@@ -143,9 +143,8 @@ def attention_maps(
             f"{type(model).__name__} predicts all words at once and reads no target; got {target!r}, expected None"
         )
         raise ValueError(f"target: {problem}. Leave it out.")
-    batch = {
-        name: tensor.to(model.device) for name, tensor in source_encoder(tokenizer)(source, return_tensors="pt").items()
-    }
+    encoded = source_encoder(tokenizer)(source, return_tensors="pt")
+    batch = {name: tensor.to(model.device) for name, tensor in encoded.items()}
     with eval_mode(model):
         if is_non_autoregressive(model):
             shown = last_pass(model, batch, generate_kwargs)
@@ -153,9 +152,8 @@ def attention_maps(
             settings = generate_kwargs | {"num_return_sequences": 1, "return_dict_in_generate": False}
             shown = pass_of_target(model, batch, cast(Any, model).generate(**batch, **settings)[:, 1:])
         else:
-            labels = text_encoder(tokenizer)(text_target=target, return_tensors="pt")["input_ids"].to(
-                model.device
-            )  # (1, T)
+            targets = text_encoder(tokenizer)(text_target=target, return_tensors="pt")
+            labels = targets["input_ids"].to(model.device)  # (1, T)
             shown = pass_of_target(model, batch, labels)
     stacks = zip(STACKS, shown.weights, strict=True)
     weights = {stack: torch.cat(list(layers)).float().cpu().numpy() for stack, layers in stacks}

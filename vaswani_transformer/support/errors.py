@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Generator
-from typing import BinaryIO, Literal
+from typing import Literal
 
 
 class UserError(ValueError):
@@ -28,13 +28,10 @@ def one_line(error: BaseException) -> str:
     return "".join(escaped) or type(error).__name__
 
 
-def standard_stream(name: Literal["stdin", "stdout"], instead: str) -> BinaryIO:
-    """Return standard input or output; raise UserError if it is closed, as in a daemon. `instead` ends the message."""
-    stream = getattr(sys, name)
-    if stream is None:
-        problem = "standard input: is closed" if name == "stdin" else "standard output: is closed"
-        raise UserError(f"{problem}; {instead}.")
-    return stream.buffer
+def check_open(name: Literal["stdin", "stdout"], instead: str) -> None:
+    """Raise UserError if standard input or output is closed, as in a daemon; `instead` ends the message."""
+    if getattr(sys, name) is None:
+        raise UserError(f"standard {name.removeprefix('std')}put: is closed; {instead}.")
 
 
 def open_closed_streams() -> None:

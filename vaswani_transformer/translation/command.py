@@ -23,7 +23,7 @@ from transformers.utils import logging
 
 from ..cpu.linear import chosen_layouts
 from ..support.command_line import MODEL_HELP, positive_argument
-from ..support.errors import OutputError, UserError, exit_on_user_error, one_line, standard_stream
+from ..support.errors import OutputError, UserError, check_open, exit_on_user_error, one_line
 from ..support.modes import is_non_autoregressive
 from .loading import LoadOptions, add_load_options, load_model_and_tokenizer
 from .output import ResumableFile, StreamOutput
@@ -228,7 +228,8 @@ def check_input_stays(options: TranslationOptions, source: Any) -> None:
 def open_output(options: TranslationOptions) -> StreamOutput:
     """Return the output: standard output, a pipe or device, or a resumable file."""
     if options.output is None:
-        return StreamOutput(standard_stream("stdout", "give --output"), "standard output")
+        check_open("stdout", "give --output")
+        return StreamOutput(sys.stdout.buffer, "standard output")
     if options.output.exists() and not options.output.is_file():
         return StreamOutput(options.output.open("wb"), str(options.output))
     return ResumableFile(options.output, options.record())
@@ -270,7 +271,9 @@ def translate_lines(form: LineFormat) -> None:
     """Translate the input into the output, unless the output file is finished."""
     options = form.options
     name = "standard input" if options.input is None else str(options.input)
-    source = standard_stream("stdin", "give --input") if options.input is None else options.input.open("rb")
+    if options.input is None:
+        check_open("stdin", "give --input")
+    source = sys.stdin.buffer if options.input is None else options.input.open("rb")
     check_input_stays(options, source)
     with source, contextlib.closing(open_output(options)) as output:
         texts = (form.read(line, f"{name}, line {number}") for number, line in enumerate(source, start=1))
@@ -290,9 +293,9 @@ def translate_lines(form: LineFormat) -> None:
 
 def translate_typed(form: LineFormat) -> None:
     """Translate each line as soon as it is read."""
-    output = StreamOutput(standard_stream("stdout", "--interactive needs it"), "standard output")
-    standard_stream("stdin", "--interactive needs it")
-    translator = form.load()
+    for stream in ("stdin", "stdout"):
+        check_open(stream, "--interactive needs it")
+    translator, output = form.load(), StreamOutput(sys.stdout.buffer, "standard output")
     for number, line in enumerate(typed_lines(), start=1):
         where = f"standard input, line {number}"
         try:
