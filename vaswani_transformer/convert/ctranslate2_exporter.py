@@ -167,7 +167,7 @@ def set_vocabulary(
         check_vocabulary(model, tokenizer)
         known = set(tokenizer.get_vocab().values())
         for index in range(config.vocab_size):
-            strings[index] = tokenizer.convert_ids_to_tokens(index) if index in known else f"<no token {index}>"
+            strings[index] = str(tokenizer.convert_ids_to_tokens(index)) if index in known else f"<no token {index}>"
         unknown = tokenizer.unk_token_id
     spec.register_source_vocabulary(strings)
     spec.register_target_vocabulary(strings)
