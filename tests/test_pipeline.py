@@ -1,5 +1,6 @@
 """`pipeline("vaswani-translation")` has the shapes of the Transformers 4 pipeline and the results of `generate()`."""
 
+import copy
 from pathlib import Path
 from typing import Any, cast
 
@@ -141,10 +142,21 @@ def test_settings_of_call_and_pipeline_reach_generate(
     assert model.generation_config.to_dict() == saved
 
 
-@pytest.mark.parametrize("wrong", [["hello", 3], {"text": "hello"}])
-def test_input_that_is_not_a_text_is_an_error(translator: Translator, wrong: Any) -> None:
-    with pytest.raises(TypeError, match=r"not a text to translate; got .*, expected str"):
+@pytest.mark.parametrize(
+    ("wrong", "subject"), [(["hello", 3], "Text 1"), ([b"hello"], "Text 0"), ({"text": "hello"}, "The text")]
+)
+def test_input_that_is_not_a_text_is_an_error(translator: Translator, wrong: Any, subject: str) -> None:
+    with pytest.raises(TypeError, match=rf"{subject}: not a text to translate; got .*, expected str"):
         translator(wrong)
+
+
+def test_token_that_is_added_after_the_first_call_is_noticed(components: ModelAndTokenizer) -> None:
+    model, tokenizer = components[0], copy.deepcopy(components[1])
+    translator = Translator(model=model, tokenizer=tokenizer)
+    translator("hello")
+    tokenizer.add_tokens([f"<new {index}>" for index in range(model.config.vocab_size)])
+    with pytest.raises(ValueError, match=r"its tokenizer has .* entries and the model"):
+        translator("hello")
 
 
 def test_installed_package_loads_a_published_folder_without_trust(translator: Translator, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""The tokenizer loses nothing and is one plain file; under its text encoder no text can contain its own end."""
+"""The tokenizer loses nothing of a text in NFC, and under its text encoder no text can contain its own end."""
 
 import copy
 import json
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, TokenizersBacke
 
 from tests.helpers import load_tokenizer
 from vaswani_transformer import VaswaniTransformerTokenizer
-from vaswani_transformer.tokenizer import text_encoder, unknown_words
+from vaswani_transformer.tokenizer import source_encoder, text_encoder, unknown_words
 
 TEXTS = [
     "the cat is black",
@@ -37,13 +38,17 @@ spelling_text = st.lists(st.sampled_from(["</s>", "<pad>", "<s>", "<unk>", " ", 
 words = st.lists(st.sampled_from(" ".join(TEXTS).split()), min_size=1).map(" ".join)
 
 
+def nfc(text: str) -> str:
+    return unicodedata.normalize("NFC", text)
+
+
 @settings(max_examples=100)
 @given(st.lists(any_text | spelling_text, min_size=1, max_size=4))
-def test_padded_batch_decodes_to_itself(texts: list[str]) -> None:
+def test_padded_batch_decodes_to_its_nfc(texts: list[str]) -> None:
     encode = ENCODERS["bpe"]
     batch = encode(texts, padding=True)
     assert set(batch) == {"input_ids", "attention_mask"}
-    assert BPE.batch_decode(batch["input_ids"], skip_special_tokens=True) == texts
+    assert BPE.batch_decode(batch["input_ids"], skip_special_tokens=True) == list(map(nfc, texts))
     for tokens, mask, text in zip(batch["input_ids"], batch["attention_mask"], texts, strict=True):
         length = len(encode(text).input_ids)
         assert mask == [1] * length + [0] * (len(tokens) - length)
@@ -87,13 +92,13 @@ separated = st.lists(st.sampled_from([*" \n\t.,'-_", *MARKS, "ab", "c1", "é", "
 @given(learned=st.lists(any_text | separated, min_size=1, max_size=3), data=st.data())
 def test_word_pieces_return_every_text_of_their_characters(learned: list[str], data: st.DataObject) -> None:
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(learned, 600, algorithm="wordpiece")
-    characters = sorted({*"".join(learned), *MARKS})
+    characters = sorted({*"".join(map(nfc, learned)), *MARKS})
     texts = [*learned, *data.draw(st.lists(st.text(st.sampled_from(characters)), max_size=3))]
     tokens = text_encoder(tokenizer)(texts).input_ids
     for cleans_up in (False, True):
         decoded = tokenizer.batch_decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=cleans_up)
-        assert decoded == texts
-    assert tokenizer.batch_decode(tokens) == [f"{text}</s>" for text in texts]
+        assert decoded == list(map(nfc, texts))
+    assert tokenizer.batch_decode(tokens) == [f"{nfc(text)}</s>" for text in texts]
     assert not any(tokenizer.unk_token_id in row for row in tokens)
 
 
@@ -216,6 +221,61 @@ def test_unknown_words_are_those_that_the_vocabulary_lacks(
     tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path)
     texts = [*learned, "", "The  Hello catt sleeps . the §"]
     assert unknown_words(tokenizer, text_encoder(tokenizer)(texts), texts) == [[], [], [], expected]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("the -xyz- cat", ["-", "xyz", "-"]),
+        ("the §xyz cat", ["§", "xyz"]),
+        ("the\tcat", []),
+        ("the\u2028cat", []),
+        ("the\u00a0xyz", ["xyz"]),
+        ("the cat\u2009sleeps", []),
+        ("the \u200bcat", ["\u200b"]),
+    ],
+)
+def test_unknown_words_are_named_as_they_stand_in_the_text(text: str, expected: list[str]) -> None:
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["the cat sleeps", "the cat"], 200, "wordpiece")
+    assert unknown_words(tokenizer, source_encoder(tokenizer)([text]), [text]) == [expected]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_spaces_of_sources_are_spaces_and_those_of_targets_stay(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    encode = source_encoder(tokenizer)
+    expected = tokenizer("the black cat").input_ids
+    for space in "\u00a0\u2007\u2009\u202f\u3000":
+        text = f"the{space}black{space}cat"
+        encoded = encode([text], text_target=[text])
+        assert encode(text).input_ids == encoded["input_ids"][0] == expected
+        assert encoded["labels"][0] == tokenizer(text).input_ids != expected
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_canonically_equal_texts_have_equal_ids(name: str) -> None:
+    decomposed = unicodedata.normalize("NFD", "buenos días, ¿qué tal?")
+    assert decomposed != nfc(decomposed)
+    assert TOKENIZERS[name](decomposed).input_ids == TOKENIZERS[name](nfc(decomposed)).input_ids
+    again = VaswaniTransformerTokenizer.train_from_iterator(
+        [unicodedata.normalize("NFD", text) for text in TEXTS], len(TOKENIZERS[name]), algorithm=name
+    )
+    assert again.get_vocab() == TOKENIZERS[name].get_vocab()
+
+
+def test_saved_tokenizer_has_no_truncation_or_padding_of_an_earlier_call(tmp_path: Path) -> None:
+    tokenizer = copy.deepcopy(BPE)
+    tokenizer(TEXTS, truncation=True, max_length=3, padding="max_length")
+    tokenizer.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "tokenizer.json").read_text())
+    assert (saved["truncation"], saved["padding"]) == (None, None)
+
+
+def test_tokenizer_that_is_trained_anew_promises_no_words() -> None:
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(TEXTS, 2000)
+    assert tokenizer.init_kwargs["holds_all_words"]
+    trained = tokenizer.train_new_from_iterator(["completely different words"], 262)
+    assert unknown_words(trained, trained(["different"]), ["different"]) == [[]]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from vaswani_transformer.parsing.linear import linear_tokens
 from vaswani_transformer.support.checked_loading import load_tokenizer
 from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.support.files import read_json
-from vaswani_transformer.tokenizer import text_encoder
+from vaswani_transformer.tokenizer import source_encoder
 
 logger = logging.getLogger(__name__)
 SPLITS = ("train", "validation", "test")
@@ -177,7 +177,7 @@ def tokenize(recipe: Recipe, pairs: DatasetDict, tokenizer: PreTrainedTokenizerB
 
     Special tokens in a text are encoded as characters.
     """
-    encoder = text_encoder(tokenizer)
+    encoder = source_encoder(tokenizer)
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list]:
         encoded = encoder(

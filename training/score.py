@@ -23,10 +23,10 @@ from training.metrics import lm_scores
 from training.recipe import load_recipe
 from training.tasks import make_task
 from vaswani_transformer.support.command_line import positive_argument
-from vaswani_transformer.support.errors import UserError, exit_on_user_error
+from vaswani_transformer.support.errors import UserError, check_open, exit_on_user_error
 from vaswani_transformer.support.files import write_atomically, write_errors
 from vaswani_transformer.support.modes import is_non_autoregressive
-from vaswani_transformer.tokenizer import text_encoder
+from vaswani_transformer.tokenizer import source_encoder
 from vaswani_transformer.translation.loading import LoadOptions, add_load_options, load_model_and_tokenizer
 from vaswani_transformer.translation.translator import batches_by_length
 
@@ -67,7 +67,7 @@ def evaluate(
     """
     # The pairs as tokens, by which they are batched.
     sources, targets = pairs["source"][:], pairs["target"][:]
-    encoded = text_encoder(tokenizer)(sources, text_target=targets, verbose=False)
+    encoded = source_encoder(tokenizer)(sources, text_target=targets, verbose=False)
     tokenized = list(map(TokenizedPair, encoded["input_ids"], encoded["labels"], sources))
     lengths = [max(len(pair.source), len(pair.target)) for pair in tokenized]
     check_lengths(split, lengths, recipe, model.config)
@@ -104,6 +104,8 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     """Return all scores of a model in the format of the JSON output."""
     if options.output is not None and (options.output.exists() or not options.output.parent.is_dir()):
         raise UserError(f"--output={options.output}: give a new file in an existing folder.")
+    if options.output is None:
+        check_open("stdout", "give --output")
     named = LoadOptions.of(options)
     model, tokenizer = load_model_and_tokenizer(named)  # before the data, which may take minutes to load
     splits = load_pairs(recipe, [options.split, *(["train"] if options.lm_score else [])])

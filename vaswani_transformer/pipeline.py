@@ -12,7 +12,7 @@ import torch
 from transformers.pipelines import Pipeline
 
 from .generation import default_limit
-from .tokenizer import check_vocabulary, text_encoder
+from .tokenizer import check_text, check_vocabulary, source_encoder
 
 TASK = "vaswani-translation"
 
@@ -50,7 +50,11 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if hasattr(self.model, "with_remote_code"):  # of this package
+        self.check_vocabulary()
+
+    def check_vocabulary(self) -> None:
+        """Raise ValueError if the tokenizer does not fit a model of this package."""
+        if hasattr(self.model, "with_remote_code"):
             check_vocabulary(self.model, self.tokenizer)
 
     def _sanitize_parameters(
@@ -67,14 +71,15 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
         )
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        self.check_vocabulary()  # either may have changed
         if isinstance(inputs, Iterator):
             return super().__call__((text for text in inputs), *args, **kwargs)
         if isinstance(inputs, str) or not isinstance(inputs, Sequence):
             return super().__call__(inputs, *args, **kwargs)
-        texts = [check_text(text) for text in inputs]
+        texts = [check_text(text, f"Text {index}") for index, text in enumerate(inputs)]
         if not texts:
             return []
-        lengths = [len(tokens) for tokens in text_encoder(self.tokenizer)(texts, verbose=False)["input_ids"]]
+        lengths = [len(tokens) for tokens in source_encoder(self.tokenizer)(texts, verbose=False)["input_ids"]]
         order = sorted(range(len(texts)), key=lengths.__getitem__, reverse=True)
         by_index = dict(zip(order, super().__call__([texts[index] for index in order], *args, **kwargs), strict=True))
         results = [by_index[index] for index in range(len(texts))]
@@ -82,9 +87,9 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
 
     def preprocess(self, input_: Any, **encode_kwargs: Any) -> dict[str, Any]:
         """Return a text's tokens and mask (1, S), and a flag (1,): False for a text of only white space."""
-        text = check_text(input_)
+        text = check_text(input_, "The text")
         settings = {"return_attention_mask": True, "verbose": False, "return_tensors": "pt"} | encode_kwargs
-        encoded = text_encoder(self.tokenizer)(text, **settings)
+        encoded = source_encoder(self.tokenizer)(text, **settings)
         names = ("input_ids", "attention_mask")
         return {name: encoded[name] for name in names} | {"has_text": torch.tensor([bool(text.strip())])}
 
@@ -123,12 +128,6 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
             if hasattr(component, "with_remote_code"):
                 setattr(published, name, component.with_remote_code())
         super(VaswaniTransformerTranslationPipeline, published).save_pretrained(save_directory, **kwargs)
-
-
-def check_text(text: Any) -> str:
-    if not isinstance(text, str):
-        raise TypeError(f"{text!r}: not a text to translate; got {type(text).__name__}, expected str.")
-    return text
 
 
 PUBLISHED_PIPELINES = {

@@ -4,9 +4,12 @@ import copy
 import functools
 import json
 import os
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
@@ -26,11 +29,15 @@ PASSING_KEY = "passing_pieces"
 Such a piece becomes `<unk>` if no later merge consumes it.
 """
 UNKNOWN_TOKEN = {"unk_token": "<unk>"}  # 3, for vocabularies that cannot encode every text
+SPACES = dict.fromkeys(
+    map(ord, "\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"), " "
+)
+"""Unicode's other spaces, such as the no-break space, and the space that replaces them in sources."""
 CONTROL_TOKENS = ("bos_token", "pad_token", "eos_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 
 def train_byte_pair_encoding(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Learn a lossless byte-level byte-pair encoding (English-German in the paper)."""
+    """Learn a byte-level byte-pair encoding, which is lossless for texts in NFC (English-German in the paper)."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     if vocab_size < (min_size := len(alphabet) + len(SPECIAL_TOKENS)):
         raise ValueError(
@@ -38,6 +45,7 @@ def train_byte_pair_encoding(texts: Iterable[str], vocab_size: int) -> Tokenizer
             f"tokens; give at least {min_size}."
         )
     tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -51,11 +59,12 @@ def train_word_piece(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Learn word pieces with marked word beginnings (English-French in the paper); unknown characters give `<unk>`.
 
     A word consists of letters and digits. A single space between two words is implied, and other spaces are characters,
-    so texts of known characters are encoded without loss. If no text has an uppercase letter, input is lowercased.
+    so texts of known characters in NFC are encoded without loss. If no text has an uppercase letter, input is
+    lowercased.
 
     The alphabet, the most frequent characters, is passed to the trainer to make training deterministic.
     """
-    texts = list(texts)  # read twice
+    texts = [unicodedata.normalize("NFC", text) for text in texts]  # read twice
     names = SPECIAL_TOKENS | UNKNOWN_TOKEN
     counts = Counter(character for text in texts for character in text)
     frequent = sorted(counts, key=lambda character: (-counts[character], character))[:MAX_ALPHABET]
@@ -67,6 +76,7 @@ def train_word_piece(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         )
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN_TOKEN["unk_token"], fuse_unk=True))
     marks = [
+        normalizers.NFC(),
         normalizers.Replace(WORD_START, LITERAL),
         normalizers.Replace(Regex(r"(?<!\w)(?=\w)"), WORD_START),
         normalizers.Replace(Regex(rf"(?<=\w) (?={WORD_START}\w)"), ""),
@@ -130,7 +140,8 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
         Args:
             texts: the training texts, or lists of them.
             vocab_size: number of entries; a small amount of text may give fewer.
-            algorithm: "bpe", lossless for any text, or "wordpiece", lossless for the characters of `texts`.
+            algorithm: "bpe", lossless for any text in NFC, or "wordpiece", lossless for texts in NFC of the characters
+                of `texts`. Other texts are encoded as their NFC.
 
         Raises:
             TypeError: `texts` is a single text or contains something other than texts.
@@ -157,7 +168,8 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
         return range(*self.init_kwargs.get(PASSING_KEY, (0, 0)))
 
     def __len__(self) -> int:
-        return 1 + max(self.get_vocab().values()) if self.passing_ids else super().__len__()
+        entries, passing = super().__len__(), self.passing_ids
+        return passing.start if passing and passing.stop == entries else entries
 
     def get_vocab(self) -> dict[str, int]:
         """Return the entries of the model's vocabulary, with their ids."""
@@ -170,6 +182,13 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
             rows = fields["input_ids"]
             fields["input_ids"] = [[self.unk_token_id if index in passing else index for index in row] for row in rows]
         return fields, encodings
+
+    def train_new_from_iterator(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a tokenizer of the same algorithm with a vocabulary of new texts; arguments as in Transformers."""
+        trained = super().train_new_from_iterator(*args, **kwargs)
+        for key in (ALL_WORDS_KEY, PASSING_KEY):  # true of the old vocabulary only
+            trained.init_kwargs.pop(key, None)
+        return trained
 
     def with_remote_code(self) -> Self:
         """Return a shallow copy, registered for AutoTokenizer, whose `save_pretrained` adds code and `auto_map`."""
@@ -184,12 +203,27 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> tuple[str, ...]:
         """Save the tokenizer; add code only after `register_for_auto_class()` or with `push_to_hub=True`.
 
-        The folder does not contain the settings of loading, or an `auto_map` without code.
+        The folder does not contain the settings of loading, an `auto_map` without code, or truncation and padding of an
+        earlier call.
         """
         if kwargs.get("push_to_hub") and self._auto_class is None:
             return self.with_remote_code().save_pretrained(save_directory, *args, **kwargs)
         self.init_kwargs = {name: value for name, value in self.init_kwargs.items() if name not in LOADING_KEYS}
+        self.backend_tokenizer.no_truncation()
+        self.backend_tokenizer.no_padding()
         return super().save_pretrained(save_directory, *args, **kwargs)
+
+
+def check_text(text: object, subject: str) -> str:
+    """Return `text`; raise TypeError, or ValueError for half of a surrogate pair, unless it is a text."""
+    if not isinstance(text, str):
+        problem = f"not a text to translate; got {text!r:.80} of type {type(text).__name__}, expected str"
+        raise TypeError(f"{subject}: {problem}. Leave it out, or convert it.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{subject}: not a text; got {text!r:.80}, half of a surrogate pair ({error}).") from error
+    return text
 
 
 @functools.lru_cache(maxsize=2)
@@ -218,11 +252,26 @@ def text_encoder(tokenizer: Callable[..., Any]) -> Callable[..., Any]:
     return encoder
 
 
+def source_encoder(tokenizer: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a `text_encoder` for sources, in which no-break and other Unicode spaces count as spaces.
+
+    Training and translation use it. It is a function, which also encodes `text_target`, as it is.
+    """
+    encoder = text_encoder(tokenizer)
+
+    def encode(sources: str | Sequence[str], **settings: Any) -> Any:
+        if isinstance(sources, str):
+            return encoder(sources.translate(SPACES), **settings)
+        return encoder([source.translate(SPACES) for source in sources], **settings)
+
+    return encode
+
+
 def unknown_words(tokenizer: Any, encoded: Any, texts: Sequence[str]) -> list[list[str]]:
     """Return the unknown words of each text.
 
-    These are words with an `<unk>`. If the vocabulary contains every word of its training texts, they include words
-    with a letter or digit that are not a single entry.
+    These are words with an `<unk>`, as they stand in the text; white space is no word. If the vocabulary contains every
+    word of its training texts, they include words with a letter or digit that are not a single entry.
 
     Args:
         tokenizer: the tokenizer; with one written in Python, words are separated by white space.
@@ -244,18 +293,34 @@ def unknown_words(tokenizer: Any, encoded: Any, texts: Sequence[str]) -> list[li
         lacked = []
         for positions in pieces.values():
             word = text[encoding.offsets[positions[0]][0] : encoding.offsets[positions[-1]][1]].strip()
+            # The mark before a word is aligned with the character before it, which is no letter.
+            if encoding.tokens[positions[0]].startswith(WORD_START) and re.match(r"[^\w\s].", word, re.DOTALL):
+                word = word[1:]
             is_split = holds_all_words and len(positions) > 1 and any(map(str.isalnum, word))
-            if is_split or unknown_id in [ids[position] for position in positions]:
+            if word and (is_split or unknown_id in [ids[position] for position in positions]):
                 lacked.append(word)
         results.append(lacked)
     return results
+
+
+ENTRIES: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()
+"""Length of each tokenizer and `needed_entries` at that length."""
+
+
+def needed_entries(tokenizer: Any) -> int:
+    """Return the number of embeddings that a tokenizer's ids need; its vocabulary is read when its length changes."""
+    length, needed = ENTRIES.get(tokenizer, (-1, 0))
+    if length != len(tokenizer):
+        needed = 1 + max([*tokenizer.get_vocab().values(), *tokenizer("")["input_ids"]], default=-1)
+        ENTRIES[tokenizer] = len(tokenizer), needed
+    return needed
 
 
 def check_vocabulary(model: Any, tokenizer: Any) -> None:
     """Raise ValueError unless a model has an embedding for every token, and a CMLM the tokenizer's `<mask>`."""
     name = model.config.name_or_path or type(model).__name__
     entries, mask_token_id = len(model.get_input_embeddings().weight), getattr(model.config, "mask_token_id", None)
-    needed = 1 + max([*tokenizer.get_vocab().values(), *tokenizer("")["input_ids"]], default=-1)
+    needed = needed_entries(tokenizer)
     if needed > entries:
         raise ValueError(
             f"{name}: its tokenizer has {needed} entries and the model {entries}; give a model with its own."

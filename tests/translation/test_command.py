@@ -245,7 +245,11 @@ def test_batch_too_large_for_the_device_ends_the_command_with_the_way_out(
         (["--format=jsonl", "--field=x", "--source=en"], "argument --source: not allowed with argument --field"),
         (["--input=/nothing"], "/nothing: No such file or directory"),
         ([f"--output={ROOT}"], f"{ROOT}: Is a directory"),
-        ([f"--input={__file__}", f"--output={__file__}"], f"{__file__}.record: cannot be read"),
+        ([f"--input={__file__}", f"--output={__file__}"], f"--output={__file__}: is the input; it stays unchanged."),
+        (["--device=meta"], "--device=meta: holds shapes without numbers; give --device=cpu"),
+        (["--nbest=5"], "--nbest: more than the search finds; got 5, expected at most 4. Give a larger --beams"),
+        (["--iterations=2"], "--iterations=2: "),
+        (["--length_beam=2"], "--length_beam=2: "),
         (["--format=jsonl"], "standard input, line 1: got cat, expected"),
         (["--device=nowhere"], "--device=nowhere: cannot be loaded: "),
         (["--beams=0"], "argument --beams: got '0', expected an integer of at least 1"),
@@ -259,6 +263,32 @@ def test_batch_too_large_for_the_device_ends_the_command_with_the_way_out(
 )
 def test_invalid_option_or_input_ends_the_command_with_one_line(run: Run, arguments: list[str], message: str) -> None:
     assert message in error_line(run(*arguments, stdin=b"cat\n\xff\n"))
+
+
+@pytest.mark.parametrize("way", ["symlink", "hard link", "spelling"])
+def test_output_that_is_the_input_by_another_name_is_an_error(run: Run, tmp_path: Path, way: str) -> None:
+    source, other = tmp_path / "source.txt", tmp_path / "other.txt"
+    source.write_text("cat\n")
+    if way == "symlink":
+        other.symlink_to(source)
+    elif way == "hard link":
+        other.hardlink_to(source)
+    else:
+        (tmp_path / "folder").mkdir()
+        other = tmp_path / "folder" / ".." / "source.txt"
+    line = error_line(run(f"--input={source}", f"--output={other}"))
+    assert line == f"--output={other}: is the input; it stays unchanged. Give another --output.\n"
+    assert source.read_text() == "cat\n"
+
+
+@pytest.mark.parametrize(("stream", "option"), [("stdin", "--input"), ("stdout", "--output")])
+def test_closed_standard_stream_is_an_error_that_names_the_option(
+    run: Run, folder: str, monkeypatch: pytest.MonkeyPatch, stream: str, option: str
+) -> None:
+    monkeypatch.setattr(sys, stream, None)
+    form = LineFormat(TranslationOptions(folder))
+    with user_error(rf"standard (in|out)put: is closed; give {option}\."):
+        command.translate_lines(form)
 
 
 def test_model_that_does_not_fit_ends_the_command_with_one_line(run: Run, folder: str, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import itertools
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from tests.helpers import FLOAT32, WITH_SCORES, ModelAndTokenizer, model_of_pair
 from tests.translation.commands import SOURCES, TARGETS
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.pipeline import VaswaniTransformerTranslationPipeline
+from vaswani_transformer.support.modes import eval_mode
 from vaswani_transformer.translation.translator import (
     Hypothesis,
     TooLongError,
@@ -302,3 +303,26 @@ def test_text_that_spells_its_end_does_not_end(model_of_bytes: ModelAndTokenizer
     for tokens in translator.batches[0]:
         assert tokens[-1] == END
         assert not {START, PAD, END} & set(tokens[:-1])
+
+
+@pytest.mark.parametrize("wrong", [None, ("a", "b"), b"cat", 7])
+def test_input_that_is_not_a_text_is_an_error_with_its_index(
+    model_and_tokenizer: ModelAndTokenizer, wrong: Any
+) -> None:
+    with pytest.raises(TypeError, match=r"Text 1: not a text to translate; got .*, expected str"):
+        list(translate(*model_and_tokenizer, ["cat", wrong]))
+    with pytest.raises(ValueError, match=r"Text 0: not a text; got .*, half of a surrogate pair"):
+        list(translate(*model_and_tokenizer, ["\ud800"]))
+
+
+def test_last_of_two_threads_restores_the_mode() -> None:
+    model = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Dropout())
+    model[1].eval()
+    first, second = eval_mode(cast(Any, model)), eval_mode(cast(Any, model))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not model.training
+    assert not model[0].training
+    second.__exit__(None, None, None)
+    assert [model.training, model[0].training, model[1].training] == [True, True, False]

@@ -1,7 +1,6 @@
 """The command `vaswani-convert`, also `python -m vaswani_transformer.convert`."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -10,12 +9,14 @@ from transformers.utils import logging
 from ..config import VaswaniTransformerConfig
 from ..model import VaswaniTransformerForConditionalGeneration
 from ..support.checked_loading import load_model, load_tokenizer
-from ..support.command_line import MODEL_HELP, positive_argument
+from ..support.command_line import MODEL_HELP, positive_argument, say
 from ..support.errors import UserError, exit_on_user_error
 from ..support.files import atomic_folder, check_new_folder, write_errors
-from .ctranslate2_exporter import QUANTIZATIONS, to_ctranslate2
+from .ctranslate2_exporter import QUANTIZATIONS, ctranslate2_specs, to_ctranslate2
 from .fairseq import from_fairseq
 from .foreign import ImportResult, check_type, from_fsmt, from_marian
+
+INPUTS = ("model", "dict", "codes", "config")
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -58,13 +59,14 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def convert_to_ctranslate2(options: argparse.Namespace) -> None:
+    ctranslate2_specs()  # before the model is loaded
     check_type(options.model, VaswaniTransformerConfig.model_type, revision=options.revision)
     tokenizer = load_tokenizer(options.model, revision=options.revision)
     model = load_model(options.model, VaswaniTransformerForConditionalGeneration, revision=options.revision)
     to_ctranslate2(
         model, tokenizer, options.output, options.quantization, positions=options.positions, force=options.force
     )
-    sys.stdout.write(f"{options.output}: {options.model} for CTranslate2, {options.quantization or 'float32'}\n")
+    say(f"{options.output}: {options.model} for CTranslate2, {options.quantization or 'float32'}")
 
 
 def import_model(options: argparse.Namespace) -> ImportResult:
@@ -84,20 +86,23 @@ def save(imported: ImportResult, options: argparse.Namespace) -> None:
         if imported.tokenizer is not None:
             imported.tokenizer.save_pretrained(folder)
     tokenizer = "without a tokenizer" if imported.tokenizer is None else f"with a {type(imported.tokenizer).__name__}"
-    sys.stdout.write(f"{options.output}: {options.model}, {tokenizer}\n")
+    say(f"{options.output}: {options.model}, {tokenizer}")
     if imported.difference is None:
-        sys.stdout.write("No original to compare it with.\n")
+        say("No original to compare it with.")
     else:
-        sys.stdout.write(f"Largest difference of log-probabilities on random sentences: {imported.difference:.1e}\n")
+        say(f"Largest difference of log-probabilities on random sentences: {imported.difference:.1e}")
 
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse_arguments(arguments)
-    model = Path(options.model).resolve()
+    inputs = {name: path for name in INPUTS if (path := getattr(options, name, None)) is not None}
     logging.disable_progress_bar()
     with exit_on_user_error(ValueError, OSError, ImportError, SafetensorError):
-        if options.output.exists() and model.exists() and any(map(options.output.samefile, (model, *model.parents))):
-            raise UserError(f"{options.output}: holds the model itself; name another folder.")  # --force deletes it
+        for name, path in inputs.items():  # which --force would delete
+            file = Path(path).resolve()
+            if options.output.exists() and file.exists() and any(map(options.output.samefile, (file, *file.parents))):
+                held = "the model itself" if name == "model" else f"--{name}={path}"
+                raise UserError(f"{options.output}: holds {held}; name another folder.")
         check_new_folder(options.output, options.force)
         if options.format == "ctranslate2":
             convert_to_ctranslate2(options)

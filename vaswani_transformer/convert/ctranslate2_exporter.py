@@ -16,7 +16,7 @@ from ..embeddings import LearnedPositions, is_unwrapped, sinusoids
 from ..layers import AddAndNorm, VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
 from ..model import VaswaniTransformerForConditionalGeneration
 from ..stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
-from ..support.errors import UserError
+from ..support.errors import UserError, one_line
 from ..support.files import atomic_folder, write_errors
 from ..tokenizer import check_vocabulary
 
@@ -29,6 +29,16 @@ ACTIVATIONS = {
     "relu": "RELU", "gelu": "GELU", "gelu_new": "GELUTanh", "gelu_pytorch_tanh": "GELUTanh",
     "quick_gelu": "GELUSigmoid", "silu": "SWISH", "swish": "SWISH", "tanh": "Tanh", "sigmoid": "Sigmoid",
 }  # fmt: skip
+
+
+def ctranslate2_specs() -> Any:
+    """Return the module `ctranslate2.specs`; raise ImportError that names the extra."""
+    try:
+        from ctranslate2 import specs
+    except ImportError as error:
+        fix = 'run pip install "vaswani-transformer[ctranslate2]"'
+        raise ImportError(f"CTranslate2: cannot be imported ({one_line(error)}); {fix}.") from error
+    return specs
 
 
 def start_token_id(model: VaswaniTransformerForConditionalGeneration) -> int | None:
@@ -127,9 +137,7 @@ def set_stack(spec: Any, stack: VaswaniTransformerEncoder | VaswaniTransformerDe
 
 def specification(model: VaswaniTransformerForConditionalGeneration, positions: int) -> Any:
     """Return the model as CTranslate2's `TransformerSpec`."""
-    from ctranslate2 import specs
-
-    config = model.config
+    specs, config = ctranslate2_specs(), model.config
     width = max(config.head_dim, config.value_head_dim)
     shape: dict[str, Any] = {
         "num_heads": config.num_heads,
@@ -157,8 +165,9 @@ def set_vocabulary(
     strings = [str(index) for index in range(config.vocab_size)]
     if tokenizer is not None:
         check_vocabulary(model, tokenizer)
-        tokens = {index: token for token, index in tokenizer.get_vocab().items()}
-        strings = [tokens.get(index, f"<no token {index}>") for index in range(config.vocab_size)]
+        known = set(tokenizer.get_vocab().values())
+        for index in range(config.vocab_size):
+            strings[index] = str(tokenizer.convert_ids_to_tokens(index)) if index in known else f"<no token {index}>"
         unknown = tokenizer.unk_token_id
     spec.register_source_vocabulary(strings)
     spec.register_target_vocabulary(strings)

@@ -2,13 +2,12 @@
 
 import argparse
 import os
-import sys
 import time
 from typing import Any
 
 from transformers.utils import logging
 
-from ..support.command_line import MODEL_HELP, positive_argument
+from ..support.command_line import MODEL_HELP, positive_argument, say
 from ..support.errors import UserError, exit_on_user_error
 from ..translation.loading import LoadOptions, add_load_options
 from .page import load_page
@@ -45,7 +44,6 @@ def main(arguments: list[str] | None = None) -> None:
             _, address, _ = page.launch(server_port=options.port, **LAUNCH)
         except (OSError, OverflowError) as error:
             raise UserError(f"--port={options.port}: is in use, or may not be used; give another --port.") from error
-        sys.stdout.write(f"{address}\n")
-        sys.stdout.flush()
+        say(str(address))
         while True:  # Ctrl-C ends no wait for a lock on Windows
             time.sleep(60)

@@ -1,13 +1,12 @@
 """The command `python -m vaswani_transformer.figures`, which writes a web page of a sentence's attention weights."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from transformers.utils import logging
 
 from ..support.checked_loading import load_model, load_tokenizer
-from ..support.command_line import MODEL_HELP
+from ..support.command_line import MODEL_HELP, say
 from ..support.errors import exit_on_user_error
 from ..support.files import write_errors
 from ..tokenizer import check_vocabulary
@@ -35,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
         page = attention_page(model, tokenizer, options.source, options.target)
         with write_errors(options.output, "make room, or give another --output"):
             options.output.write_text(page, encoding="utf-8")
-    sys.stdout.write(f"{options.output}\n")
+    say(str(options.output))
 
 
 if __name__ == "__main__":

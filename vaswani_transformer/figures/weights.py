@@ -16,7 +16,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from ..nar import NarHead
 from ..support.modes import eager_attention, eval_mode, is_non_autoregressive
-from ..tokenizer import text_encoder
+from ..tokenizer import source_encoder, text_encoder
 from .tokens import display_tokens
 
 STACKS = {
@@ -143,8 +143,8 @@ def attention_maps(
             f"{type(model).__name__} predicts all words at once and reads no target; got {target!r}, expected None"
         )
         raise ValueError(f"target: {problem}. Leave it out.")
-    encode = text_encoder(tokenizer)
-    batch = {name: tensor.to(model.device) for name, tensor in encode(source, return_tensors="pt").items()}
+    encoded = source_encoder(tokenizer)(source, return_tensors="pt")
+    batch = {name: tensor.to(model.device) for name, tensor in encoded.items()}
     with eval_mode(model):
         if is_non_autoregressive(model):
             shown = last_pass(model, batch, generate_kwargs)
@@ -152,7 +152,8 @@ def attention_maps(
             settings = generate_kwargs | {"num_return_sequences": 1, "return_dict_in_generate": False}
             shown = pass_of_target(model, batch, cast(Any, model).generate(**batch, **settings)[:, 1:])
         else:
-            labels = encode(text_target=target, return_tensors="pt")["input_ids"].to(model.device)  # (1, T)
+            targets = text_encoder(tokenizer)(text_target=target, return_tensors="pt")
+            labels = targets["input_ids"].to(model.device)  # (1, T)
             shown = pass_of_target(model, batch, labels)
     stacks = zip(STACKS, shown.weights, strict=True)
     weights = {stack: torch.cat(list(layers)).float().cpu().numpy() for stack, layers in stacks}

@@ -1,5 +1,6 @@
 """Parsing of sentences with a model that writes linear trees."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -12,10 +13,12 @@ from .linear import LINEAR_TOKEN, PLACE, ParsedSentence, delinearize
 from .words import escape_brackets, split_plain, split_tokenized
 
 
-def source_text(sentence: str | Sequence[str]) -> str:
-    """Return the words of a plain text, or the given words, separated by spaces."""
+def source_text(sentence: str | Sequence[str], index: int) -> str:
+    """Return the words of a plain text, or the given words, separated by spaces; `index` is for errors."""
     if isinstance(sentence, str):
         return " ".join(split_plain(sentence))
+    if not isinstance(sentence, Sequence) or not all(isinstance(word, str) for word in sentence):
+        raise TypeError(f"Sentence {index}: got {sentence!r:.80}, expected a str or a list of words.")
     for word in sentence:
         if split_tokenized(word) != [escape_brackets(word)]:
             raise ValueError(
@@ -55,12 +58,12 @@ def parse(
         **settings: arguments of `translate`, such as `batch_tokens`, and of `generate()`, such as `num_beams`.
 
     Raises:
-        TypeError: `sentences` is a single text.
+        TypeError: `sentences` is a single text, or contains something else than texts and lists of words.
         ValueError: the model is not a parser, a word is empty or contains white space, or `translate` raises it.
     """
     if isinstance(sentences, str):
         raise TypeError(f"sentences is the str {sentences!r}; give a list of sentences, for example [sentence].")
     check_parser(tokenizer, "tokenizer")
     settings = {"constraint": tree_constraint(model, tokenizer)} | settings
-    for translation in translate(model, tokenizer, map(source_text, sentences), **settings):
+    for translation in translate(model, tokenizer, map(source_text, sentences, itertools.count()), **settings):
         yield delinearize(translation.text, split_tokenized(translation.source))

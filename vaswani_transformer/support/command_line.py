@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import sys
 
 from .search_settings import RANGES
 
@@ -21,3 +22,10 @@ def length_penalty_argument(text: str) -> float:
         if (alpha := float(text)) in RANGES["length_penalty"]:
             return alpha
     raise argparse.ArgumentTypeError(f"got {text!r}, expected {RANGES['length_penalty']}")
+
+
+def say(message: str) -> None:
+    """Write a line to standard output, unless it is closed."""
+    if sys.stdout is not None:
+        sys.stdout.write(f"{message}\n")
+        sys.stdout.flush()

@@ -1,8 +1,10 @@
 """User errors, which a command prints on one line before it exits with status 2, or 130 after Ctrl-C."""
 
 import contextlib
+import os
 import sys
 from collections.abc import Generator
+from typing import Literal
 
 
 class UserError(ValueError):
@@ -26,12 +28,32 @@ def one_line(error: BaseException) -> str:
     return "".join(escaped) or type(error).__name__
 
 
+def check_open(name: Literal["stdin", "stdout"], instead: str) -> None:
+    """Raise UserError if standard input or output is closed, as in a daemon; `instead` ends the message."""
+    if getattr(sys, name) is None:
+        raise UserError(f"standard {name.removeprefix('std')}put: is closed; {instead}.")
+
+
+def open_closed_streams() -> None:
+    """Open the null device in place of closed standard streams, so that no file of the command gets their numbers."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
+
+
 @contextlib.contextmanager
 def exit_on_user_error(*more_errors: type[Exception], what_now: str = "") -> Generator[None]:
     """Print a UserError and exit with status 2; after Ctrl-C print a line and exit with status 130.
 
+    Closed standard streams become the null device, but `sys.stdin` and `sys.stdout` stay None.
+
     `more_errors` are handled like a UserError, and `what_now` is appended to the line after Ctrl-C.
     """
+    open_closed_streams()
     try:
         yield
     except (UserError, *more_errors) as error:

@@ -1,7 +1,8 @@
 """Temporary modes of a model: evaluation, and attention with weights."""
 
-from collections.abc import Generator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeGuard
 
 from transformers import PreTrainedModel
@@ -14,27 +15,61 @@ def is_non_autoregressive(model: object) -> TypeGuard[NarHead]:
     return not getattr(model, "is_autoregressive", True)
 
 
+Mode = Callable[[PreTrainedModel], Callable[[], None]]
+"""Function that switches a model to a mode, and returns the function that restores it."""
+LOCK = threading.Lock()
+USERS: dict[tuple[int, Mode], tuple[int, Callable[[], None]]] = {}
+"""Number of contexts, of all threads, that use a model in a mode, and the function that restores it after the last."""
+
+
 @contextmanager
-def eval_mode(model: PreTrainedModel) -> Generator[None]:
-    """Switch a model to evaluation mode inside the context, and restore every module's mode after it."""
-    before = [(module, module.training) for module in model.modules()]
+def temporary_mode(model: PreTrainedModel, switch: Mode) -> Generator[None]:
+    """Switch a model to a mode inside the context; the last of several threads restores what the first one found."""
+    key = id(model), switch
+    with LOCK:
+        count, restore = USERS.get(key) or (0, switch(model))
+        USERS[key] = count + 1, restore
     try:
-        model.eval()
         yield
     finally:
-        for module, training in before:
-            module.training = training
+        with LOCK:
+            count, restore = USERS.pop(key)
+            if count > 1:
+                USERS[key] = count - 1, restore
+            else:
+                restore()
 
 
-@contextmanager
-def eager_attention(model: PreTrainedModel) -> Generator[None]:
-    """Use "eager" attention, which returns weights, inside the context, and restore the configurations after it."""
+def switch_to_evaluation(model: PreTrainedModel) -> Callable[[], None]:
+    trained = [module for module in model.modules() if module.training]
+    for module in trained:
+        module.training = False
+
+    def restore() -> None:
+        for module in trained:
+            module.training = True
+
+    return restore
+
+
+def eval_mode(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Switch a model to evaluation mode inside the context, and restore every module's mode after it."""
+    return temporary_mode(model, switch_to_evaluation)
+
+
+def switch_to_eager(model: PreTrainedModel) -> Callable[[], None]:
     configs: list[Any] = [module.config for module in model.modules() if hasattr(module, "config")]
     before = [(config, config._attn_implementation) for config in configs]
-    try:
-        for config in configs:
-            config._attn_implementation = "eager"
-        yield
-    finally:
+    for config in configs:
+        config._attn_implementation = "eager"
+
+    def restore() -> None:
         for config, implementation in before:
             config._attn_implementation = implementation
+
+    return restore
+
+
+def eager_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Use "eager" attention, which returns weights, inside the context, and restore the configurations after it."""
+    return temporary_mode(model, switch_to_eager)

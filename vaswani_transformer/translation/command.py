@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -22,7 +23,8 @@ from transformers.utils import logging
 
 from ..cpu.linear import chosen_layouts
 from ..support.command_line import MODEL_HELP, length_penalty_argument, positive_argument
-from ..support.errors import OutputError, UserError, exit_on_user_error, one_line
+from ..support.errors import OutputError, UserError, check_open, exit_on_user_error, one_line
+from ..support.modes import is_non_autoregressive
 from .loading import LoadOptions, add_load_options, load_model_and_tokenizer
 from .output import ResumableFile, StreamOutput
 from .translator import NanError, TooLong, TooLongError, Translation, Translator
@@ -141,12 +143,33 @@ class LineFormat:
         return value
 
     def load(self) -> Translator:
-        """Return the translator with the command's model."""
+        """Return the translator with the command's model; raise UserError for an option that this model lacks."""
         names = ("batch_tokens", "max_source_tokens", "too_long", "scores")
         settings: dict[str, Any] = {name: getattr(self.options, name) for name in names} | {"num_return_sequences": 1}
         search = {name: getattr(self.options, option) for option, name in SEARCH.items()}
         settings |= {name: value for name, value in search.items() if value is not None}
-        return Translator(*load_model_and_tokenizer(self.options), **settings)
+        translator = Translator(*load_model_and_tokenizer(self.options), **settings)
+        self.check_search(translator)
+        return translator
+
+    def check_search(self, translator: Translator) -> None:
+        """Raise UserError for a search option that the model lacks, or for more results than the search finds."""
+        options, model, search = self.options, translator.model, translator.settings.values
+        if is_non_autoregressive(model):
+            lacked = ["beams", *([] if "num_iterations" in model.family_settings else ["iterations"])]
+            width = search.get("length_beam_size", 1) * search.get("num_latent_samples", 1)
+            widen = "length_beam"
+        else:
+            lacked = ["iterations", "length_beam"]
+            width, widen = math.inf if search.get("do_sample") else search.get("num_beams", 1), "beams"
+        for option in lacked:
+            if (value := getattr(options, option)) not in (None, 1):
+                raise UserError(
+                    f"--{option}={value}: {options.model} is a {type(model).__name__}, without it; leave it out."
+                )
+        if options.nbest is not None and options.nbest > width:
+            problem = f"more than the search finds; got {options.nbest}, expected at most {width}"
+            raise UserError(f"--nbest: {problem}. Give a larger --{widen}, or a smaller --nbest.")
 
     def write(self, translation: Translation, number: int) -> list[str]:
         """Return the output lines for one input line."""
@@ -193,9 +216,19 @@ def warn_of_truncation(translation: Translation, where: str) -> None:
         log(f"{where}: {translation.source_tokens} tokens, more than {limit}, so it was truncated; see --too_long.")
 
 
+def check_input_stays(options: TranslationOptions, source: Any) -> None:
+    """Raise UserError if the output, or its record, is the input file, by whatever name."""
+    if options.output is None or not options.output.is_file():
+        return
+    with contextlib.suppress(io.UnsupportedOperation):  # an input without a file
+        if os.path.samestat(os.fstat(source.fileno()), options.output.stat()):
+            raise UserError(f"--output={options.output}: is the input; it stays unchanged. Give another --output.")
+
+
 def open_output(options: TranslationOptions) -> StreamOutput:
     """Return the output: standard output, a pipe or device, or a resumable file."""
     if options.output is None:
+        check_open("stdout", "give --output")
         return StreamOutput(sys.stdout.buffer, "standard output")
     if options.output.exists() and not options.output.is_file():
         return StreamOutput(options.output.open("wb"), str(options.output))
@@ -242,7 +275,10 @@ def translate_lines(form: LineFormat) -> None:
     """Translate the input into the output, unless the output file is finished."""
     options = form.options
     name = "standard input" if options.input is None else str(options.input)
+    if options.input is None:
+        check_open("stdin", "give --input")
     source = sys.stdin.buffer if options.input is None else options.input.open("rb")
+    check_input_stays(options, source)
     with source, contextlib.closing(open_output(options)) as output:
         texts = (form.read(line, f"{name}, line {number}") for number, line in enumerate(source, start=1))
         if isinstance(output, ResumableFile):
@@ -261,6 +297,8 @@ def translate_lines(form: LineFormat) -> None:
 
 def translate_typed(form: LineFormat) -> None:
     """Translate each line as soon as it is read."""
+    for stream in ("stdin", "stdout"):
+        check_open(stream, "--interactive needs it")
     translator, output = form.load(), StreamOutput(sys.stdout.buffer, "standard output")
     for number, line in enumerate(typed_lines(), start=1):
         where = f"standard input, line {number}"

@@ -72,6 +72,8 @@ def load_model_and_tokenizer(options: LoadOptions) -> tuple[PreTrainedModel, Pre
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     with load_errors(f"--device={options.device}"):
         device = torch.zeros(1, device=options.device or accelerator or "cpu").device
+    if device.type == "meta":
+        raise UserError("--device=meta: holds shapes without numbers; give --device=cpu or an accelerator.")
     name, dtype, is_on_cpu = options.model, options.dtype, device.type == "cpu"
     settings: dict[str, Any] = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
     config = load_config(name, **settings)

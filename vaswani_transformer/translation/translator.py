@@ -17,7 +17,7 @@ from ..generation import CallSettings, default_limit
 from ..search import length_penalty, nan_handler
 from ..support.errors import UserError
 from ..support.modes import eval_mode, is_non_autoregressive
-from ..tokenizer import check_vocabulary, text_encoder, unknown_words
+from ..tokenizer import check_text, check_vocabulary, source_encoder, unknown_words
 
 SCORING_TOKENS = 2048  # target tokens scored at a time
 MIN_TEXT_TOKENS = 16  # smallest size of a text in a batch, to limit the number of beams
@@ -194,8 +194,10 @@ class Translator:
         self, texts: list[str], first: int, skip: int = 0, progress: Callable[[int], object] | None = None
     ) -> list[Translation]:
         """Return the translations of `texts[skip:]`; `first` is the index of the window's first text."""
+        for index, text in enumerate(texts, start=first):
+            check_text(text, f"Text {index}")
         report = progress or (lambda _: None)
-        encoder = text_encoder(self.tokenizer)
+        encoder = source_encoder(self.tokenizer)
         encoded = encoder(texts, return_attention_mask=False, verbose=False)
         unknown = unknown_words(self.tokenizer, encoded, texts)
         sources = [row if text.strip() else [] for row, text in zip(encoded["input_ids"], texts, strict=True)]
@@ -322,7 +324,7 @@ def translate(
             tokens more than their sources, as in the paper.
 
     Raises:
-        TypeError: `texts` is a single text.
+        TypeError: `texts` is a single text, or contains something else than texts.
         ValueError: the tokenizer has no padding token or does not fit a model of this package, or a setting is out of
             range, here or in `generate()`.
         TooLongError: a text is too long for `too_long="error"`, or for the model's learned positions.
