@@ -15,6 +15,7 @@ import pytest
 from transformers import AutoModelForSeq2SeqLM
 
 from docs.tools import reference
+from docs.tools.paper import CODING_PAGE
 from docs.tools.paper import PAGES as PAGES_OF_THE_PAPER
 from docs.tools.repository import line_of
 from tests.command_parsers import PAGES, anchors_of, blocks_of, commands_of, parse
@@ -25,8 +26,9 @@ from training.recipe import load_recipe
 from training.toy_task import make_splits
 from training.train import run
 
-# The pages of the paper in code run as one program, in test_paper_page.py; blocks that hold one of these texts run in
-# test_examples.py and convert/test_fine_tuning.py, with their own models.
+# The pages of the paper in code run as one program, in test_paper_page.py, and the coding exercises in
+# test_coding_exercises.py; blocks that contain one of these texts run in test_examples.py and
+# convert/test_fine_tuning.py, with their own models.
 RUN_ELSEWHERE = ("books-en-it", "runs/opus-en-de")
 
 
@@ -38,7 +40,7 @@ def blocks_to_run(page: Path) -> list[str]:
     return [block for block in blocks_of(page, "python") if not any(text in block for text in RUN_ELSEWHERE)]
 
 
-RUN_PAGES = [page for page in PAGES if page not in PAGES_OF_THE_PAPER and blocks_to_run(page)]
+RUN_PAGES = [page for page in PAGES if page not in (*PAGES_OF_THE_PAPER, CODING_PAGE) and blocks_to_run(page)]
 
 
 def run_block(block: str, folder: Path, environment: dict[str, str]) -> str:
