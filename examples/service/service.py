@@ -77,7 +77,8 @@ class CTranslate2Engine:
         )
         translated = []
         for sentence, encoding, result in zip(sentences, encodings, results, strict=True):
-            ids = [self.tokenizer.token_to_id(token) for token in result.hypotheses[0]]
+            found = map(self.tokenizer.token_to_id, result.hypotheses[0])
+            ids = [index for index in found if index is not None]
             is_cut = bool(encoding.overflowing)
             translated.append(Translated(self.tokenizer.decode(ids), is_cut, unknown_words(sentence, encoding)))
         return translated
@@ -100,7 +101,7 @@ class TorchEngine:
         from vaswani_transformer import prepare_for_inference
 
         torch.set_num_threads(options.threads)
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self.model = prepare_for_inference(AutoModelForSeq2SeqLM.from_pretrained(folder), "int8")
         self.tokens = options.tokens
 
