@@ -4,20 +4,36 @@
 with beam 4. It prints a row an engine: the median milliseconds of a line alone, lines a second together, the resident
 MiB of the process afterwards, and the MB (10^6 bytes) of the weights on disk. Each engine has its own process, in which
 CTranslate2 runs without torch. Figures are medians over rounds, in which the engines take turns.
+
+With `--clients N` it measures the service of examples/ instead, on one core with CTranslate2 and with torch, both in
+int8. N clients on this machine send a line a request: at full load each sends the next as soon as it has its answer;
+at half load requests arrive at random, half as many a second, and a latency includes the time until a client is free.
+It prints the lines a second, those a second of the service's CPU time, the latency that half, 95% and 99% of the
+requests stay below, and the resident and the largest MiB of the service. Each load has at most `--requests` and takes
+at most a minute. Keep the clients off the service's core, or they slow it down.
 """
 
+import argparse
+import contextlib
+import itertools
 import json
 import os
+import random
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+from collections.abc import Generator, Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 from transformers.utils import logging
 
-from bench.measuring import Row, in_turns, make_parser, report
+from bench.measuring import ROOT, Row, in_turns, make_parser, report, resident_mib
 from vaswani_transformer.convert import to_ctranslate2
 from vaswani_transformer.support.checked_loading import load_model, load_tokenizer
 
@@ -40,6 +56,7 @@ def run(texts):
     tokens = [tokenizer.encode(text).tokens for text in texts]
     return translator.translate_batch(tokens, beam_size=4, max_batch_size=32)
 """
+LOAD_SECONDS = 60
 CHILD = """
 import json, sys, time
 folder, dtype, threads, lines = *sys.argv[1:3], int(sys.argv[3]), json.load(sys.stdin)
@@ -70,43 +87,155 @@ def measure(code: str, folder: Path, dtype: str, lines: list[str], threads: int)
     return json.loads(finished.stdout.splitlines()[-1])
 
 
+def engine_rows(folders: dict[str, Path], lines: list[str], rounds: int, threads: int) -> list[Row]:
+    """Return the figures of each engine."""
+    engines = {
+        "plain": (OURS, folders["torch"], "plain"),
+        "prepared float32": (OURS, folders["torch"], "float32"),
+        "prepared int8": (OURS, folders["torch"], "int8"),
+        "CTranslate2 float32": (CTRANSLATE2, folders["float32"], "float32"),
+        "CTranslate2 int8": (CTRANSLATE2, folders["int8"], "int8"),
+    }
+    calls = {
+        engine: lambda code=code, folder=folder, dtype=dtype: measure(code, folder, dtype, lines, threads)
+        for engine, (code, folder, dtype) in engines.items()
+    }
+    measured = in_turns(calls, rounds)
+    rows: list[Row] = []
+    for engine, (_, folder, _) in engines.items():
+        alone, together, resident = (statistics.median(column) for column in zip(*measured[engine], strict=True))
+        weights = [path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin")]
+        rows.append(
+            {
+                "engine": engine,
+                "ms a line alone": 1000 * alone,
+                "lines a second together": len(lines) / together,
+                "resident MiB": resident,
+                "weights, MB": sum(path.stat().st_size for path in weights) / 1e6,
+            }
+        )
+    return rows
+
+
+@contextlib.contextmanager
+def running_service(folder: Path, clients: int, threads: int) -> Generator[tuple[int, int]]:
+    """Start the service with a model, and return its process and its port."""
+    script = ROOT / "examples" / "service" / "service.py"
+    command = [sys.executable, str(script), str(folder), "--port=0", f"--threads={threads}", f"--waiting={clients}"]
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
+    streams: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, **streams) as process:
+        try:
+            assert process.stderr is not None
+            log = iter(process.stderr.readline, "")
+            found = (re.search(r"http://127\.0\.0\.1:(\d+)", line) for line in log)
+            yield process.pid, int(next(match[1] for match in found if match))
+        finally:
+            process.terminate()
+
+
+def request(connection: HTTPConnection, line: str) -> None:
+    """Translate a line, and read the whole answer."""
+    connection.request("POST", "/translate", json.dumps({"text": line}))
+    answer = connection.getresponse()
+    body = answer.read()
+    if answer.status != 200:
+        raise RuntimeError(f"The service answered a request with status {answer.status}: {body!r}")
+
+
+def arrivals(rate: float | None) -> Iterator[float]:
+    """Yield the seconds at which requests arrive at random, `rate` a second; with None all are there at once."""
+    generator, now = random.Random(0), 0.0
+    while True:
+        yield now
+        if rate is not None:
+            now += generator.expovariate(rate)
+
+
+def latencies(port: int, jobs: Iterator[tuple[float, str]], clients: int, is_full: bool) -> tuple[list[float], float]:
+    """Return the seconds that each job took, and those of all jobs together; none starts after `LOAD_SECONDS`."""
+    lock, taken = threading.Lock(), []
+    begin = time.perf_counter()
+
+    def client() -> None:
+        with contextlib.closing(HTTPConnection("127.0.0.1", port, timeout=120)) as connection:
+            while time.perf_counter() - begin < LOAD_SECONDS:
+                with lock:
+                    job = next(jobs, None)
+                if job is None:
+                    return
+                arrival, line = job
+                time.sleep(max(0.0, begin + arrival - time.perf_counter()))
+                start = time.perf_counter() if is_full else begin + arrival
+                request(connection, line)
+                taken.append(time.perf_counter() - start)
+
+    threads = [threading.Thread(target=client) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return taken, time.perf_counter() - begin
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure_service(folder: Path, lines: list[str], clients: int, requests: int, threads: int) -> Row:
+    """Return the figures of a new service at full load, and then at half of the rate that it had."""
+
+    def jobs(rate: float | None) -> Iterator[tuple[float, str]]:
+        return itertools.islice(zip(arrivals(rate), itertools.cycle(lines), strict=False), requests)
+
+    with running_service(folder, clients, threads) as (pid, port):
+        latencies(port, itertools.islice(jobs(None), 2 * clients), clients, is_full=True)  # the first ones are slow
+        used = cpu_seconds(pid)
+        full, seconds = latencies(port, jobs(None), clients, is_full=True)
+        used = cpu_seconds(pid) - used
+        rate = len(full) / seconds
+        half, _ = latencies(port, jobs(rate / 2), clients, is_full=False)
+        memory = resident_mib(pid)
+    row: Row = {"lines a second": rate, "lines a second of CPU time": len(full) / used}
+    for load, taken in (("full", full), ("half", half)):
+        ranks = statistics.quantiles(taken, n=100, method="inclusive")
+        row |= {f"ms at {load} load, {percent}%": 1000 * ranks[percent - 1] for percent in (50, 95, 99)}
+    return row | {"resident MiB": memory["now"], "largest MiB": memory["peak"]}
+
+
+def service_rows(folders: dict[str, Path], lines: list[str], options: argparse.Namespace) -> list[Row]:
+    """Return the figures of the service with each engine, medians over rounds."""
+    engines = {"CTranslate2 int8": folders["int8"], "prepared int8": folders["torch"]}
+    sizes = (options.clients, options.requests, options.threads)
+    calls = {engine: lambda folder=folder: measure_service(folder, lines, *sizes) for engine, folder in engines.items()}
+    measured = in_turns(calls, options.rounds)
+    return [
+        {"service": engine} | {column: statistics.median(row[column] for row in rounds) for column in rounds[0]}
+        for engine, rounds in measured.items()
+    ]
+
+
 def main(arguments: list[str] | None = None) -> None:
-    parser = make_parser("serving", __doc__, {"rounds": 1}, rounds=3, threads=1)
+    parser = make_parser("serving", __doc__, {"rounds": 1, "requests": 20}, rounds=3, threads=1)
     parser.add_argument("model", type=Path, help="the folder of a model")
     parser.add_argument("lines", type=Path, help="a text file with a sentence on each line")
+    parser.add_argument("--clients", type=int, default=0, help="measure the service with this many clients (none)")
+    parser.add_argument("--requests", type=int, default=300, help="most requests at each load (300)")
     options = parser.parse_args(arguments)
     logging.set_verbosity_error()
     lines = options.lines.read_text(encoding="utf-8").splitlines()
     model: Any = load_model(str(options.model), local_files_only=True)
     tokenizer = load_tokenizer(str(options.model), local_files_only=True)
     with tempfile.TemporaryDirectory() as name:
-        engines = {
-            "plain": (OURS, options.model, "plain"),
-            "prepared float32": (OURS, options.model, "float32"),
-            "prepared int8": (OURS, options.model, "int8"),
-        }
+        folders = {"torch": options.model, "float32": Path(name) / "float32", "int8": Path(name) / "int8"}
         for dtype in ("float32", "int8"):
-            folder = Path(name) / dtype
-            to_ctranslate2(model, tokenizer, folder, dtype)
-            engines[f"CTranslate2 {dtype}"] = (CTRANSLATE2, folder, dtype)
-        calls = {
-            engine: lambda code=code, folder=folder, dtype=dtype: measure(code, folder, dtype, lines, options.threads)
-            for engine, (code, folder, dtype) in engines.items()
-        }
-        measured = in_turns(calls, options.rounds)
-        rows: list[Row] = []
-        for engine, (_, folder, _) in engines.items():
-            alone, together, resident = (statistics.median(column) for column in zip(*measured[engine], strict=True))
-            weights = [path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin")]
-            rows.append(
-                {
-                    "engine": engine,
-                    "ms a line alone": 1000 * alone,
-                    "lines a second together": len(lines) / together,
-                    "resident MiB": resident,
-                    "weights, MB": sum(path.stat().st_size for path in weights) / 1e6,
-                }
-            )
+            to_ctranslate2(model, tokenizer, folders[dtype], dtype)
+        if options.clients:
+            rows = service_rows(folders, lines, options)
+        else:
+            rows = engine_rows(folders, lines, options.rounds, options.threads)
     report(rows, options)
 
 

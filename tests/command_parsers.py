@@ -18,7 +18,7 @@ from training.recipe import load_recipe
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 OURS = {f"vaswani-{room}": room for room in ("convert", "demo")}
 OURS |= {"vaswani-parse": "parsing", "vaswani-translate": "translation"}
-OTHERS = "coverage curl cut docker gh git hf jupyter mkdocs nox pre-commit ruff sacrebleu sed tensorboard ty uvicorn"
+OTHERS = "coverage curl cut docker gh git hf jupyter mkdocs nox pre-commit ruff sacrebleu sed tensorboard ty"
 SHELL_PROGRAMS = (".", "export", "cd", "cp", "echo", "mkdir")
 
 

@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
     "layer_complexity": (["--output=NEW/table1"], "self-attention, fused"),
     "memory": ([], "peak MiB"),
     "serving": (["MADE/ar", "MADE/lines.txt"], "resident MiB"),
+    "serving clients": (["MADE/ar", "MADE/lines.txt", "--clients=2"], "ms at half load, 99%"),
     "table3": (["MADE/kills.yaml", *SMALL, "--output_dir=NEW/runs"], "paper's BLEU"),
     "train_against_marian": ([], "ours to it"),
 }
@@ -51,8 +52,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_bench_prints_its_table(name: str, made: Path, tmp_path: Path) -> None:
-    if name in ("serving", "decode_against_marian"):
+    if name.startswith(("serving", "decode_against_marian")):
         pytest.importorskip("ctranslate2", reason="the ctranslate2 extra is not installed")
+    if name == "serving clients":
+        pytest.importorskip("uvicorn", reason="the service's packages are not installed")
     given, column = COMMANDS[name]
     arguments = [argument.replace("MADE", str(made)).replace("NEW", str(tmp_path)) for argument in given]
     output = run_forked(f"bench.{name.partition(' ')[0]}", "--tiny", *arguments, folder=ROOT)

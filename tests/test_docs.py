@@ -2,7 +2,6 @@
 
 import ast
 import gzip
-import json
 import os
 import re
 import shlex
@@ -12,12 +11,12 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
 import pytest
 from transformers import AutoModelForSeq2SeqLM
 
 from docs.tools import reference
+from docs.tools.paper import CODING_PAGE
 from docs.tools.paper import PAGES as PAGES_OF_THE_PAPER
 from docs.tools.repository import line_of
 from tests.command_parsers import PAGES, anchors_of, blocks_of, commands_of, parse
@@ -27,10 +26,10 @@ from tests.hub import Hub, client_environment, serving
 from training.recipe import load_recipe
 from training.train import run
 
-# The pages of the paper in code run as one program, in test_paper_page.py; blocks that hold one of these texts run in
-# test_examples.py and convert/test_fine_tuning.py, with their own models.
+# The pages of the paper in code run as one program, in test_paper_page.py, and the coding exercises in
+# test_coding_exercises.py; blocks that contain one of these texts run in test_examples.py and
+# convert/test_fine_tuning.py, with their own models.
 RUN_ELSEWHERE = ("books-en-it", "runs/opus-en-de")
-JSON = {"Content-Type": "application/json"}
 
 
 def page_name(page: Path) -> str:
@@ -41,7 +40,7 @@ def blocks_to_run(page: Path) -> list[str]:
     return [block for block in blocks_of(page, "python") if not any(text in block for text in RUN_ELSEWHERE)]
 
 
-RUN_PAGES = [page for page in PAGES if page not in PAGES_OF_THE_PAPER and blocks_to_run(page)]
+RUN_PAGES = [page for page in PAGES if page not in (*PAGES_OF_THE_PAPER, CODING_PAGE) and blocks_to_run(page)]
 
 
 def run_block(block: str, folder: Path, environment: dict[str, str]) -> str:
@@ -78,7 +77,7 @@ def page_outputs(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
     def outputs_of(page: Path) -> tuple[dict[str, str], Path]:
         if page not in pages:
-            for package in ("ctranslate2", "fastapi", "onnx", "peft"):  # of extras
+            for package in ("ctranslate2", "onnx", "peft"):  # of extras
                 if any(f"{package} import" in block or f"import {package}" in block for block in blocks_to_run(page)):
                     pytest.importorskip(package)
             folder = tmp_path_factory.mktemp(page.stem)
@@ -122,34 +121,6 @@ def test_another_way_of_running_the_model_gives_its_translations(
     tokens = model.generate(**tokenizer(sentences, padding=True, return_tensors="pt"), **search)
     expected = tokenizer.batch_decode(tokens, skip_special_tokens=True)
     assert ast.literal_eval(page_outputs(page)[0][block].splitlines()[-1]) == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["prepare_for_inference", "ctranslate2"])
-def test_service_answers_a_request_with_the_translation_of_its_sentences(
-    engine: str, page_outputs: PageOutputs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """CTranslate2's service loads the model that an earlier block of its page converts."""
-    page = ROOT / "docs" / "cpu.md"
-    (block,) = [block for block in blocks_to_run(page) if "FastAPI()" in block and f"import {engine}" in block]
-    _, folder = page_outputs(page)
-    (folder / "service.py").write_text(block, encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.chdir(folder)
-    text = "The dogs are asleep. Where are they?"
-    command = [sys.executable, "-m", "uvicorn", "service:app", "--port=0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stderr is not None
-            log = iter(process.stderr.readline, "")
-            address = next(found[0] for found in (re.search(r"http://[\d.:]+", line) for line in log) if found)
-            request = Request(f"{address}/translate", json.dumps({"text": text}).encode(), JSON)
-            with urlopen(request, timeout=60) as answer:
-                assert re.fullmatch(r".+\. .+\?", json.load(answer)["translation"])
-            with urlopen(f"{address}/health", timeout=60) as answer:
-                assert answer.status == 200
-        finally:
-            process.terminate()
 
 
 COMMANDS = sorted({(page_name(page), shlex.join(words)) for page in PAGES for words in commands_of(page)})

@@ -1,4 +1,7 @@
-"""Each script of examples/ runs outside the checkout, and what tutorials show runs in its smallest form."""
+"""Each script of examples/ runs outside the checkout, and what tutorials show runs in its smallest form.
+
+`test_service.py` starts the service of examples/.
+"""
 
 import ast
 import json

@@ -22,6 +22,7 @@ from docs.tools.listings import LISTING, names_in
 FOLDER = Path(__file__).resolve().parents[1]
 PAGES = [FOLDER / f"{name}.md" for name in ("paper", "paper-model", "paper-training", "paper-decoding")]
 NOTEBOOK, EXERCISES = FOLDER / "paper.ipynb", FOLDER / "paper-exercises.ipynb"
+CODING_PAGE, CODING_NOTEBOOK = FOLDER / "coding-exercises.md", FOLDER / "coding-exercises.ipynb"
 PYTHON = re.compile(r"^```python\n(.*?)^```$\n(?:\n```text\n(.*?)^```$\n)?", flags=re.DOTALL | re.MULTILINE)
 PICTURE = re.compile(r"\n!\[[^\]]*\]\((images/(?!figure-)[\w-]+\.svg)\)\n")
 DIAGRAM = re.compile(r"!\[([^\]]*)\]\((images/figure-[\w-]+\.svg)\)")
@@ -31,6 +32,7 @@ PIECES = re.compile(
 PAGE_LINK = re.compile(r"\[([^\]]+)\]\((?:([\w-]+)\.(?:md|ipynb))?(#[\w-]+)?\)")
 FILE_LINK = re.compile(r"\[([^\]]+)\]\(\.\./([\w./-]+)(?:#\w+)?\)")
 SOLUTION = re.compile(r"^<details[^>]*>\n<summary>See what happens</summary>.*?^</details>$", re.DOTALL | re.MULTILINE)
+CODING_SOLUTION = re.compile(SOLUTION.pattern.replace("See what happens", "See a solution"), SOLUTION.flags)
 ANSWER = "```python\n# your answer\n```"
 DETAILS = re.compile(r"</?details[^>]*>\n?")
 SUMMARY = re.compile(r"<summary>(.*?)</summary>")
@@ -169,10 +171,22 @@ def to_notebook(for_students: bool = False) -> str:
     for path in PAGES:
         page = path.read_text(encoding="utf-8")
         cells += page_cells(SOLUTION.sub(lambda _: ANSWER, page) if for_students else page, path.stem)
-    for number, cell in enumerate(cells):
-        cell["id"] = f"cell-{number}"
+    for cell in cells:
         if for_students and cell["cell_type"] == "code":
             cell["outputs"] = []
+    return as_notebook(cells)
+
+
+def coding_notebook() -> str:
+    """Return the coding exercises as a notebook without solutions."""
+    page = CODING_SOLUTION.sub("", CODING_PAGE.read_text(encoding="utf-8"))
+    return as_notebook([code_cell(INSTALL), *page_cells(page, CODING_PAGE.stem)])
+
+
+def as_notebook(cells: list[dict[str, Any]]) -> str:
+    """Return the text of a notebook with numbered cells."""
+    for number, cell in enumerate(cells):
+        cell["id"] = f"cell-{number}"
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
     notebook = {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
@@ -186,6 +200,7 @@ def main() -> None:
             path.write_text(run_page(path.read_text(encoding="utf-8"), FOLDER, {}), encoding="utf-8")
     NOTEBOOK.write_text(to_notebook(), encoding="utf-8")
     EXERCISES.write_text(to_notebook(for_students=True), encoding="utf-8")
+    CODING_NOTEBOOK.write_text(coding_notebook(), encoding="utf-8")
 
 
 if __name__ == "__main__":

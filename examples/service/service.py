@@ -1,0 +1,236 @@
+"""An HTTP service that translates with the model in a folder: `python service.py FOLDER`.
+
+A folder that `vaswani-convert ctranslate2` wrote runs in CTranslate2, without torch; any other model runs in torch.
+
+    POST /translate  {"text": "..."}  ->  {"translation": "...", "cut": [], "unknown_words": []}
+    GET /health                       ->  {"status": "ok", "model": "FOLDER", "open_requests": 0}
+
+`cut` lists the sentences of which only the first tokens were translated, and `unknown_words` the words that the
+vocabulary lacks. Size, time and memory of a request are limited. A refused request gets {"error": "..."}, with status
+400 (malformed), 408 (sent too slowly), 413 (too long) or 503 (too many requests, or out of time).
+"""
+
+import argparse
+import asyncio
+import json
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n\s*")
+SENTENCES = 32  # translated at once
+BATCH_TOKENS = 2048  # of the sources in a batch, padding included
+BEAMS = 4
+EXTRA_TOKENS = 50  # of a translation beyond its source, as in the paper
+BYTES = 12  # of a character in JSON at most: two \uXXXX
+OTHER_BYTES = 1024  # of the JSON around the text
+EXPECTED = 'expected {"text": "..."}'
+
+
+@dataclass(frozen=True)
+class Translated:
+    """A sentence's translation, whether the sentence was cut, and its unknown words."""
+
+    text: str
+    is_cut: bool
+    unknown_words: list[str]
+
+
+class Engine(Protocol):
+    """What translates a few sentences at once."""
+
+    def translate(self, sentences: list[str]) -> list[Translated]: ...
+
+
+class CTranslate2Engine:
+    """A converted model; its threads share the weights."""
+
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        import ctranslate2
+        from tokenizers import Tokenizer
+
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.tokenizer.encode_special_tokens = True  # `</s>` in a text is four characters
+        self.tokenizer.enable_truncation(options.tokens)
+        parallel, threads = options.parallel, options.threads
+        self.translator = ctranslate2.Translator(str(folder), inter_threads=parallel, intra_threads=threads)
+
+    def translate(self, sentences: list[str]) -> list[Translated]:
+        encodings = [self.tokenizer.encode(sentence) for sentence in sentences]
+        results = self.translator.translate_batch(
+            [encoding.tokens for encoding in encodings],
+            max_batch_size=BATCH_TOKENS,
+            batch_type="tokens",
+            beam_size=BEAMS,
+            patience=2,
+            max_decoding_length=max(len(encoding) for encoding in encodings) + EXTRA_TOKENS,
+        )
+        translated = []
+        for sentence, encoding, result in zip(sentences, encodings, results, strict=True):
+            found = map(self.tokenizer.token_to_id, result.hypotheses[0])
+            ids = [index for index in found if index is not None]
+            is_cut = bool(encoding.overflowing)
+            translated.append(Translated(self.tokenizer.decode(ids), is_cut, unknown_words(sentence, encoding)))
+        return translated
+
+
+def unknown_words(sentence: str, encoding: Any) -> list[str]:
+    """Return the words with an unknown token."""
+    unknown = (position for position, token in enumerate(encoding.tokens) if token == "<unk>")
+    words = dict.fromkeys(encoding.token_to_word(position) for position in unknown)
+    return [sentence[slice(*encoding.word_to_chars(word))].strip() for word in words]
+
+
+class TorchEngine:
+    """A model of any family, prepared in int8."""
+
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        import torch
+        from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+        from vaswani_transformer import prepare_for_inference
+
+        torch.set_num_threads(options.threads)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self.model = prepare_for_inference(AutoModelForSeq2SeqLM.from_pretrained(folder), "int8")
+        self.tokens = options.tokens
+
+    def translate(self, sentences: list[str]) -> list[Translated]:
+        from vaswani_transformer import translate
+
+        results = translate(
+            self.model, self.tokenizer, sentences, batch_tokens=BATCH_TOKENS, max_source_tokens=self.tokens
+        )
+        return [Translated(result.text, result.is_truncated, result.unknown_words) for result in results]
+
+
+class Service:
+    """Translates the texts of requests, `parallel` of them at once, while the others wait."""
+
+    def __init__(self, engine: Engine, options: argparse.Namespace) -> None:
+        self.engine, self.options = engine, options
+        self.turns = asyncio.Semaphore(options.parallel)
+        self.open_requests = 0
+
+    def app(self) -> Starlette:
+        routes = [Route("/translate", self.translate, methods=["POST"]), Route("/health", self.health)]
+        return Starlette(routes=routes, exception_handlers={HTTPException: refusal})
+
+    async def health(self, request: Request) -> Response:
+        model = self.options.folder.name
+        return JSONResponse({"status": "ok", "model": model, "open_requests": self.open_requests})
+
+    async def translate(self, request: Request) -> Response:
+        limit = BYTES * self.options.characters + OTHER_BYTES
+        body = await read_body(request, limit, self.options.seconds)
+        text = text_of(body, self.options.characters)
+        if self.open_requests >= self.options.parallel + self.options.waiting:
+            raise HTTPException(503, "Too many requests are waiting; send it again later.", {"Retry-After": "1"})
+        self.open_requests += 1
+        end = time.monotonic() + self.options.seconds
+        try:
+            async with asyncio.timeout(self.options.seconds):
+                await self.turns.acquire()
+            try:
+                return JSONResponse(await asyncio.to_thread(self.translate_text, text, end))
+            finally:
+                self.turns.release()
+        except TimeoutError:
+            problem = f"No translation within {self.options.seconds:g} seconds; send a shorter text, or send it later."
+            raise HTTPException(503, problem, {"Retry-After": "1"}) from None
+        finally:
+            self.open_requests -= 1
+
+    def translate_text(self, text: str, end: float) -> dict[str, str | list[str]]:
+        """Return the answer to a text, sentence by sentence; raise TimeoutError after `end`, by the monotonic clock."""
+        sentences = [sentence for sentence in SENTENCE_END.split(text.strip()) if sentence]
+        translated: list[Translated] = []
+        for start in range(0, len(sentences), SENTENCES):
+            if time.monotonic() > end:
+                raise TimeoutError
+            translated += self.engine.translate(sentences[start : start + SENTENCES])
+        return {
+            "translation": " ".join(result.text for result in translated),
+            "cut": [text for text, result in zip(sentences, translated, strict=True) if result.is_cut],
+            "unknown_words": [word for result in translated for word in result.unknown_words],
+        }
+
+
+async def refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+
+async def read_body(request: Request, limit: int, seconds: float) -> bytes:
+    """Return the body of a request; refuse one that is too long or arrives too slowly."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > limit:
+                    raise HTTPException(413, f"The body has more than {limit:,} bytes; send a shorter text.")
+    except TimeoutError:
+        raise HTTPException(408, f"The body did not arrive within {seconds:g} seconds.") from None
+    except ClientDisconnect:
+        raise HTTPException(400, "The body is incomplete.") from None
+    return bytes(body)
+
+
+def text_of(body: bytes, characters: int) -> str:
+    """Return the text in the body of a request; refuse anything else."""
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        raise HTTPException(400, f"The body is not JSON; {EXPECTED}.") from None
+    text = fields.get("text") if isinstance(fields, dict) else None
+    if not isinstance(text, str):
+        raise HTTPException(400, f"text: missing, or not a string; {EXPECTED}.")
+    if re.search("[\ud800-\udfff]", text):
+        raise HTTPException(400, "text: half of a surrogate pair; send valid Unicode.")
+    if len(text) > characters:
+        problem = f"text: too long; got {len(text):,} characters, expected at most {characters:,}."
+        raise HTTPException(413, f"{problem} Send it in parts.")
+    return text
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout, allow_abbrev=False)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the model's folder")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (127.0.0.1: only this machine)")
+    parser.add_argument("--port", type=int, default=8000, help="port to listen at (8000)")
+    parser.add_argument("--parallel", type=int, default=1, help="requests translated at once, in CTranslate2 (1)")
+    parser.add_argument("--threads", type=int, default=1, help="threads for each of them (1)")
+    parser.add_argument("--waiting", type=int, default=32, help="requests that may wait for their turn (32)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="time limit of a request (30)")
+    parser.add_argument("--characters", type=int, default=10_000, help="most characters of a text (10000)")
+    parser.add_argument("--tokens", type=int, default=256, help="tokens after which a sentence is cut (256)")
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    options = parse_arguments()
+    engine: Engine
+    if (options.folder / "model.bin").exists():
+        engine = CTranslate2Engine(options.folder, options)
+    elif options.parallel == 1:
+        engine = TorchEngine(options.folder, options)
+    else:
+        raise SystemExit(f"--parallel: torch translates one request at a time; got {options.parallel}, expected 1.")
+    grace = int(options.seconds) + 5  # after SIGTERM, for open requests
+    uvicorn.run(Service(engine, options).app(), host=options.host, port=options.port, timeout_graceful_shutdown=grace)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""The service of examples/ translates in both engines, refuses what it must refuse, and ends gracefully."""
+
+import contextlib
+import json
+import os
+import re
+import runpy
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator
+from http.client import HTTPConnection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.builders import EVERY_FAMILY, family_of_pairs
+from tests.command_parsers import commands_of
+from tests.helpers import PAIRS, ROOT, model_of_pairs, save
+from vaswani_transformer import to_ctranslate2
+from vaswani_transformer.tokenizer import text_encoder
+
+for package in ("ctranslate2", "starlette", "uvicorn"):
+    pytest.importorskip(package)
+
+FOLDER = ROOT / "examples" / "service"
+SERVICE = runpy.run_path(str(FOLDER / "service.py"))
+OPTIONS = SimpleNamespace(parallel=1, threads=1, tokens=256)
+LONG = "the cat is black. " * 300  # a second of work or more
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return the folder of the model of pairs for each engine."""
+    model, tokenizer = model_of_pairs()
+    folder = tmp_path_factory.mktemp("models")
+    converted = to_ctranslate2(model, tokenizer, folder / "converted")
+    return {"ctranslate2": converted, "torch": save(folder / "torch", model, tokenizer)}
+
+
+class Running:
+    """A service in a process of its own."""
+
+    def __init__(self, process: subprocess.Popen, port: int) -> None:
+        self.process, self.port = process, port
+
+    def ask(self, path: str = "/health", body: bytes | None = None) -> tuple[int, dict[str, Any]]:
+        """Return the status and the JSON of an answer."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=120)
+        with contextlib.closing(connection):
+            connection.request("GET" if body is None else "POST", path, body)
+            answer = connection.getresponse()
+            return answer.status, json.load(answer)
+
+    def translate(self, text: str) -> tuple[int, dict[str, Any]]:
+        return self.ask("/translate", json.dumps({"text": text}).encode())
+
+    @contextlib.contextmanager
+    def busy(self, answers: list[tuple[int, dict[str, Any]]]) -> Generator[None]:
+        """Run a block while a long text is translated, whose answer is then added to `answers`."""
+        client = threading.Thread(target=lambda: answers.append(self.translate(LONG)))
+        client.start()
+        while client.is_alive() and self.ask()[1]["open_requests"] == 0:
+            time.sleep(0.01)
+        assert client.is_alive()
+        yield
+        client.join()
+
+
+@contextlib.contextmanager
+def running(folder: Path, *options: str) -> Generator[Running]:
+    command = [sys.executable, str(FOLDER / "service.py"), str(folder), "--port=0", *options]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    streams: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, **streams) as process:
+        try:
+            assert process.stderr is not None
+            log = iter(process.stderr.readline, "")
+            port = next(found[1] for found in (re.search(r"http://127.0.0.1:(\d+)", line) for line in log) if found)
+            yield Running(process, int(port))
+        finally:
+            process.terminate()
+
+
+@pytest.fixture(scope="module", params=["ctranslate2", "torch"])
+def service(request: pytest.FixtureRequest, models: dict[str, Path]) -> Generator[Running]:
+    with running(models[request.param], "--tokens=16", "--characters=1000") as started:
+        yield started
+
+
+@pytest.mark.slow
+def test_service_translates_each_sentence_and_reports_its_health(service: Running) -> None:
+    answer = {"translation": "hola mundo te amo", "cut": [], "unknown_words": []}
+    assert service.translate("hello world\ni love you\n") == (200, answer)
+    assert service.translate(" \n") == (200, {"translation": "", "cut": [], "unknown_words": []})
+    status, health = service.ask()
+    assert (status, health["status"], health["open_requests"]) == (200, "ok", 0)
+
+
+@pytest.mark.slow
+def test_service_names_the_sentences_that_it_cut(service: Running) -> None:
+    long = "good morning " * 9 + "!"
+    status, answer = service.translate(f"hello world\n{long}")
+    assert (status, answer["cut"]) == (200, [long])
+    assert answer["translation"].startswith("hola mundo")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b'{"text": "hello', 400),
+        (b"\xff\xfe", 400),
+        (b"[" * 9000, 400),
+        (b'["hello world"]', 400),
+        (b'{"texts": "hello world"}', 400),
+        (b'{"text": null}', 400),
+        (b'{"text": ["hello world"]}', 400),
+        (b'{"text": "\\ud800"}', 400),
+        (b'{"text": "\xed\xa0\x80"}', 400),
+        (b'{"text": "%s"}' % (b"x" * 1001), 413),
+        (b" " * 100_000, 413),
+    ],
+)
+def test_service_refuses_a_bad_request_in_a_sentence(body: bytes, status: int, service: Running) -> None:
+    answered, answer = service.ask("/translate", body)
+    assert answered == status
+    assert answer["error"].endswith(".")
+
+
+@pytest.mark.slow
+def test_service_takes_a_text_of_escapes_up_to_the_limit(service: Running) -> None:
+    body = json.dumps({"text": "\U0001f600 " * 500}).encode()
+    assert service.ask("/translate", body)[0] == 200
+
+
+@pytest.mark.slow
+def test_unknown_path_and_method_are_refused(service: Running) -> None:
+    assert service.ask("/")[0] == 404
+    assert service.ask("/translate")[0] == 405
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ctranslate2", "torch"])
+def test_sigterm_lets_a_request_end(engine: str, models: dict[str, Path]) -> None:
+    answers: list[tuple[int, dict[str, Any]]] = []
+    with running(models[engine], "--seconds=300") as service:
+        with service.busy(answers):
+            service.process.terminate()
+        service.process.wait(timeout=60)
+        with pytest.raises(ConnectionRefusedError):
+            service.ask()
+    ((status, answer),) = answers
+    assert status == 200
+    assert answer["translation"].count("gato") >= 200
+
+
+@pytest.mark.slow
+def test_service_refuses_more_requests_than_may_wait(models: dict[str, Path]) -> None:
+    answers: list[tuple[int, dict[str, Any]]] = []
+    with running(models["ctranslate2"], "--waiting=0", "--seconds=300") as service:
+        with service.busy(answers):
+            status, answer = service.translate("hello world")
+            assert (status, answer["error"].partition(";")[0]) == (503, "Too many requests are waiting")
+        assert answers[0][0] == 200
+        assert service.translate("hello world")[0] == 200
+
+
+@pytest.mark.slow
+def test_service_gives_up_a_text_at_its_time_limit(models: dict[str, Path]) -> None:
+    with running(models["ctranslate2"], "--seconds=0.1") as service:
+        status, answer = service.translate("the cat. " * 1100)
+        assert (status, answer["error"].partition(";")[0]) == (503, "No translation within 0.1 seconds")
+        assert service.ask()[1]["open_requests"] == 0
+
+
+@pytest.mark.slow
+def test_service_waits_for_a_body_no_longer_than_its_limit(models: dict[str, Path]) -> None:
+    with (
+        running(models["ctranslate2"], "--seconds=0.2") as service,
+        socket.create_connection(("127.0.0.1", service.port), timeout=60) as connection,
+    ):
+        connection.sendall(b'POST /translate HTTP/1.1\r\nHost: here\r\nContent-Length: 20\r\n\r\n{"text"')
+        assert connection.recv(1000).startswith(b"HTTP/1.1 408 ")
+
+
+class Recorder:
+    """A translator that keeps the tokens that it gets."""
+
+    def __init__(self, translator: Any) -> None:
+        self.translator, self.batches = translator, []
+
+    def translate_batch(self, batch: list[list[str]], **settings: Any) -> Any:
+        self.batches += batch
+        return self.translator.translate_batch(batch, **settings)
+
+
+def test_special_tokens_in_a_text_are_characters(models: dict[str, Path]) -> None:
+    texts = ["</s> hello <pad> world", "<s>"]
+    engine = SERVICE["CTranslate2Engine"](models["ctranslate2"], OPTIONS)
+    engine.translator = Recorder(engine.translator)
+    engine.translate(texts)
+    _, tokenizer = model_of_pairs()
+    ids = text_encoder(tokenizer)(texts)["input_ids"]
+    assert engine.translator.batches == [tokenizer.convert_ids_to_tokens(row) for row in ids]
+
+
+def test_unknown_words_are_named_once() -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "hello": 1}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    sentence = "hello brave world"
+    assert SERVICE["unknown_words"](sentence, tokenizer.encode(sentence)) == ["brave", "world"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_torch_translates_with_every_family(family: str, tmp_path: Path) -> None:
+    model, tokenizer = family_of_pairs(family)
+    model.generation_config.max_new_tokens = 4
+    engine = SERVICE["TorchEngine"](save(tmp_path, model, tokenizer), OPTIONS)
+    translated = engine.translate([*PAIRS, "<pad></s>"])
+    assert len(translated) == 7
+    assert not any(result.is_cut for result in translated)
+
+
+def test_torch_takes_one_request_at_a_time(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["service.py", str(models["torch"]), "--parallel=2"])
+    with pytest.raises(SystemExit, match=r"--parallel: torch .* got 2, expected 1"):
+        SERVICE["main"]()
+
+
+# Docker
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.torch"])
+def test_docker_file_copies_what_exists_pins_what_it_installs_and_starts_the_service_as_a_user(name: str) -> None:
+    text = (FOLDER / name).read_text(encoding="utf-8").replace("\\\n", "")
+    lines = [line.partition(" ") for line in text.splitlines() if line and not line.startswith("#")]
+    assert all((FOLDER / words.split()[0]).exists() for word, _, words in lines if word == "COPY" and "*" not in words)
+    for command in (words for word, _, words in lines if word == "RUN"):
+        names = [word for word in shlex.split(command)[2:] if not word.startswith(("-", "https:", "./"))]
+        assert all(name.endswith(".txt") or "==" in name for name in names)
+    instructions = {word: words for word, _, words in lines}
+    assert int(instructions["USER"]) > 0
+    assert "/health" in instructions["HEALTHCHECK"]
+    python, script, *arguments = json.loads(instructions["ENTRYPOINT"])
+    assert (python, script) == ("python", "service.py")
+    assert SERVICE["parse_arguments"](arguments).host == "0.0.0.0"
+
+
+def test_requirements_of_the_lean_image_are_exact_and_have_what_the_service_imports() -> None:
+    lines = (FOLDER / "requirements.txt").read_text(encoding="utf-8").splitlines()[1:]
+    assert all(re.fullmatch(r"[a-z\d-]+==[\d.]+", line) for line in lines)
+    names = [line.partition("==")[0] for line in lines]
+    assert {"ctranslate2", "starlette", "tokenizers", "uvicorn"} <= set(names)
+    assert "torch" not in names
+
+
+def test_page_starts_the_service_with_options_that_it_has() -> None:
+    starts = [words for words in commands_of(ROOT / "docs" / "cpu.md") if "examples/service/service.py" in words]
+    assert starts
+    for _, _, *arguments in starts:
+        SERVICE["parse_arguments"](arguments)
