@@ -213,10 +213,10 @@ def check_lengths(split: str, lengths: Sequence[int], recipe: Recipe, config: Pr
     if getattr(config, "position_embedding", None) == "learned" and config.max_position_embeddings < limit:
         limit, reason = config.max_position_embeddings, "the learned positions"
         fix = "set data.max_length to that" if split == "train" else "raise model.max_position_embeddings"
-    if too_long := sum(length > limit for length in lengths):
+    if too_long := np.count_nonzero(np.asarray(lengths) > limit):
         raise UserError(
             f"data.{split}: pairs with more than {limit:,} tokens, {reason}: {too_long:,}, the longest has "
-            f"{max(lengths):,}; shorten or remove them, or {fix}."
+            f"{np.max(lengths):,}; shorten or remove them, or {fix}."
         )
 
 

@@ -307,6 +307,7 @@ COLUMNS = r"Set data\.source and data\.target\.$"
         ("a.csv", b"en,de,de\na,b,c\n", r"a\.csv, line 1: has 2 columns 'de'"),
         ("a.csv", b'en,de\na,b\n"c"d,e\n', r"a\.csv, line 3: is not comma-separated values \(.*\); correct its quot"),
         ("a.csv", b'en,de\na,b\n"c,d\ne,f\n', r"a\.csv, line 3: is not comma-separated values \(unexpected end of"),
+        ("a.tsv", b"en\tde\na\t\n", r"a\.tsv, line 2, 'de': the text is empty; correct it"),
         ("a.tsv", b"en\tde\na,b\n", r"a\.tsv, line 2: has 1 cells, separated by '\\t', and the header 2"),
         ("a.csv", b"", r"it has no pairs; name another file or split"),
         ("a.csv", b"en,de\n", r"it has no pairs; name another file or split"),
@@ -333,9 +334,12 @@ def test_missing_file_is_an_error(folder: Path) -> None:
         read(recipe_for(folder, "csv", "a.csv"))
 
 
-def test_parquet_column_of_another_type_is_an_error(folder: Path) -> None:
+def test_parquet_error_names_the_column_and_the_row(folder: Path) -> None:
     pq.write_table(pa.table({"en": ["a"], "de": [7]}), folder / "a.parquet")
     with user_error(r"a\.parquet: the column 'de' is of type int64, expected string; convert it"):
+        read(recipe_for(folder, "parquet", "a.parquet"))
+    pq.write_table(pa.table({"en": ["a", "b", None], "de": ["a"] * 3}), folder / "a.parquet")
+    with user_error(r"a\.parquet, row 3, 'en': the text is empty"):
         read(recipe_for(folder, "parquet", "a.parquet"))
 
 
@@ -347,6 +351,8 @@ def test_pairs_with_an_empty_text_are_dropped_on_request_and_counted(
     for _ in range(2):
         assert read(recipe) == [("a", "b"), ("c", "d")]
     assert caplog.messages == ["data.train: dropped pairs with an empty text: 3."] * 2
+    with user_error(r"a\.csv, line 3, 'en': the text is empty"):  # though the cache has these pairs
+        read(recipe_for(folder, "csv", "a.csv"))
 
 
 def test_quotation_marks_between_tabs_are_text(folder: Path) -> None:
