@@ -3,7 +3,6 @@
 The folder then has what `from_pretrained` loads.
 """
 
-import argparse
 import json
 import shutil
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from training.checkpoints import WEIGHTS, complete_checkpoints, mean_weights, step_of
+from vaswani_transformer.support.command_line import CommandParser
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import atomic_folder, write_errors
 
@@ -32,7 +32,7 @@ def average(run: Path, last: int, output: Path) -> list[int]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m training.average", description=__doc__, allow_abbrev=False)
+    parser = CommandParser(prog="python -m training.average", description=__doc__, allow_abbrev=False)
     parser.add_argument("run", type=Path, help="the folder of a run")
     parser.add_argument("--last", type=int, default=5, help="how many checkpoints (5)")
     parser.add_argument("--output_dir", type=Path, required=True, help="the folder to write")

@@ -1,6 +1,5 @@
 """Write the model card of a run: `python -m training.card RESULTS.json OWNER/NAME [--output=FILE]`."""
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from training.fields import HubData, Recipe
 from training.prepare import SOURCES
 from training.recipe import recipe_of
 from training.tasks import make_task
+from vaswani_transformer.support.command_line import CommandParser
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import read_json
 
@@ -123,7 +123,7 @@ def describe_search(scores: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m training.card", description="Write the model card of a run.", allow_abbrev=False
     )
     parser.add_argument("results", type=Path, metavar="RESULTS.json", help="what a finished run wrote")

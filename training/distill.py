@@ -28,7 +28,7 @@ from training.machine import commit, init_processes, versions
 from training.recipe import load_recipe
 from vaswani_transformer.cpu.linear import chosen_layouts
 from vaswani_transformer.parsing.constraint import tree_constraint
-from vaswani_transformer.support.command_line import length_penalty_argument, positive_argument
+from vaswani_transformer.support.command_line import CommandParser, length_penalty_argument, positive_argument
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.tokenizer import text_encoder
 from vaswani_transformer.translation.loading import LoadOptions, add_load_options, load_model_and_tokenizer
@@ -39,7 +39,7 @@ RESULTS_DEPEND_ON = ("beams", "length_penalty", "min_length_difference", "max_le
 
 
 def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(prog="python -m training.distill", description=__doc__, allow_abbrev=False)
+    parser = CommandParser(prog="python -m training.distill", description=__doc__, allow_abbrev=False)
     parser.add_argument("model", metavar="MODEL", help="the teacher: a folder of a run or saved model, or a Hub name")
     parser.add_argument("recipe", metavar="RECIPE", help="the YAML file that names the data")
     parser.add_argument("--output_dir", type=Path, required=True, metavar="DIR", help="the folder to write or resume")

@@ -26,6 +26,7 @@ import yaml
 from datasets import DownloadConfig, DownloadManager
 
 from vaswani_transformer.parsing.trees import ROOT, Tree, read_trees
+from vaswani_transformer.support.command_line import CommandParser
 from vaswani_transformer.support.errors import UserError, exit_on_user_error, one_line
 from vaswani_transformer.support.files import atomic_folder
 
@@ -262,7 +263,7 @@ def prepare(name: str, output: Path, copy: Path | None) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m training.prepare",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Download a public data set, check it and cut it into the files that the recipes name.",

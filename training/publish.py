@@ -20,6 +20,7 @@ from training.train import RESULTS
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.generation import CallSettings
 from vaswani_transformer.support.checked_loading import load_model, load_tokenizer
+from vaswani_transformer.support.command_line import CommandParser
 from vaswani_transformer.support.errors import UserError, exit_on_user_error, one_line
 from vaswani_transformer.support.files import atomic_folder, write_errors
 
@@ -97,7 +98,7 @@ def publish(options: argparse.Namespace) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m training.publish",
         description="Publish a finished run on the Hugging Face Hub.",
         allow_abbrev=False,

@@ -22,7 +22,7 @@ from training.machine import commit, hardware, versions
 from training.metrics import lm_scores
 from training.recipe import load_recipe
 from training.tasks import make_task
-from vaswani_transformer.support.command_line import positive_argument
+from vaswani_transformer.support.command_line import CommandParser, positive_argument
 from vaswani_transformer.support.errors import UserError, check_open, exit_on_user_error
 from vaswani_transformer.support.files import write_atomically, write_errors
 from vaswani_transformer.support.modes import is_non_autoregressive
@@ -34,7 +34,7 @@ LM_TARGETS = 1_000_000  # largest number of training targets for the language mo
 
 
 def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(prog="python -m training.score", description=__doc__, allow_abbrev=False)
+    parser = CommandParser(prog="python -m training.score", description=__doc__, allow_abbrev=False)
     parser.add_argument("model", metavar="MODEL", help="the folder of a run or any saved model, or a name on the Hub")
     parser.add_argument("recipe", metavar="RECIPE", help="the YAML file that names the data and the search")
     parser.add_argument("--split", choices=("validation", "test"), default="test", help="the split to score (test)")

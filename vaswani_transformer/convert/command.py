@@ -9,7 +9,7 @@ from transformers.utils import logging
 from ..config import VaswaniTransformerConfig
 from ..model import VaswaniTransformerForConditionalGeneration
 from ..support.checked_loading import load_model, load_tokenizer
-from ..support.command_line import MODEL_HELP, positive_argument, say
+from ..support.command_line import MODEL_HELP, CommandParser, positive_argument, say
 from ..support.errors import UserError, exit_on_user_error
 from ..support.files import atomic_folder, check_new_folder, write_errors
 from .ctranslate2_exporter import QUANTIZATIONS, ctranslate2_specs, to_ctranslate2
@@ -20,7 +20,7 @@ INPUTS = ("model", "dict", "codes", "config")
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="vaswani-convert", description="Convert a model.", allow_abbrev=False)
+    parser = CommandParser(prog="vaswani-convert", description="Convert a model.", allow_abbrev=False)
     formats = parser.add_subparsers(dest="format", required=True, metavar="FORMAT")
 
     ctranslate2 = formats.add_parser("ctranslate2", help="a model of this package to CTranslate2")

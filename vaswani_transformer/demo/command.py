@@ -1,13 +1,12 @@
 """The command `vaswani-demo MODEL`, also `python -m vaswani_transformer.demo`, which serves a web page."""
 
-import argparse
 import os
 import time
 from typing import Any
 
 from transformers.utils import logging
 
-from ..support.command_line import MODEL_HELP, positive_argument, say
+from ..support.command_line import MODEL_HELP, CommandParser, positive_argument, say
 from ..support.errors import UserError, exit_on_user_error
 from ..translation.loading import LoadOptions, add_load_options
 from .page import load_page
@@ -26,7 +25,7 @@ LAUNCH: dict[str, Any] = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="vaswani-demo",
         description="Serve a page on this machine that translates or parses what is typed, and shows how.",
         epilog="Ctrl-C ends it. The page needs no network and nothing leaves this machine.",

@@ -1,12 +1,11 @@
 """The command `python -m vaswani_transformer.figures`, which writes a web page of a sentence's attention weights."""
 
-import argparse
 from pathlib import Path
 
 from transformers.utils import logging
 
 from ..support.checked_loading import load_model, load_tokenizer
-from ..support.command_line import MODEL_HELP, say
+from ..support.command_line import MODEL_HELP, CommandParser, say
 from ..support.errors import exit_on_user_error
 from ..support.files import write_errors
 from ..tokenizer import check_vocabulary
@@ -14,7 +13,7 @@ from .page import attention_page
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         allow_abbrev=False,
         prog="python -m vaswani_transformer.figures",
         description="Write one HTML page that shows a model's attention on a sentence.",

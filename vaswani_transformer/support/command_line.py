@@ -3,10 +3,19 @@
 import argparse
 import contextlib
 import sys
+from typing import NoReturn
 
 from .search_settings import RANGES
 
 MODEL_HELP = "a folder with a model and its tokenizer, or a name on the Hub"
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Parser of a command, whose errors are one line, as all errors of a command are."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the line, without the usage, and exit with status 2."""
+        self.exit(2, f"{self.prog}: {message}. --help lists the options.\n")
 
 
 def positive_argument(text: str) -> int:

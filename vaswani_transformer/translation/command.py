@@ -3,7 +3,6 @@
 The file follows a line's way: options, input, model, search, output.
 """
 
-import argparse
 import contextlib
 import io
 import json
@@ -22,7 +21,7 @@ from tqdm import tqdm
 from transformers.utils import logging
 
 from ..cpu.linear import chosen_layouts
-from ..support.command_line import MODEL_HELP, length_penalty_argument, positive_argument
+from ..support.command_line import MODEL_HELP, CommandParser, length_penalty_argument, positive_argument
 from ..support.errors import OutputError, UserError, check_open, exit_on_user_error, one_line
 from ..support.modes import is_non_autoregressive
 from .loading import LoadOptions, add_load_options, load_model_and_tokenizer
@@ -77,9 +76,9 @@ class TranslationOptions(LoadOptions):
         return {"model": self.digest()} | given
 
 
-def make_parser(prog: str, description: str, texts: str, results: str) -> tuple[argparse.ArgumentParser, Any]:
+def make_parser(prog: str, description: str, texts: str, results: str) -> tuple[CommandParser, Any]:
     """Return the parser of a command from lines of `texts` to lines of `results`, and its group of line options."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=prog,
         description=description,
         epilog="With --output the same command resumes an interrupted one and leaves a finished file unchanged; "
