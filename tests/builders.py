@@ -145,6 +145,8 @@ FAMILY: dict[str, Callable[..., Any]] = {
     "flowseq": tiny_flowseq,
     "cmlm": tiny_cmlm,
 }
+LENGTH_FAMILY = {name: make for name, make in FAMILY.items() if name != "ctc"}
+"""The families that predict a length."""
 EVERY_FAMILY = {"autoregressive": tiny_model, **FAMILY}
 
 

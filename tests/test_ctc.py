@@ -84,10 +84,10 @@ def test_target_that_needs_more_slots_has_no_loss() -> None:
 
 
 def test_words_are_the_labels_without_the_end_and_repetitions_need_a_blank() -> None:
-    words = words_of(torch.tensor([[5, 5, 6, END], [5, 6, 6, 6], [END, -100, -100, -100]]), [END], BLANK)
-    assert words.tokens.tolist() == [[5, 5, 6, BLANK], [5, 6, 6, 6], [BLANK] * 4]
-    assert words.counts.tolist() == [3, 4, 0]
-    assert words.needed_slots.tolist() == [4, 6, 0]
+    words = words_of(torch.tensor([[5, 5, 6, END], [5, 6, 6, 6], [END, -100, -100, -100], [-100] * 4]), [END], BLANK)
+    assert words.tokens.tolist() == [[5, 5, 6, BLANK], [5, 6, 6, 6], [BLANK] * 4, [BLANK] * 4]
+    assert words.counts.tolist() == [3, 4, 0, 0]
+    assert words.needed_slots.tolist() == [4, 6, 0, ctc.NO_TARGET]
 
 
 @pytest.mark.parametrize("words", TARGETS, ids=str)

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from accelerate.utils import broadcast, gather_object
+from datasets import Dataset
 from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -20,11 +23,14 @@ from training.fields import FAMILIES, BeamSearch, BeamTraining, Family, Recipe, 
 from training.trainer import PaperTrainer
 from vaswani_transformer import (
     VaswaniCmlmForConditionalGeneration,
+    VaswaniCtcConfig,
+    VaswaniCtcForConditionalGeneration,
     VaswaniFlowSeqForConditionalGeneration,
     VaswaniIterativeVaeForConditionalGeneration,
     VaswaniNatForConditionalGeneration,
     VaswaniTransformerForConditionalGeneration,
 )
+from vaswani_transformer.batching.tokens import ArrowRows, Ragged
 from vaswani_transformer.cmlm import mask_targets, sample_masks
 from vaswani_transformer.flowseq import ActNorm
 from vaswani_transformer.support.modes import eval_mode
@@ -88,8 +94,12 @@ class GlancingTrainer(PaperTrainer):
     def add_draws(self, batch: dict[str, Tensor], seeds: list[int]) -> dict[str, Tensor]:
         if self.training.glancing is None:
             return batch
-        draws = draw(seeds, batch["labels"], lambda length, generator: torch.rand(length, generator=generator))
-        return batch | {"glancing_draws": draws}
+        shown = self.shown_tokens(batch)
+        return batch | {"glancing_draws": draw(seeds, shown, lambda length, coins: torch.rand(length, generator=coins))}
+
+    def shown_tokens(self, batch: dict[str, Tensor]) -> Tensor:
+        """Return the tokens that may be shown (B, T), -100 at padding."""
+        return batch["labels"]
 
 
 FAMILIES["nat"] = Family(
@@ -97,6 +107,46 @@ FAMILIES["nat"] = Family(
     training=GlancingTraining,
     decoding=LengthBeam,
     make_trainer=GlancingTrainer,
+)
+
+
+@dataclass(frozen=True)
+class CtcTraining(GlancingTraining):
+    """Training of CTC, where `glancing` shows tokens of the best alignment."""
+
+    @property
+    def evaluation_search(self) -> dict[str, Any]:
+        return {}
+
+
+class CtcTrainer(GlancingTrainer):
+    """Trainer of CTC, with scheduled glancing."""
+
+    log_parts = {"accuracy": "glancing_accuracy"}
+
+    def shown_tokens(self, batch: dict[str, Tensor]) -> Tensor:
+        """Return the source tokens, once for each of their slots (B, U), -100 at padding."""
+        sources = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+        return sources.repeat_interleave(self.model.config.upsampling, dim=1)
+
+
+def fits_into_slots(recipe: Recipe, pairs: Dataset) -> NDArray[np.bool_]:
+    """Return a mask of the pairs whose target fits into the slots that its source has."""
+    sources, rows = ArrowRows(pairs, "input_ids").lengths, ArrowRows(pairs, "labels")
+    targets = rows.take(range(len(pairs))) if len(pairs) else Ragged(np.zeros(0, np.int32), rows.lengths)
+    number = np.repeat(np.arange(len(pairs)), targets.lengths)  # of each token's pair
+    is_repeated = (targets.tokens[1:] == targets.tokens[:-1]) & (number[1:] == number[:-1])
+    repeats = np.bincount(number[1:][is_repeated], minlength=len(pairs))
+    upsampling = recipe.model.get("upsampling", VaswaniCtcConfig().upsampling)
+    return targets.lengths - 1 + repeats <= upsampling * sources
+
+
+FAMILIES["ctc"] = Family(
+    model_class=VaswaniCtcForConditionalGeneration,
+    training=CtcTraining,
+    decoding=SearchRecipe,
+    make_trainer=CtcTrainer,
+    fits=fits_into_slots,
 )
 
 

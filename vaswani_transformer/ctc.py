@@ -29,6 +29,7 @@ from .nar import (
     NarDecoder,
     NarGenerateOutput,
     NarHead,
+    NarLMOutput,
     NarSettings,
     TargetInputs,
     argmax,
@@ -39,7 +40,7 @@ from .nar import (
 )
 from .stacks import check_rows
 
-NEVER = float("-inf")
+NO_TARGET = torch.iinfo(torch.long).max  # slots that a row without labels needs, so that it has no loss
 
 
 @strict
@@ -52,6 +53,7 @@ class VaswaniCtcConfig(NarConfig):
     """
 
     model_type = "vaswani_ctc"
+    keys_to_ignore_at_inference = [*NarConfig.keys_to_ignore_at_inference, "sentence_losses"]
 
     upsampling: int = positive_int(default=2)
 
@@ -71,7 +73,8 @@ def words_of(labels: Tensor, end_ids: list[int], blank: int) -> Words:
     counts = (lengths - torch.isin(last, last.new_tensor(end_ids)).long()).squeeze(1)
     is_word = canvas(counts, labels.shape[1]).bool()
     repeats = (labels[:, 1:] == labels[:, :-1]) & is_word[:, 1:]
-    return Words(labels.masked_fill(~is_word, blank), counts, counts + repeats.sum(1))
+    needed_slots = (counts + repeats.sum(1)).masked_fill(lengths.squeeze(1) == 0, NO_TARGET)
+    return Words(labels.masked_fill(~is_word, blank), counts, needed_slots)
 
 
 def best_states(scores: Tensor, may_skip: Tensor, slots: Tensor, counts: Tensor) -> Tensor:
@@ -85,12 +88,12 @@ def best_states(scores: Tensor, may_skip: Tensor, slots: Tensor, counts: Tensor)
         may_skip: (B, A), True at states that may follow the state before the previous one.
         slots, counts: (B,), numbers of slots and of words.
     """
-    totals = torch.full_like(scores[:, 0], NEVER)  # (B, A), of the best alignment that ends in each state
+    totals = torch.full_like(scores[:, 0], -torch.inf)  # (B, A), of the best alignment that ends in each state
     totals[:, :2] = scores[:, 0, :2]
     steps = []
     for slot in range(1, scores.shape[1]):
-        one = functional.pad(totals[:, :-1], (1, 0), value=NEVER)
-        two = functional.pad(totals[:, :-2], (2, 0), value=NEVER).masked_fill(~may_skip, NEVER)
+        one = functional.pad(totals[:, :-1], (1, 0), value=-torch.inf)
+        two = functional.pad(totals[:, :-2], (2, 0), value=-torch.inf).masked_fill(~may_skip, -torch.inf)
         best, step = torch.stack([totals, one, two]).max(0)  # (B, A)
         is_slot = (slot < slots)[:, None]
         totals = torch.where(is_slot, best + scores[:, slot], totals)
@@ -115,11 +118,17 @@ class VaswaniCtcModel(EncoderDecoder):
 
 
 @dataclass
-class CtcGenerateOutput(NarGenerateOutput):
-    """Result of `generate(return_dict_in_generate=True)`, with one target per source.
+class CtcLMOutput(NarLMOutput):
+    """Output of CTC; the field below is None without labels."""
 
-    `sequences_scores` (B,) are the log-probabilities of the paths. `token_scores` (B, T) are their parts: that of a
-    word includes the blanks before it, that of `</s>` the rest.
+    sentence_losses: Tensor | None = None  # (k B,), loss of each target; infinite if it does not fit
+
+
+@dataclass
+class CtcGenerateOutput(NarGenerateOutput):
+    """Result of `generate(return_dict_in_generate=True)`: a target per source, scored by its path's log-probability.
+
+    The `token_scores` (B, T) add up to it: that of a word includes the blanks before it, that of `</s>` the rest.
     """
 
     path: Tensor | None = None  # (B, U), token of each slot; blank at padding
@@ -140,6 +149,8 @@ class VaswaniCtcForConditionalGeneration(NarHead):
 
     config_class = VaswaniCtcConfig
     body_class = VaswaniCtcModel
+    output_class = CtcLMOutput
+    has_likelihood = True
     further_arguments = ("glancing_draws",)
     glancing_ratio: float = 0.0
 
@@ -185,9 +196,10 @@ class VaswaniCtcForConditionalGeneration(NarHead):
             results["logits"] = self.lm_head(decoded[0])
         if labels is not None and words is not None:
             fits = words.needed_slots <= mask.sum(1)  # (k B,)
-            loss = (self.sentence_losses(decoded[0], mask, words) * fits).sum()
+            losses = self.sentence_losses(decoded[0], mask, words)
             counted = labels.masked_fill(~fits[:, None].to(labels.device), -100)
-            results["loss"] = results["token_loss"] = reduce_loss(loss, counted, given.num_items)
+            loss = reduce_loss((losses * fits).sum(), counted, given.num_items)
+            results |= {"loss": loss, "token_loss": loss, "sentence_losses": losses.masked_fill(~fits, torch.inf)}
         return decoded, results
 
     def chunks(self, mask: Tensor, *tensors: Tensor) -> Any:
@@ -241,6 +253,7 @@ class VaswaniCtcForConditionalGeneration(NarHead):
 
         fits = words.needed_slots <= slots
         mistakes = ((torch.cat(predicted) != aligned) & is_slot).sum(1) * fits  # (k B,), c
+        draws = None if draws is None else draws[:, : mask.shape[1]]  # learned positions may limit the slots
         is_shown = choose_positions(is_slot, (self.glancing_ratio * mistakes).floor().long(), draws)
         shown = self.model.decoder.embed_tokens(aligned).to(inputs_embeds.dtype)
         accuracy = 1 - mistakes.sum() / (slots * fits).sum().clamp(min=1)

@@ -279,6 +279,7 @@ class NarHead(ProjectedModel, GenerationMixin):
     """Base class of non-autoregressive heads: output projection, `forward` and `generate()`."""
 
     is_autoregressive = False
+    has_likelihood = False  # the length is given
     output_class: ClassVar[type[NarLMOutput]] = NarLMOutput  # of `forward`
     further_arguments: ClassVar[tuple[str, ...]] = ()  # names of further arguments of `forward`
     length_settings: ClassVar[tuple[str, ...]] = ()  # `LENGTH_SETTINGS` if this model predicts a length
