@@ -36,6 +36,7 @@ from vaswani_transformer import (
     MaskingCollator,
     TokenBudgetBatchSampler,
     VaswaniCmlmForConditionalGeneration,
+    VaswaniCtcForConditionalGeneration,
     VaswaniFlowSeqForConditionalGeneration,
     VaswaniIterativeVaeForConditionalGeneration,
     VaswaniNatForConditionalGeneration,
@@ -59,6 +60,7 @@ SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 TINY: dict[str, Any] = dict(zip(measuring.SIZES, (99, 32, 4, 64, 2, 2), strict=True))
 PARALLEL: dict[str, Any] = {
     "NAT": VaswaniNatForConditionalGeneration,
+    "CTC": VaswaniCtcForConditionalGeneration,
     "CMLM": VaswaniCmlmForConditionalGeneration,
     "IterativeVAE": VaswaniIterativeVaeForConditionalGeneration,
     "FlowSeq": VaswaniFlowSeqForConditionalGeneration,
@@ -249,7 +251,7 @@ def parallel_part(setting: Setting, dtype: torch.dtype) -> Iterator[Row]:
     latents: dict[str, Any] = {"latent_dropout": 0.0}
     if dtype != torch.float32:  # a rounding may change the word of a discrete latent
         latents["latent_sample"] = "relaxed"
-    for name in ("NAT", "CMLM", "IterativeVAE"):  # FlowSeq draws its latents on the device
+    for name in ("NAT", "CTC", "CMLM", "IterativeVAE"):  # FlowSeq draws its latents on the device
         model = make_model(name, setting, dropout=0.0, **(latents if "VAE" in name else {}))
         batch = batch_for(name, make_pairs(6, model.config.vocab_size))
         moved, on_it = copy.deepcopy(model).to(setting.device), to(setting.device, batch)

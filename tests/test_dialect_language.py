@@ -18,6 +18,13 @@ def test_glancing_answers_in_one_dialect_in_one_pass() -> None:
     assert LANGUAGE.share_right(LANGUAGE.train_family("glat")) > 0.6
 
 
+@pytest.mark.parametrize("family", ["ctc", "ctc-glat"])
+def test_ctc_answers_in_one_dialect_in_one_pass(family: str) -> None:
+    share = LANGUAGE.share_right(LANGUAGE.train_family(family))
+    print("share right:", share)
+    assert share > 0.5
+
+
 def test_iterative_vae_settles_on_a_dialect_from_layer_to_layer() -> None:
     """The first layer mixes the dialects as NAT does, and the last one settles on one; the bound is far below NAT's."""
     model, sources = replace(LANGUAGE, steps=800).train_family("iterative_vae"), LANGUAGE.held_out_sources()

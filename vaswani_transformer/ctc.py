@@ -10,7 +10,7 @@ from its repetition. The probability of a target is the sum over the paths that 
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.generation import GenerationConfig
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as DecoderOutput
 
+from .alignments import Words, best_states, words_of
 from .config import as_token_ids, positive_int
 from .loss import accumulation_dtype, chunk_size, reduce_loss
 from .model import EncoderDecoder
@@ -40,8 +41,6 @@ from .nar import (
 )
 from .stacks import check_rows
 
-NO_TARGET = torch.iinfo(torch.long).max  # slots that a row without labels needs, so that it has no loss
-
 
 @strict
 class VaswaniCtcConfig(NarConfig):
@@ -56,58 +55,6 @@ class VaswaniCtcConfig(NarConfig):
     keys_to_ignore_at_inference = [*NarConfig.keys_to_ignore_at_inference, "sentence_losses"]
 
     upsampling: int = positive_int(default=2)
-
-
-class Words(NamedTuple):
-    """The words of targets, without `</s>`."""
-
-    tokens: Tensor  # (k B, T), blanks after the words
-    counts: Tensor  # (k B,), number of words
-    needed_slots: Tensor  # (k B,), number of words and of blanks between equal neighbors
-
-
-def words_of(labels: Tensor, end_ids: list[int], blank: int) -> Words:
-    """Return the words of `labels` (k B, T), -100 at padding."""
-    lengths = labels.ne(-100).sum(1, keepdim=True)
-    last = labels.gather(1, (lengths - 1).clamp(min=0))
-    counts = (lengths - torch.isin(last, last.new_tensor(end_ids)).long()).squeeze(1)
-    is_word = canvas(counts, labels.shape[1]).bool()
-    repeats = (labels[:, 1:] == labels[:, :-1]) & is_word[:, 1:]
-    needed_slots = (counts + repeats.sum(1)).masked_fill(lengths.squeeze(1) == 0, NO_TARGET)
-    return Words(labels.masked_fill(~is_word, blank), counts, needed_slots)
-
-
-def best_states(scores: Tensor, may_skip: Tensor, slots: Tensor, counts: Tensor) -> Tensor:
-    """Return the state (B, U) of each slot in the best alignment, by Viterbi's algorithm.
-
-    The states are a blank, then each word followed by a blank. The loop over slots takes little time beside the
-    decoder. A parallel scan would avoid it, but multiplies U matrices (A, A) instead of vectors.
-
-    Args:
-        scores: (B, U, A), log-probabilities of the states' tokens, up to a constant of each slot.
-        may_skip: (B, A), True at states that may follow the state before the previous one.
-        slots, counts: (B,), numbers of slots and of words.
-    """
-    totals = torch.full_like(scores[:, 0], -torch.inf)  # (B, A), of the best alignment that ends in each state
-    totals[:, :2] = scores[:, 0, :2]
-    steps = []
-    for slot in range(1, scores.shape[1]):
-        one = functional.pad(totals[:, :-1], (1, 0), value=-torch.inf)
-        two = functional.pad(totals[:, :-2], (2, 0), value=-torch.inf).masked_fill(~may_skip, -torch.inf)
-        best, step = torch.stack([totals, one, two]).max(0)  # (B, A)
-        is_slot = (slot < slots)[:, None]
-        totals = torch.where(is_slot, best + scores[:, slot], totals)
-        steps.append(step * is_slot)
-
-    # An alignment ends in the last blank or the last word.
-    state = 2 * counts[:, None]  # (B, 1)
-    word = (state - 1).clamp(min=0)
-    state = torch.where((counts[:, None] > 0) & (totals.gather(1, word) > totals.gather(1, state)), word, state)
-    states = [state]
-    for step in reversed(steps):
-        state = (state - step.gather(1, state)).clamp(min=0)  # without an alignment, any state
-        states.append(state)
-    return torch.cat(states[::-1], dim=1)
 
 
 class VaswaniCtcModel(EncoderDecoder):
@@ -196,7 +143,7 @@ class VaswaniCtcForConditionalGeneration(NarHead):
             results["logits"] = self.lm_head(decoded[0])
         if labels is not None and words is not None:
             fits = words.needed_slots <= mask.sum(1)  # (k B,)
-            losses = self.sentence_losses(decoded[0], mask, words)
+            losses = self.sentence_losses(decoded[0], results.get("logits"), mask, words)
             counted = labels.masked_fill(~fits[:, None].to(labels.device), -100)
             loss = reduce_loss((losses * fits).sum(), counted, given.num_items)
             results |= {"loss": loss, "token_loss": loss, "sentence_losses": losses.masked_fill(~fits, torch.inf)}
@@ -208,15 +155,16 @@ class VaswaniCtcForConditionalGeneration(NarHead):
         return zip(*(tensor.split(size) for tensor in tensors), strict=True)
 
     @torch.compiler.disable  # a graph cannot contain torch's ctc_loss
-    def sentence_losses(self, states: Tensor, mask: Tensor, words: Words) -> Tensor:
-        """Return -log p (k B,) of each target, label-smoothed in training mode, from `states` (k B, U, d_model).
+    def sentence_losses(self, states: Tensor, logits: Tensor | None, mask: Tensor, words: Words) -> Tensor:
+        """Return -log p (k B,) of each target, label-smoothed in training mode.
 
-        To save memory, log-probabilities exist for one chunk at a time, and the backward pass recomputes them.
+        It is computed from logits (k B, U, V) if they are given. Else, to save memory, the logits of `states` (k B, U,
+        d_model) exist for one chunk at a time, and the backward pass recomputes them.
         """
         smoothing = self.config.label_smoothing if self.training else 0.0
 
-        def losses_of(states: Tensor, mask: Tensor, tokens: Tensor, slots: Tensor, counts: Tensor) -> Tensor:
-            logits = self.lm_head(states)  # (N, U, V)
+        def losses_of(values: Tensor, mask: Tensor, tokens: Tensor, slots: Tensor, counts: Tensor) -> Tensor:
+            logits = self.lm_head(values) if projects else values  # (N, U, V)
             log_probs = logits.to(accumulation_dtype(logits.dtype)).log_softmax(-1)
             losses = functional.ctc_loss(
                 log_probs.transpose(0, 1), tokens, slots, counts, self.blank, reduction="none", zero_infinity=True
@@ -224,9 +172,11 @@ class VaswaniCtcForConditionalGeneration(NarHead):
             uniform = -(log_probs.mean(-1) * mask).sum(1) if smoothing else 0.0  # (N,)
             return (1 - smoothing) * losses + smoothing * uniform
 
+        projects = logits is None
         slots, counts = torch.stack([mask.sum(1), words.counts]).cpu()  # one synchronization, not one per chunk
-        chunks = list(self.chunks(mask, states, mask, words.tokens, slots, counts))
-        if len(chunks) == 1 or not torch.is_grad_enabled():
+        values = states if logits is None else logits
+        chunks = list(self.chunks(mask, values, mask, words.tokens, slots, counts))
+        if len(chunks) == 1 or not projects or not torch.is_grad_enabled():
             return torch.cat([losses_of(*chunk) for chunk in chunks])
         return torch.cat([checkpoint(losses_of, *chunk, use_reentrant=False) for chunk in chunks])
 
