@@ -130,13 +130,13 @@ def config_of(name: str, setting: Setting, **overrides: Any) -> VaswaniTransform
 
 
 def make_model(name: str, setting: Setting, **overrides: Any) -> Any:
-    """Return a model on the CPU, the same one at each call: of the paper, or of PARALLEL; NAT glances."""
+    """Return a model on the CPU, the same one at each call: of the paper, or of PARALLEL; NAT and CTC glance."""
     torch.manual_seed(1)
     if name not in PARALLEL:
         return VaswaniTransformerForConditionalGeneration(config_of(name, setting, **overrides))
     kind, mask = PARALLEL[name], {"mask_token_id": MASK} if name == "CMLM" else {}
     model = kind(kind.config_class(**{**(TINY if setting.is_tiny else {}), **mask, **overrides}))
-    if name == "NAT":
+    if name in ("NAT", "CTC"):
         model.glancing_ratio = 0.5
     return model
 
@@ -151,8 +151,9 @@ def batch_for(name: str, pairs: Pairs) -> Batch:
     if name == "CMLM":
         return MaskingCollator(collate, MASK, 1)(pairs)
     batch = collate(pairs)
-    if name == "NAT":
-        batch["glancing_draws"] = torch.rand(batch["labels"].shape, generator=torch.Generator().manual_seed(0))
+    tokens = {"NAT": batch["labels"], "CTC": batch["input_ids"].repeat_interleave(2, dim=1)}  # CTC's slots
+    if name in tokens:
+        batch["glancing_draws"] = torch.rand(tokens[name].shape, generator=torch.Generator().manual_seed(0))
     return batch
 
 

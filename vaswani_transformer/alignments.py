@@ -27,7 +27,8 @@ def words_of(labels: Tensor, end_ids: list[int], blank: int) -> Words:
     """Return the words of `labels` (k B, T), -100 at padding."""
     lengths = labels.ne(-100).sum(1, keepdim=True)
     last = labels.gather(1, (lengths - 1).clamp(min=0))
-    counts = (lengths - torch.isin(last, last.new_tensor(end_ids)).long()).squeeze(1)
+    is_end = torch.stack([last == end for end in end_ids]).any(0)  # (k B, 1)
+    counts = (lengths - is_end.long()).squeeze(1)
     is_word = canvas(counts, labels.shape[1]).bool()
     repeats = (labels[:, 1:] == labels[:, :-1]) & is_word[:, 1:]
     needed_slots = (counts + repeats.sum(1)).masked_fill(lengths.squeeze(1) == 0, NO_TARGET)
