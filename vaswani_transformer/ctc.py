@@ -197,7 +197,8 @@ class VaswaniCtcForConditionalGeneration(NarHead):
         for chunk, choices in self.chunks(mask, states, tokens):
             logits = self.lm_head(chunk)  # (N, U, V)
             predicted.append(argmax(logits.flatten(0, 1)).view(logits.shape[:2]))
-            scores.append(logits.gather(2, choices[:, None].expand(-1, logits.shape[1], -1)))  # (N, U, A)
+            choices = choices[:, None].expand(-1, logits.shape[1], -1)
+            scores.append(logits.gather(2, choices).to(accumulation_dtype(logits.dtype)))  # (N, U, A)
         slots, is_slot = mask.sum(1), mask.bool()
         aligned = tokens.gather(1, best_states(torch.cat(scores), may_skip, slots, words.counts))  # (k B, U)
 
