@@ -18,11 +18,11 @@ def test_glancing_answers_in_one_dialect_in_one_pass() -> None:
     assert LANGUAGE.share_right(LANGUAGE.train_family("glat")) > 0.6
 
 
-@pytest.mark.parametrize("family", ["ctc", "ctc-glat"])
-def test_ctc_answers_in_one_dialect_in_one_pass(family: str) -> None:
-    share = LANGUAGE.share_right(LANGUAGE.train_family(family))
+def test_ctc_with_glancing_answers_in_one_dialect_in_one_pass() -> None:
+    """It needs more steps than GLAT, because it also learns where blanks separate equal words; .83 with one seed."""
+    share = LANGUAGE.share_right(replace(LANGUAGE, steps=1200).train_family("ctc-glat"))
     print("share right:", share)
-    assert share > 0.5
+    assert share > 0.6
 
 
 def test_iterative_vae_settles_on_a_dialect_from_layer_to_layer() -> None:
