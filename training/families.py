@@ -23,7 +23,6 @@ from training.fields import FAMILIES, BeamSearch, BeamTraining, Family, Recipe, 
 from training.trainer import PaperTrainer
 from vaswani_transformer import (
     VaswaniCmlmForConditionalGeneration,
-    VaswaniCtcConfig,
     VaswaniCtcForConditionalGeneration,
     VaswaniFlowSeqForConditionalGeneration,
     VaswaniIterativeVaeForConditionalGeneration,
@@ -34,6 +33,8 @@ from vaswani_transformer.batching.tokens import ArrowRows, Ragged
 from vaswani_transformer.cmlm import mask_targets, sample_masks
 from vaswani_transformer.flowseq import ActNorm
 from vaswani_transformer.support.modes import eval_mode
+
+PAIRS = 100_000  # pairs whose tokens are counted at a time
 
 FAMILIES["autoregressive"] = Family(
     model_class=VaswaniTransformerForConditionalGeneration,
@@ -130,15 +131,22 @@ class CtcTrainer(GlancingTrainer):
         return sources.repeat_interleave(self.model.config.upsampling, dim=1)
 
 
+def needed_slots(targets: Ragged) -> NDArray[np.integer]:
+    """Return the number of words of each target, without `</s>`, and of the blanks between equal neighbors."""
+    number = np.repeat(np.arange(len(targets.lengths)), targets.lengths)  # of each token's target
+    is_repeated = (targets.tokens[1:] == targets.tokens[:-1]) & (number[1:] == number[:-1])
+    return targets.lengths - 1 + np.bincount(number[1:][is_repeated], minlength=len(targets.lengths))
+
+
 def fits_into_slots(recipe: Recipe, pairs: Dataset) -> NDArray[np.bool_]:
     """Return a mask of the pairs whose target fits into the slots that its source has."""
-    sources, rows = ArrowRows(pairs, "input_ids").lengths, ArrowRows(pairs, "labels")
-    targets = rows.take(range(len(pairs))) if len(pairs) else Ragged(np.zeros(0, np.int32), rows.lengths)
-    number = np.repeat(np.arange(len(pairs)), targets.lengths)  # of each token's pair
-    is_repeated = (targets.tokens[1:] == targets.tokens[:-1]) & (number[1:] == number[:-1])
-    repeats = np.bincount(number[1:][is_repeated], minlength=len(pairs))
-    upsampling = recipe.model.get("upsampling", VaswaniCtcConfig().upsampling)
-    return targets.lengths - 1 + repeats <= upsampling * sources
+    config: Any = recipe.model_config(vocab_size=2**31)  # any size, for the slots do not depend on it
+    slots = config.upsampling * ArrowRows(pairs, "input_ids").lengths
+    if config.position_embedding == "learned":
+        slots = np.minimum(slots, config.max_position_embeddings)
+    targets, starts = ArrowRows(pairs, "labels"), range(0, len(pairs), PAIRS)
+    needed = [needed_slots(targets.take(range(start, min(start + PAIRS, len(pairs))))) for start in starts]
+    return np.concatenate([np.zeros(0, np.int64), *needed]) <= slots
 
 
 FAMILIES["ctc"] = Family(
