@@ -30,6 +30,8 @@ SEARCHES: dict[str, list[dict[str, Any]]] = {  # what `generate()` gets
     "autoregressive": [{"max_new_tokens": 20}],
     "nat": [{}],
     "glat": [{}],
+    "ctc": [{}],
+    "ctc-glat": [{}],
     "cmlm": [{"num_iterations": iterations} for iterations in (1, 4, 10)],
     "iterative_vae": [{"do_sample": False}, {"do_sample": True}],
     "flowseq": [
@@ -38,8 +40,10 @@ SEARCHES: dict[str, list[dict[str, Any]]] = {  # what `generate()` gets
         {"latent_temperature": 1.0, "num_latent_samples": 4},
     ],
 }
+GLANCING: dict[str, Callable[[float], float]] = {"glancing_ratio": lambda progress: 0.5 - 0.2 * progress}
 SCHEDULES: dict[str, dict[str, Callable[[float], float]]] = {  # attributes of the model by the progress from 0 to 1
-    "glat": {"glancing_ratio": lambda progress: 0.5 - 0.2 * progress},
+    "glat": GLANCING,
+    "ctc-glat": GLANCING,
     "iterative_vae": {"kl_scale": lambda progress: min(1.0, 3 * progress)},
     "flowseq": {"kl_scale": lambda progress: min(1.0, max(0.0, 3 * progress - 1))},  # a third without the prior
 }
@@ -121,7 +125,7 @@ class Language:
 
     def train_family(self, family: str) -> Any:
         """Return a trained model of a family."""
-        model_class = FAMILIES["nat" if family == "glat" else family].model_class
+        model_class = FAMILIES[{"glat": "nat", "ctc-glat": "ctc"}.get(family, family)].model_class
         more = {"mask_token_id": MASK, "max_target_length": 30} if family == "cmlm" else {}
         model = model_class(model_class.config_class(**self.sizes, **more))
         return self.train(model, **SCHEDULES.get(family, {}))

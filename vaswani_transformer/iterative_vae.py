@@ -24,6 +24,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 
 from .config import checked_field, positive_float, unit_rate
 from .embeddings import Dropout, read_table
+from .lengths import MeasuredSource
 from .loss import accumulation_dtype, chunk_size
 from .nar import EncodedSource, NarLMOutput, NarSettings, NarTargets, Target, TargetInputs, argmax, canvas
 from .nat import PositionalDecoder, VaswaniNatConfig, VaswaniNatForConditionalGeneration, VaswaniNatModel
@@ -301,7 +302,7 @@ class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGenera
         super().__init__(config)
         self.family_settings = ("do_sample",) if config.hint else ()
 
-    def make_target(self, source: EncodedSource, given: TargetInputs) -> Target:
+    def make_target(self, source: MeasuredSource, given: TargetInputs) -> Target:
         target, has_hint = super().make_target(source, given), given.further["has_hint"]
         target.decoder_inputs["latent"] = LatentPass(
             self.lm_head,
@@ -319,7 +320,7 @@ class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGenera
         inputs.setdefault("latent", LatentPass(self.lm_head, target_mask))
         return super().run_decoder(source, target_mask, cache, **inputs)
 
-    def losses(self, source: EncodedSource, target: Target, token_loss: Tensor) -> dict[str, Any]:
+    def losses(self, source: MeasuredSource, target: Target, token_loss: Tensor) -> dict[str, Any]:
         """Return the output fields with the losses of layers, KL divergences and length."""
         losses, steps = super().losses(source, target, token_loss), target.decoder_inputs["latent"].tokens
         sums = [torch.stack([values.sum() for values in tokens]).to(token_loss.device) for tokens in steps]
@@ -340,7 +341,7 @@ class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGenera
             "hint_weights": hint_weights.detach(),
         }
 
-    def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
+    def decode_targets(self, source: MeasuredSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
         """Predict a target for each of `lengths` (l B,) in one pass, with the words after each layer as history."""
         mask = canvas(lengths)  # (l B, T)
         outputs = self.run_decoder(

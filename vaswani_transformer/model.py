@@ -194,10 +194,15 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
     """Base class of models with the tied output projection (3.4) and the loss (5.4).
 
     Subclasses set `body_class`, and implement `forward` and decoding.
+
+    Attributes:
+        is_autoregressive: whether the model predicts a target from left to right.
+        has_likelihood: whether the loss is -log p(target | source) per token, so that its exponential is a perplexity.
     """
 
     body_class: ClassVar[type[EncoderDecoder]] = EncoderDecoder
     is_autoregressive: ClassVar[bool] = True
+    has_likelihood: ClassVar[bool] = True
     _own_auto_class = "AutoModelForSeq2SeqLM"
     _tied_weights_keys = {"lm_head.weight": "model.shared.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}

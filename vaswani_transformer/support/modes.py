@@ -14,6 +14,11 @@ def is_non_autoregressive(model: object) -> TypeGuard[NarHead]:
     return not getattr(model, "is_autoregressive", True)
 
 
+def has_likelihood(model: object) -> bool:
+    """Return whether a model's loss is the negative log-likelihood of a target, so that it has a perplexity."""
+    return getattr(model, "has_likelihood", not is_non_autoregressive(model))
+
+
 @contextmanager
 def eval_mode(model: PreTrainedModel) -> Generator[None]:
     """Switch a model to evaluation mode inside the context, and restore every module's mode after it."""
