@@ -72,13 +72,21 @@ class LatentTrainer(GlancingTrainer):
         done = min(1.0, (step + 1) / max(1, training.kl_warmup_steps))
         return super().step_attributes(step) | {"kl_scale": training.kl_scale * done}
 
+    def add_draws(self, batch: dict[str, Tensor], seeds: list[int]) -> dict[str, Tensor]:
+        if not self.model.config.is_revealed:
+            return super().add_draws(batch, seeds)
+        draws = draw(seeds, batch["labels"], lambda length, generator: torch.rand(1 + length, generator=generator))
+        return batch | {"reveal_draws": draws}  # (B, 1 + T)
+
     def sentence_statistics(self, logits: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the bound, from samples that do not change the random state of training."""
         device = self.args.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(self.recipe.seed)
-            bound = self.model(**inputs, has_hint=True, skip_logits=True).bound
-        return {"bound": bound * inputs["labels"].ne(-100).sum(1)}  # the batch's mean, with each target's tokens
+            outputs = self.model(**inputs, has_hint=True, skip_logits=True)
+        kl = {f"layer_kl_{layer}": value for layer, value in enumerate(outputs.layer_kl, start=2)}
+        tokens = inputs["labels"].ne(-100).sum(1)
+        return {name: value * tokens for name, value in {"bound": outputs.bound, **kl}.items()}
 
 
 class FlowTrainer(PaperTrainer):

@@ -10,15 +10,17 @@ hint, and by default the most likely word replaces the sample. Training without 
 Huang et al. 2022). Length, soft copy, layers and glancing are those of NAT.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
@@ -31,8 +33,14 @@ from .nat import PositionalDecoder, VaswaniNatConfig, VaswaniNatForConditionalGe
 RECOMPUTED = 2**25
 """Scores (N V, 128 MiB in float32) of a latent step above which the backward pass computes them again."""
 
+NEW_LATENT = "revealed"
+"""The latent of a new configuration that sets no field of a discrete one."""
+
+latent_type = checked_field(
+    lambda value: value in (None, "revealed", "discrete"), "is not a latent; choose 'revealed' or 'discrete'."
+)
 latent_sample_type = checked_field(
-    lambda value: value in ("discrete", "relaxed"), "is not a sample of a latent; choose 'discrete' or 'relaxed'."
+    lambda value: value in (None, "discrete", "relaxed"), "is not a sample of a latent; choose 'discrete' or 'relaxed'."
 )
 
 
@@ -56,12 +64,34 @@ class VaswaniIterativeVaeConfig(VaswaniNatConfig):
         *("bound", "kl_loss", "layer_losses", "layer_kl", "prior_weights", "hint_weights"),
     ]
 
-    latent_sample: str = latent_sample_type(default="discrete")
+    latent: str | None = latent_type(default=None)
+    latent_sample: str | None = latent_sample_type(default=None)
     hint: bool = True
     kl_weights: list[float | int] | None = None
     gumbel_temperature: float | int = positive_float(default=1.0)
     latent_dropout: float | int = unit_rate(default=0.1)
     label_smoothing: float | int = unit_rate(default=0.0)
+    keeps_committed: bool = True
+    commit_threshold: float | int | None = None
+    shares_empty: bool = False
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        is_set = self.latent_sample is not None or not self.hint or self.kl_weights is not None
+        is_set |= self.gumbel_temperature != 1
+        if self.latent is None:
+            self.latent = "discrete" if is_set else NEW_LATENT
+        if self.latent == "discrete" and self.latent_sample is None:
+            self.latent_sample = "discrete"
+        super().__post_init__(**kwargs)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
+        """Read a saved configuration; one without `latent` was saved when every latent was discrete."""
+        return super().from_dict({"latent": "discrete", **config_dict}, **kwargs)
+
+    @property
+    def is_revealed(self) -> bool:
+        return self.latent == "revealed"
 
     def validate_kl_weights(self) -> None:
         """Check that each layer but the first has a nonnegative weight."""
@@ -226,15 +256,123 @@ class LatentPass:
         return torch.cat([mixed for mixed, _ in results])
 
 
+class RevealedStep(nn.Module):
+    """Latent step of known words: LN(gate h + Dropout((1 - gate) e)).
+
+    e is the embedding of the word where it is known, and elsewhere a learned vector. The gate is the sigmoid of a
+    linear function of h.
+    """
+
+    def __init__(self, config: VaswaniIterativeVaeConfig, has_empty: bool) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.d_model, 1)
+        if has_empty:
+            self.empty = nn.Parameter(torch.zeros(config.d_model))
+        self.dropout = Dropout(config.latent_dropout)
+        self.norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+
+    def forward(self, states: Tensor, embedded: Tensor, is_known: Tensor, empty: Tensor) -> Tensor:
+        """Return the new states (k B, T, d_model).
+
+        Args:
+            states: (k B, T, d_model), h.
+            embedded: (k B, T, d_model), the scaled embeddings of the words.
+            is_known: (k B, T), True where the word is known.
+        """
+        latent = torch.where(is_known[..., None], embedded.to(states.dtype), empty.to(states.dtype))
+        gate = self.gate(states).sigmoid()  # (k B, T, 1)
+        return self.norm(gate * states + self.dropout((1 - gate) * latent)).to(states.dtype)
+
+
+@dataclass
+class RevealedWords:
+    """The posterior of revealed latents: before each layer but the first, the reference's words at some positions."""
+
+    words: Tensor  # (k B, T), y
+    revealed: list[Tensor]  # (k B, T) each, S_2 to S_N, each within the next
+    states: list[Tensor] = field(default_factory=list)  # (k B, T, d_model) each, after every layer
+
+    def latent(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the words (k B, T), and where the next layer knows them, for the states after a layer."""
+        self.states.append(states)
+        return self.words, self.revealed[len(self.states) - 1]
+
+    def output(self, states: Tensor) -> Tensor:
+        """Return the states that predict each word: those of the layer before it is revealed, else the last."""
+        self.states.append(states)
+        for is_revealed, earlier in reversed(list(zip(self.revealed, self.states, strict=False))):
+            states = torch.where(is_revealed[..., None], earlier, states)
+        return states
+
+
+@dataclass
+class CommittedWords:
+    """The prior of revealed latents: before each layer but the first, the most probable words so far."""
+
+    read: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    mask: Tensor  # (k B, T)
+    layers: int  # N
+    keeps: bool = True
+    threshold: float | None = None
+    words: Tensor = field(init=False)  # (k B, T)
+    log_probs: Tensor = field(init=False)  # (k B, T)
+    is_committed: Tensor = field(init=False)  # (k B, T)
+    history: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # words, and which are committed
+    states: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.mask = self.mask.bool()
+        self.is_committed = torch.zeros_like(self.mask)
+        self.words = torch.zeros_like(self.mask, dtype=torch.long)
+
+    def read_open(self, states: Tensor) -> Tensor:
+        is_open = self.mask & ~self.is_committed
+        words, log_probs = self.read(states, is_open)
+        self.words = torch.where(is_open, words, self.words)
+        self.log_probs = torch.where(is_open, log_probs, self.log_probs) if self.states is not None else log_probs
+        self.states = states if self.states is None else torch.where(is_open[..., None], states, self.states)
+        return is_open
+
+    def latent(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Commit the most probable words; return the words (k B, T), and where they are committed."""
+        if not self.keeps:
+            self.is_committed = torch.zeros_like(self.mask)
+        is_open = self.read_open(states)
+        layer = len(self.history) + 1
+        counts = (self.mask.sum(1) * layer + self.layers - 1) // self.layers  # ceil(m (i - 1) / N)
+        order = self.log_probs.masked_fill(self.is_committed, 1.0).masked_fill(~self.mask, float("-inf"))
+        ranks = order.argsort(dim=1, descending=True, stable=True).argsort(1)
+        chosen = ranks < counts[:, None] if self.threshold is None else self.log_probs > math.log(self.threshold)
+        self.is_committed = self.is_committed | (is_open & chosen)
+        self.history.append((self.words, self.is_committed))
+        return self.words, self.is_committed
+
+    def output(self, states: Tensor) -> Tensor:
+        """Return the states that predict each word: those after which it is committed, else the last."""
+        if self.states is None or not self.keeps:
+            return states
+        return torch.where(self.is_committed[..., None], self.states, states)
+
+
 class LatentDecoder(PositionalDecoder):
     """NAT's decoder with a latent step before each layer but the first."""
 
-    _no_split_modules = ["PositionalDecoderLayer", "LatentStep"]
+    _no_split_modules = ["PositionalDecoderLayer", "LatentStep", "RevealedStep"]
 
     def __init__(self, config: VaswaniIterativeVaeConfig) -> None:
         super().__init__(config)
-        self.latent_steps = nn.ModuleList(LatentStep(config) for _ in range(config.decoder_layers - 1))
+        steps = range(config.decoder_layers - 1)
+        if config.is_revealed:
+            self.latent_steps = nn.ModuleList(RevealedStep(config, not (config.shares_empty and i)) for i in steps)
+        else:
+            self.latent_steps = nn.ModuleList(LatentStep(config) for _ in steps)
         self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, RevealedStep) and hasattr(module, "empty"):
+            init.zeros_(module.empty)
 
     def run_layers(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Apply all layers and latent steps to `hidden_states` (k B, T, d_model).
@@ -242,6 +380,8 @@ class LatentDecoder(PositionalDecoder):
         Args:
             latent: a `LatentPass`; None for no hint, no noise, and the embeddings as output projection.
         """
+        if self.config.is_revealed:
+            return self.run_revealed(hidden_states, *args, **kwargs)
         rows, scale = self.config.vocab_size, self.config.embedding_scale
         table = read_table(self.embed_tokens, rows, hidden_states.device, scale)  # E (V, d_model)
         latent = kwargs.pop("latent", None) or LatentPass(lambda states: functional.linear(states, table))
@@ -251,6 +391,27 @@ class LatentDecoder(PositionalDecoder):
                 hidden_states = latent.apply(cast(LatentStep, self.latent_steps[index - 1]), hidden_states, table)
             hidden_states = layer(hidden_states, *args, **kwargs)  # (k B, T, d_model)
         return hidden_states
+
+    def run_revealed(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        latent = kwargs.pop("latent", None)
+        if latent is None:
+            latent = CommittedWords(self.read, hidden_states.new_ones(hidden_states.shape[:2]), len(self.layers))
+        depth = kwargs.pop("depth", None)
+        kwargs |= self.positional_inputs(hidden_states, args[0])
+        for index, layer in enumerate(self.layers[:depth]):
+            if index:
+                step = self.latent_steps[index - 1]
+                words, is_known = latent.latent(hidden_states)
+                empty = step.empty if hasattr(step, "empty") else self.latent_steps[0].empty
+                hidden_states = step(hidden_states, self.embed_tokens(words), is_known, empty)
+            hidden_states = layer(hidden_states, *args, **kwargs)  # (k B, T, d_model)
+        return latent.output(hidden_states)
+
+    @torch.no_grad()
+    def read(self, states: Tensor, is_read: Tensor) -> tuple[Tensor, Tensor]:
+        table = read_table(self.embed_tokens, self.config.vocab_size, states.device, self.config.embedding_scale)
+        log_probs, words = functional.linear(states, table).log_softmax(-1).max(-1)
+        return words, log_probs
 
 
 class VaswaniIterativeVaeModel(VaswaniNatModel):
@@ -294,15 +455,20 @@ class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGenera
     config_class = VaswaniIterativeVaeConfig
     body_class = VaswaniIterativeVaeModel
     output_class = IterativeVaeLMOutput
-    further_arguments = (*VaswaniNatForConditionalGeneration.further_arguments, "has_hint")
+    further_arguments = (*VaswaniNatForConditionalGeneration.further_arguments, "has_hint", "reveal_draws")
     kl_scale: float = 1.0
 
     def __init__(self, config: VaswaniIterativeVaeConfig) -> None:
         super().__init__(config)
-        self.family_settings = ("do_sample",) if config.hint else ()
+        self.family_settings = ("do_sample",) if config.hint and not config.is_revealed else ()
 
     def make_target(self, source: EncodedSource, given: TargetInputs) -> Target:
         target, has_hint = super().make_target(source, given), given.further["has_hint"]
+        if self.config.is_revealed:
+            has_hint = self.training if has_hint is None else has_hint
+            if has_hint and given.labels is not None:
+                target.decoder_inputs["latent"] = self.reveal(source, target, given)
+            return target
         target.decoder_inputs["latent"] = LatentPass(
             self.lm_head,
             target.mask,
@@ -316,11 +482,83 @@ class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGenera
         self, source: EncodedSource, target_mask: Tensor, cache: Cache | None = None, **inputs: Any
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Run the decoder, by default without hint and noise."""
-        inputs.setdefault("latent", LatentPass(self.lm_head, target_mask))
+        if self.config.is_revealed:
+            inputs.setdefault("latent", self.commit(target_mask, NarSettings(suppress_tokens=self.special_tokens())))
+        else:
+            inputs.setdefault("latent", LatentPass(self.lm_head, target_mask))
         return super().run_decoder(source, target_mask, cache, **inputs)
+
+    def training_input(self, source: EncodedSource, target: Target, labels: Tensor, draws: dict[str, Any]) -> Tensor:
+        if self.config.is_revealed:
+            return self.decoder_input(source, target.mask)
+        return super().training_input(source, target, labels, draws)
+
+    def reveal(self, source: EncodedSource, target: Target, given: TargetInputs) -> RevealedWords:
+        """Return the posterior for random draws; revealed words get no loss of the last layer."""
+        labels = given.labels
+        draws, is_real = given.further["reveal_draws"], labels.ne(-100)
+        if draws is None:
+            draws = torch.rand(labels.shape[0], 1 + labels.shape[1], device=labels.device)
+        share, places = draws[:, :1], draws[:, 1:]  # (k B, 1), rho; (k B, T), u
+        if self.training and self.glancing_ratio:
+            share = self.share_of_mistakes(source, target, labels)
+        steps = self.config.decoder_layers - 1
+        revealed = [is_real & (places < share * step / steps) for step in range(1, steps + 1)]
+        if revealed:
+            target.labels = labels.masked_fill(revealed[-1], -100)
+        return RevealedWords(labels.clamp(min=0), revealed)
+
+    @torch.no_grad()
+    def share_of_mistakes(self, source: EncodedSource, target: Target, labels: Tensor) -> Tensor:
+        """Return `glancing_ratio` times the share (k B, 1) of words that the first layer gets wrong."""
+        is_real = labels.ne(-100)
+        inputs = {"inputs_embeds": target.decoder_inputs["inputs_embeds"], "depth": 1}
+        states = self.run_decoder(source, target.mask, **inputs)[0]
+        wrong = [argmax(logits) != words for logits, words in self.logits_of(states, is_real, labels)]
+        mistakes = torch.zeros_like(is_real).masked_scatter(is_real, torch.cat(wrong)).sum(1, keepdim=True)
+        target.outputs["accuracy"] = 1 - mistakes.sum() / is_real.sum().clamp(min=1)
+        return self.glancing_ratio * mistakes / is_real.sum(1, keepdim=True).clamp(min=1)
+
+    def commit(self, mask: Tensor, settings: NarSettings) -> CommittedWords:
+        """Return the prior for targets of `mask` (k B, T), whose words are read by `settings`."""
+        lengths, config = mask.sum(1), self.config
+
+        @torch.no_grad()
+        def read(states: Tensor, is_read: Tensor) -> tuple[Tensor, Tensor]:
+            return self.read_words(states, lengths, is_read, settings, True)
+
+        return CommittedWords(read, mask, config.decoder_layers, config.keeps_committed, config.commit_threshold)
+
+    def revealed_losses(self, source: EncodedSource, target: Target, token_loss: Tensor) -> dict[str, Any]:
+        """Return the output fields of revealed latents."""
+        losses, latent = super().losses(source, target, token_loss), target.decoder_inputs.get("latent")
+        if latent is None:
+            return losses
+
+        def loss_at(states: Tensor, is_counted: Tensor) -> Tensor:
+            labels = latent.words.masked_fill(~is_counted, -100)
+            return self.loss_and_logits(states, labels, 0, True, target.num_items)[0]
+
+        is_hidden, layer_kl, layer_losses = target.mask.bool(), [], []
+        for is_revealed, states in zip(latent.revealed, latent.states, strict=False):
+            layer_kl.append(loss_at(states, is_hidden & is_revealed))
+            layer_losses.append(layer_kl[-1] + loss_at(states, is_hidden & ~is_revealed))
+            is_hidden = is_hidden & ~is_revealed
+        bound = token_loss + sum(layer_kl)
+        layer_losses = torch.stack([*layer_losses, token_loss])
+        loss = layer_losses.sum() if self.training else bound
+        return losses | {
+            "loss": loss + self.config.length_loss_weight * losses["length_loss"],
+            "token_loss": bound,
+            "bound": bound,
+            "layer_losses": layer_losses,
+            "layer_kl": torch.stack(layer_kl) if layer_kl else token_loss.new_zeros(0),
+        }
 
     def losses(self, source: EncodedSource, target: Target, token_loss: Tensor) -> dict[str, Any]:
         """Return the output fields with the losses of layers, KL divergences and length."""
+        if self.config.is_revealed:
+            return self.revealed_losses(source, target, token_loss)
         losses, steps = super().losses(source, target, token_loss), target.decoder_inputs["latent"].tokens
         sums = [torch.stack([values.sum() for values in tokens]).to(token_loss.device) for tokens in steps]
         means = target.mean(torch.stack(sums)) if sums else token_loss.new_zeros(0, 4)
@@ -343,6 +581,17 @@ class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGenera
     def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
         """Predict a target for each of `lengths` (l B,) in one pass, with the words after each layer as history."""
         mask = canvas(lengths)  # (l B, T)
+        if self.config.is_revealed:
+            latent = self.commit(mask, settings)
+            states = self.run_decoder(
+                source, mask, inputs_embeds=self.decoder_input(source, mask), latent=latent
+            ).last_hidden_state
+            if not self.config.keeps_committed:
+                latent.is_committed = torch.zeros_like(latent.mask)
+            latent.read_open(states)
+            history = [*latent.history, (latent.words, latent.mask)]
+            words, committed = (list(values) for values in zip(*history, strict=True))
+            return NarTargets(latent.words, latent.log_probs, words, committed=committed)
         outputs = self.run_decoder(
             source,
             mask,

@@ -196,6 +196,7 @@ class NarTargets(NamedTuple):
     log_probs: Tensor  # (l B, T), of the tokens; 0 at padding or if no scores are needed
     history: list[Tensor]  # tokens after each iteration or layer
     log_likelihoods: Tensor | None = None  # (l B,), log p(y | x, m); None: the sum of log_probs
+    committed: list[Tensor] | None = None  # (l B, T) each, which tokens of `history` are final; None: unknown
 
 
 @dataclass
@@ -207,6 +208,7 @@ class NarGenerateOutput(ModelOutput):
     token_scores: Tensor | None = None  # (n B, T), log-probability of each token after the start; 0 at padding
     lengths: Tensor | None = None  # (n B,), m of each target, including `</s>`
     history: Tensor | None = None  # (R, n B, T + 1), sequences after each iteration or layer, on request
+    committed: Tensor | None = None  # (R, n B, T), where a revealed latent has committed the token, with `history`
 
 
 def number(default: float | None, least: float) -> Any:
@@ -485,9 +487,13 @@ class NarHead(ProjectedModel, GenerationMixin):
         suppressed, size = as_token_ids(settings.suppress_tokens), config.vocab_size
         if not all(0 <= token < size for token in suppressed):
             refuse("suppress_tokens", "outside the vocabulary", suppressed, f"ids from 0 to {size - 1}")
-        special = (as_token_ids(getattr(config, name, None)) for name in (*TOKEN_IDS, "mask_token_id"))
-        settings.suppress_tokens = sum(special, suppressed)
+        settings.suppress_tokens = suppressed + self.special_tokens()
         return settings
+
+    def special_tokens(self) -> list[int]:
+        """Return the ids that no word has."""
+        special = (as_token_ids(getattr(self.config, name, None)) for name in (*TOKEN_IDS, "mask_token_id"))
+        return sum(special, [])
 
     def choose_lengths(self, source: EncodedSource, settings: NarSettings) -> Tensor:
         """Return the target lengths (B, l) to decode: the most likely ones, within the limits, for each sample."""
@@ -551,11 +557,16 @@ class NarHead(ProjectedModel, GenerationMixin):
 
         if not settings.return_dict_in_generate:
             return sequences(targets.tokens)
-        history = torch.stack([sequences(tokens) for tokens in targets.history]) if settings.return_history else None
+        history = committed = None
+        if settings.return_history:
+            history = torch.stack([sequences(tokens) for tokens in targets.history])
+            if targets.committed is not None:
+                committed = torch.stack([known[rows, : is_real.shape[1]] for known in targets.committed])
         return NarGenerateOutput(
             sequences=sequences(targets.tokens),
             sequences_scores=scores.flatten(),
             token_scores=targets.log_probs[rows, : is_real.shape[1]],
             lengths=lengths,
             history=history,
+            committed=committed,
         )
