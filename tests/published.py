@@ -17,7 +17,7 @@ EVERY_NAR_FAMILY = EVERY_FAMILY | {"nar.py"}
 PUBLISHED_FILES = {
     "transformer": EVERY_FAMILY,
     "nat": EVERY_NAR_FAMILY | {"nat.py"},
-    "iterative_vae": EVERY_NAR_FAMILY | {"iterative_vae.py", "nat.py"},
+    "iterative_vae": EVERY_NAR_FAMILY | {"iterative_vae.py", "nat.py", "revealed.py"},
     "flowseq": EVERY_NAR_FAMILY | {"flowseq.py", "nat.py"},
     "cmlm": EVERY_NAR_FAMILY | {"cmlm.py"},
 }

@@ -492,8 +492,8 @@ class NarHead(ProjectedModel, GenerationMixin):
 
     def special_tokens(self) -> list[int]:
         """Return the ids that no word has."""
-        special = (as_token_ids(getattr(self.config, name, None)) for name in (*TOKEN_IDS, "mask_token_id"))
-        return sum(special, [])
+        names = (*TOKEN_IDS, "mask_token_id")
+        return [token for name in names for token in as_token_ids(getattr(self.config, name, None))]
 
     def choose_lengths(self, source: EncodedSource, settings: NarSettings) -> Tensor:
         """Return the target lengths (B, l) to decode: the most likely ones, within the limits, for each sample."""
@@ -520,7 +520,11 @@ class NarHead(ProjectedModel, GenerationMixin):
         is_last = torch.arange(is_read.shape[1], device=lengths.device) == lengths[:, None] - 1  # (l B, T)
         suppressed = torch.tensor(settings.suppress_tokens, dtype=torch.long, device=states.device)
         chosen, chosen_log_probs = [], []
-        for logits, ends in self.logits_of(states, is_read, is_last):  # (N, V), (N,)
+        chunks = self.logits_of(states, is_read, is_last)
+        if torch.compiler.is_compiling():  # a graph needs fixed shapes
+            logits, is_read = self.lm_head(states.flatten(0, 1)), torch.ones_like(is_read)
+            chunks = iter([(logits.to(accumulation_dtype(logits.dtype)), is_last.flatten())])
+        for logits, ends in chunks:  # (N, V), (N,)
             kept = logits.index_select(1, suppressed)
             best = argmax(logits.index_fill_(1, suppressed, float("-inf")))
             if self.config.end_token_id is not None:
