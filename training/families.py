@@ -56,7 +56,7 @@ class CmlmTrainer(PaperTrainer):
 
 
 class LatentTrainer(GlancingTrainer):
-    """Trainer of IterativeVAE, with a scheduled weight of its KL divergences."""
+    """Trainer of IterativeVAE, with a scheduled weight of a discrete latent's KL divergences."""
 
     log_parts = GlancingTrainer.log_parts | {
         "bound": "bound",
@@ -79,14 +79,16 @@ class LatentTrainer(GlancingTrainer):
         return batch | {"reveal_draws": draws}  # (B, 1 + T)
 
     def sentence_statistics(self, logits: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the bound, from samples that do not change the random state of training."""
+        """Return the bound and its divergences, from samples that do not change the random state of training."""
         device = self.args.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(self.recipe.seed)
             outputs = self.model(**inputs, has_hint=True, skip_logits=True)
-        kl = {f"layer_kl_{layer}": value for layer, value in enumerate(outputs.layer_kl, start=2)}
-        tokens = inputs["labels"].ne(-100).sum(1)
-        return {name: value * tokens for name, value in {"bound": outputs.bound, **kl}.items()}
+        means = {"bound": outputs.bound}
+        for layer, value in enumerate(outputs.layer_kl, start=2):
+            means[f"layer_kl_{layer}"] = value
+        tokens = inputs["labels"].ne(-100).sum(1)  # (B,), each gets the batch's mean
+        return {name: mean * tokens for name, mean in means.items()}
 
 
 class FlowTrainer(PaperTrainer):

@@ -240,8 +240,10 @@ class CmlmTraining(TrainingRecipe):
 class LatentTraining(GlancingTraining):
     """Training of IterativeVAE.
 
+    With revealed latents `glancing` is the number of words that they reveal per mistake of the first layer.
+
     Args:
-        kl_scale: weight of the KL divergences.
+        kl_scale: weight of a discrete latent's KL divergences.
         kl_warmup_steps: number of steps in which the weight rises linearly from 0; 0 for the full weight from the
             start.
     """

@@ -438,13 +438,13 @@ class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGenera
         target.outputs["accuracy"] = 1 - mistakes.sum() / is_real.sum().clamp(min=1)
         return self.glancing_ratio * mistakes / is_real.sum(1, keepdim=True).clamp(min=1)
 
-    def commit(self, mask: Tensor, settings: NarSettings) -> CommittedWords:
-        """Return the prior for targets of `mask` (k B, T), whose words are read as `generate()` does."""
+    def commit(self, mask: Tensor, suppress_tokens: list[int] | None) -> CommittedWords:
+        """Return the prior for targets of `mask` (k B, T), which never commits any of `suppress_tokens`."""
         lengths = mask.sum(1)
 
         @torch.no_grad()
         def read(states: Tensor, is_read: Tensor) -> tuple[Tensor, Tensor]:
-            return self.read_words(states, lengths, is_read, settings, has_scores=True)
+            return self.read_words(states, lengths, is_read, suppress_tokens, has_scores=True)
 
         return CommittedWords(read, mask.bool(), self.config.decoder_layers)
 
@@ -453,7 +453,7 @@ class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGenera
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Run the decoder, by default without reference and noise."""
         if inputs.get("latent") is None and self.config.is_revealed:
-            inputs["latent"] = self.commit(target_mask, NarSettings(suppress_tokens=self.special_tokens()))
+            inputs["latent"] = self.commit(target_mask, self.special_tokens())
         elif inputs.get("latent") is None:
             inputs["latent"] = LatentPass(self.lm_head, target_mask)
         return super().run_decoder(source, target_mask, cache, **inputs)
@@ -523,7 +523,7 @@ class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGenera
         """Predict a target for each of `lengths` (l B,) in one pass, with the words after each layer as history."""
         mask = canvas(lengths)  # (l B, T)
         if self.config.is_revealed:
-            latent = self.commit(mask, settings)
+            latent = self.commit(mask, settings.suppress_tokens)
             states = self.run_decoder(source, mask, inputs_embeds=self.decoder_input(source, mask), latent=latent)[0]
             latent.read_open(states)
             history = [*latent.history, (latent.words, latent.is_real)]
@@ -542,5 +542,6 @@ class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGenera
         )
         layers = (outputs.hidden_states or ())[1:-1] if settings.return_history else ()
         read = [(states, False) for states in layers] + [(outputs[0], settings.reads_scores)]
-        words = [self.read_words(states, lengths, mask.bool(), settings, has_scores) for states, has_scores in read]
+        is_real, suppressed = mask.bool(), settings.suppress_tokens
+        words = [self.read_words(states, lengths, is_real, suppressed, has_scores) for states, has_scores in read]
         return NarTargets(*words[-1], [tokens for tokens, _ in words])

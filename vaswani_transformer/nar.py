@@ -509,16 +509,16 @@ class NarHead(ProjectedModel, GenerationMixin):
         return lengths.repeat_interleave(settings.num_latent_samples, dim=1)
 
     def read_words(
-        self, states: Tensor, lengths: Tensor, is_read: Tensor, settings: NarSettings, has_scores: bool
+        self, states: Tensor, lengths: Tensor, is_read: Tensor, suppress_tokens: list[int] | None, has_scores: bool
     ) -> tuple[Tensor, Tensor]:
         """Return the most likely tokens (l B, T) of `states` (l B, T, d_model), and their log-probabilities (l B, T).
 
-        The last position of each of `lengths` (l B,) is always the end token, and no other position has a suppressed
-        id; probabilities are not renormalized. Both results are 0 where `is_read` (l B, T) is False, and without
-        `has_scores` all log-probabilities are.
+        The last position of each of `lengths` (l B,) is always the end token, and no other position has one of
+        `suppress_tokens`; probabilities are not renormalized. Both results are 0 where `is_read` (l B, T) is False, and
+        without `has_scores` all log-probabilities are.
         """
         is_last = torch.arange(is_read.shape[1], device=lengths.device) == lengths[:, None] - 1  # (l B, T)
-        suppressed = torch.tensor(settings.suppress_tokens, dtype=torch.long, device=states.device)
+        suppressed = torch.tensor(suppress_tokens or [], dtype=torch.long, device=states.device)
         chosen, chosen_log_probs = [], []
         chunks = self.logits_of(states, is_read, is_last)
         if torch.compiler.is_compiling():  # a graph needs fixed shapes
