@@ -318,7 +318,8 @@ class LatentDecoder(PositionalDecoder):
         kwargs |= self.positional_inputs(hidden_states, args[0])
         for index, layer in enumerate(self.layers[:depth]):
             if index:
-                hidden_states = latent.apply(self.latent_steps[index - 1], hidden_states, table)
+                step: Any = self.latent_steps[index - 1]
+                hidden_states = latent.apply(step, hidden_states, table)
             hidden_states = layer(hidden_states, *args, **kwargs)  # (k B, T, d_model)
         return latent.output(hidden_states)
 
