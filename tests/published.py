@@ -28,7 +28,7 @@ PUBLISHED_FILES = {
     "transformer": EVERY_FAMILY,
     "nat": EVERY_LENGTH_FAMILY | {"nat.py"},
     "ctc": EVERY_NAR_FAMILY | {"alignments.py", "ctc.py"},
-    "iterative_vae": EVERY_LENGTH_FAMILY | {"iterative_vae.py", "nat.py"},
+    "iterative_vae": EVERY_LENGTH_FAMILY | {"iterative_vae.py", "nat.py", "revealed.py"},
     "flowseq": EVERY_LENGTH_FAMILY | {"flowseq.py", "nat.py"},
     "cmlm": EVERY_LENGTH_FAMILY | {"cmlm.py"},
 }

@@ -25,9 +25,10 @@ def test_ctc_with_glancing_answers_in_one_dialect_in_one_pass() -> None:
     assert share > 0.6
 
 
-def test_iterative_vae_settles_on_a_dialect_from_layer_to_layer() -> None:
+@pytest.mark.parametrize(("latent", "steps"), [("iterative_vae", 400), ("discrete", 800)])
+def test_iterative_vae_settles_on_a_dialect_from_layer_to_layer(latent: str, steps: int) -> None:
     """The first layer mixes the dialects as NAT does, and the last one settles on one; the bound is far below NAT's."""
-    model, sources = replace(LANGUAGE, steps=800).train_family("iterative_vae"), LANGUAGE.held_out_sources()
+    model, sources = replace(LANGUAGE, steps=steps).train_family(latent), LANGUAGE.held_out_sources()
     layers = answers_by_layer(model, sources)
     shares = [LANGUAGE.share_of_answers(sources, answers) for answers in layers]
     print("share right after each layer:", shares)

@@ -231,8 +231,10 @@ FAMILIES["cmlm"] = Family(
 class LatentTraining(GlancingTraining):
     """Training of IterativeVAE.
 
+    With revealed latents `glancing` is the number of words that they reveal per mistake of the first layer.
+
     Args:
-        kl_scale: weight of the KL divergences.
+        kl_scale: weight of a discrete latent's KL divergences.
         kl_warmup_steps: number of steps in which the weight rises linearly from 0; 0 for the full weight from the
             start.
     """
@@ -242,7 +244,7 @@ class LatentTraining(GlancingTraining):
 
 
 class LatentTrainer(GlancingTrainer):
-    """Trainer of IterativeVAE, with a scheduled weight of its KL divergences."""
+    """Trainer of IterativeVAE, with a scheduled weight of a discrete latent's KL divergences."""
 
     log_parts = GlancingTrainer.log_parts | {
         "bound": "bound",
@@ -257,13 +259,23 @@ class LatentTrainer(GlancingTrainer):
         done = min(1.0, (step + 1) / max(1, self.training.kl_warmup_steps))
         return super().step_attributes(step) | {"kl_scale": self.training.kl_scale * done}
 
+    def add_draws(self, batch: dict[str, Tensor], seeds: list[int]) -> dict[str, Tensor]:
+        if not self.model.config.is_revealed:
+            return super().add_draws(batch, seeds)
+        draws = draw(seeds, batch["labels"], lambda length, generator: torch.rand(1 + length, generator=generator))
+        return batch | {"reveal_draws": draws}  # (B, 1 + T)
+
     def sentence_statistics(self, logits: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the bound, from samples that do not change the random state of training."""
+        """Return the bound and its divergences, from samples that do not change the random state of training."""
         device = self.args.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(self.recipe.seed)
-            bound = self.model(**inputs, has_hint=True, skip_logits=True).bound
-        return {"bound": bound * inputs["labels"].ne(-100).sum(1)}  # the batch's mean, with each target's tokens
+            outputs = self.model(**inputs, has_hint=True, skip_logits=True)
+        means = {"bound": outputs.bound}
+        for layer, value in enumerate(outputs.layer_kl, start=2):
+            means[f"layer_kl_{layer}"] = value
+        tokens = inputs["labels"].ne(-100).sum(1)  # (B,), each gets the batch's mean
+        return {name: mean * tokens for name, mean in means.items()}
 
 
 FAMILIES["iterative_vae"] = Family(

@@ -288,7 +288,9 @@ class VaswaniCmlmForConditionalGeneration(LengthHead):
             tokens = tokens.masked_fill(is_masked, self.config.token_id("mask_token_id"))
             states = self.run_decoder(source, is_real.long(), cache, input_ids=tokens)[0]  # (l B, T, d_model)
             has_scores = settings.reads_scores or iteration + 1 < rounds
-            new_tokens, new_log_probs = self.read_words(states, lengths, is_masked, settings, has_scores)
+            new_tokens, new_log_probs = self.read_words(
+                states, lengths, is_masked, settings.suppress_tokens, has_scores
+            )
             tokens = torch.where(is_masked, new_tokens, tokens)
             log_probs = torch.where(is_masked, new_log_probs, log_probs)
             history.append(tokens)

@@ -225,7 +225,8 @@ class VaswaniCtcForConditionalGeneration(NarHead):
         mask = self.slot_mask(source)
         is_slot, is_end = mask.bool(), torch.zeros_like(mask, dtype=torch.bool)
         states = self.run_decoder(source, mask, inputs_embeds=soft_copy(states, source.is_real, mask))[0]
-        path, log_probs = self.most_likely_words(states, is_slot, is_end, settings, settings.reads_scores)  # (B, U)
+        suppressed, has_scores = settings.suppress_tokens, settings.reads_scores
+        path, log_probs = self.most_likely_words(states, is_slot, is_end, suppressed, has_scores)  # (B, U)
         report_nan(log_probs.isnan().any(1))
         path = path.masked_fill(~is_slot, self.blank)
         is_word = path != self.blank

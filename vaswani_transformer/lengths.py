@@ -172,11 +172,11 @@ class LengthHead(NarHead):
         return lengths.repeat_interleave(samples, dim=1), is_candidate.repeat_interleave(samples, dim=1)
 
     def read_words(
-        self, states: Tensor, lengths: Tensor, is_read: Tensor, settings: NarSettings, has_scores: bool
+        self, states: Tensor, lengths: Tensor, is_read: Tensor, suppress_tokens: list[int] | None, has_scores: bool
     ) -> tuple[Tensor, Tensor]:
         """Return the result of `most_likely_words` (l B, T), with the end token last at each of `lengths` (l B,)."""
         is_last = torch.arange(is_read.shape[1], device=lengths.device) == lengths[:, None] - 1  # (l B, T)
-        return self.most_likely_words(states, is_read, is_last, settings, has_scores)
+        return self.most_likely_words(states, is_read, is_last, suppress_tokens, has_scores)
 
     def choose_targets(
         self,
@@ -207,11 +207,16 @@ class LengthHead(NarHead):
 
         if not settings.return_dict_in_generate:
             return sequences(targets.tokens)
-        history = torch.stack([sequences(tokens) for tokens in targets.history]) if settings.return_history else None
+        history = committed = None
+        if settings.return_history:
+            history = torch.stack([sequences(tokens) for tokens in targets.history])
+            if targets.committed is not None:
+                committed = torch.stack([is_final[rows, : is_real.shape[1]] for is_final in targets.committed])
         return NarGenerateOutput(
             sequences=sequences(targets.tokens),
             sequences_scores=scores.flatten(),
             token_scores=targets.log_probs[rows, : is_real.shape[1]],
             lengths=lengths,
             history=history,
+            committed=committed,
         )

@@ -18,7 +18,13 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from .config import VaswaniTransformerConfig
 from .embeddings import ScaledEmbedding, is_unwrapped
 from .generation import PaperBeamSearch
-from .loss import cross_entropy, projected_cross_entropy, without_padding
+from .loss import (
+    cross_entropy,
+    projected_cross_entropy,
+    summed_cross_entropy,
+    token_cross_entropy,
+    without_padding,
+)
 from .pretrained import CACHE, VaswaniTransformerPreTrainedModel, as_encoder_output, given_cache
 from .stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
 
@@ -256,13 +262,29 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
             logits = self.lm_head(hidden_states if keeps_all else hidden_states[:, kept])  # (k B, T, V)
         if labels is None:
             return None, logits
-        smoothing = self.config.label_smoothing if self.training else 0.0
         if logits is not None and keeps_all:
-            return cross_entropy(logits, labels, smoothing, num_items_in_batch), logits
-        if not is_unwrapped(self.lm_head, nn.Linear) or self.lm_head.bias is not None:
-            return cross_entropy(self.lm_head(hidden_states), labels, smoothing, num_items_in_batch), logits
-        loss = projected_cross_entropy(hidden_states, self.lm_head.weight, labels, smoothing, num_items_in_batch)
-        return loss, logits
+            return cross_entropy(logits, labels, self.smoothing, num_items_in_batch), logits
+        if self.has_plain_projection:
+            arguments = hidden_states, self.lm_head.weight, labels, self.smoothing, num_items_in_batch
+            return projected_cross_entropy(*arguments), logits
+        return cross_entropy(self.lm_head(hidden_states), labels, self.smoothing, num_items_in_batch), logits
+
+    def token_losses(self, hidden_states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the summed loss, and the loss (...) of each token without gradient, for states (..., d_model)."""
+        if self.has_plain_projection:
+            return summed_cross_entropy(hidden_states, self.lm_head.weight, labels, self.smoothing)
+        losses = token_cross_entropy(self.lm_head(hidden_states), labels, self.smoothing)
+        return losses.sum(), losses.detach()
+
+    @property
+    def smoothing(self) -> float:
+        """Return eps_ls in training mode, and 0 in evaluation mode."""
+        return self.config.label_smoothing if self.training else 0.0
+
+    @property
+    def has_plain_projection(self) -> bool:
+        """Return whether the output projection is a matrix, without adapter, bias or tensor parallelism."""
+        return is_unwrapped(self.lm_head, nn.Linear) and self.lm_head.bias is None
 
 
 def shift_right(labels: Tensor, config: VaswaniTransformerConfig) -> Tensor:

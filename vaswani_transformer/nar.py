@@ -210,6 +210,7 @@ class NarTargets(NamedTuple):
     log_probs: Tensor  # (l B, T), of the tokens; 0 at padding or if no scores are needed
     history: list[Tensor]  # tokens after each iteration or layer
     log_likelihoods: Tensor | None = None  # (l B,), log p(y | x, m); None: the sum of log_probs
+    committed: list[Tensor] | None = None  # (l B, T) each, which tokens of `history` are final; None: unknown
 
 
 @dataclass
@@ -221,6 +222,7 @@ class NarGenerateOutput(ModelOutput):
     token_scores: Tensor | None = None  # (n B, T), log-probability of each token after the start; 0 at padding
     lengths: Tensor | None = None  # (n B,), m of each target, including `</s>`
     history: Tensor | None = None  # (R, n B, T + 1), sequences after each iteration or layer, on request
+    committed: Tensor | None = None  # (R, n B, T), where a revealed latent has committed the token, with `history`
 
 
 def number(default: float | None, least: float) -> Any:
@@ -469,9 +471,13 @@ class NarHead(ProjectedModel, GenerationMixin):
         suppressed, size = as_token_ids(settings.suppress_tokens), config.vocab_size
         if not all(0 <= token < size for token in suppressed):
             refuse("suppress_tokens", "outside the vocabulary", suppressed, f"ids from 0 to {size - 1}")
-        special = (as_token_ids(getattr(config, name, None)) for name in (*TOKEN_IDS, "mask_token_id"))
-        settings.suppress_tokens = sum(special, suppressed)
+        settings.suppress_tokens = suppressed + self.special_tokens()
         return settings
+
+    def special_tokens(self) -> list[int]:
+        """Return the ids that no word has."""
+        names = (*TOKEN_IDS, "mask_token_id")
+        return [token for name in names for token in as_token_ids(getattr(self.config, name, None))]
 
     def length_limits(self, source: EncodedSource, settings: NarSettings) -> Tensor:
         """Return the largest target length (B,) of each source by the settings."""
@@ -485,17 +491,21 @@ class NarHead(ProjectedModel, GenerationMixin):
         return limits
 
     def most_likely_words(
-        self, states: Tensor, is_read: Tensor, is_end: Tensor, settings: NarSettings, has_scores: bool
+        self, states: Tensor, is_read: Tensor, is_end: Tensor, suppress_tokens: list[int] | None, has_scores: bool
     ) -> tuple[Tensor, Tensor]:
         """Return the most likely tokens (l B, T) of `states` (l B, T, d_model), and their log-probabilities (l B, T).
 
-        Positions where `is_end` (l B, T) always get the end token, and no other position has a suppressed id;
+        Positions where `is_end` (l B, T) always get the end token, and no other position has one of `suppress_tokens`;
         probabilities are not renormalized. Both results are 0 where `is_read` (l B, T) is False, and without
         `has_scores` all log-probabilities are, but NaN where the logits are.
         """
-        suppressed = torch.tensor(settings.suppress_tokens, dtype=torch.long, device=states.device)
+        suppressed = torch.tensor(suppress_tokens or [], dtype=torch.long, device=states.device)
         chosen, chosen_log_probs, is_nan = [], [], []
-        for logits, ends in self.logits_of(states, is_read, is_end):  # (N, V), (N,)
+        chunks, has_logits = self.logits_of(states, is_read, is_end), is_read
+        if torch.compiler.is_compiling():  # a graph needs fixed shapes
+            logits, has_logits = self.lm_head(states.flatten(0, 1)), torch.ones_like(is_read)
+            chunks = iter([(logits.to(accumulation_dtype(logits.dtype)), is_end.flatten())])
+        for logits, ends in chunks:  # (N, V), (N,)
             kept = logits.index_select(1, suppressed)
             best = argmax(logits.index_fill_(1, suppressed, float("-inf")))
             is_nan.append(logits.gather(1, best[:, None]).squeeze(1).isnan())
@@ -505,9 +515,10 @@ class NarHead(ProjectedModel, GenerationMixin):
             if has_scores:
                 logits.index_copy_(1, suppressed, kept)
                 chosen_log_probs.append(logits.gather(1, best[:, None]).squeeze(1) - logits.logsumexp(1))
-        tokens = torch.zeros_like(is_read, dtype=torch.long).masked_scatter(is_read, torch.cat(chosen))
+        tokens = torch.zeros_like(is_read, dtype=torch.long).masked_scatter(has_logits, torch.cat(chosen))
         log_probs = states.new_zeros(is_read.shape, dtype=accumulation_dtype(states.dtype))
         if has_scores:
-            log_probs = log_probs.masked_scatter(is_read, torch.cat(chosen_log_probs))
-        is_nan = torch.zeros_like(is_read).masked_scatter(is_read, torch.cat(is_nan))
-        return tokens, log_probs.masked_fill(is_nan, float("nan"))
+            log_probs = log_probs.masked_scatter(has_logits, torch.cat(chosen_log_probs))
+        is_nan = torch.zeros_like(is_read).masked_scatter(has_logits, torch.cat(is_nan))
+        log_probs = log_probs.masked_fill(is_nan, float("nan"))
+        return tokens.masked_fill(~is_read, 0), log_probs.masked_fill(~is_read, 0)

@@ -256,7 +256,8 @@ class LengthDifferenceHead(LengthHead):
         mask = canvas(lengths)  # (l B, T)
         inputs_embeds = self.decoder_input(source, mask, settings.latent_temperature)
         states = self.run_decoder(source, mask, inputs_embeds=inputs_embeds)[0]
-        tokens, log_probs = self.read_words(states, lengths, mask.bool(), settings, settings.reads_scores)
+        suppressed, has_scores = settings.suppress_tokens, settings.reads_scores
+        tokens, log_probs = self.read_words(states, lengths, mask.bool(), suppressed, has_scores)
         return NarTargets(tokens, log_probs, [tokens])
 
 

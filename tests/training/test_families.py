@@ -28,7 +28,11 @@ SETTINGS = {
     ],
     "CTC": ["--model.kind=ctc", "--training.glancing=[0.9, 0.5]"],
     "CMLM": ["--model.kind=cmlm", "--decoding.num_iterations=3", "--training.evaluation_iterations=2"],
-    "IterativeVAE": ["--model.kind=iterative_vae", "--model.decoder_layers=2", "--training.kl_warmup_steps=8"],
+    "IterativeVAE": ["--model.kind=iterative_vae", "--model.decoder_layers=2"],
+    "discrete": [
+        *("--model.kind=iterative_vae", "--model.latent=discrete", "--model.decoder_layers=2"),
+        "--training.kl_warmup_steps=8",
+    ],
     "FlowSeq": [
         *("--model.kind=flowseq", "--model.flow_steps=1"),
         *("--training.decoder_steps=4", "--training.kl_warmup_steps=3"),
@@ -38,7 +42,8 @@ LOGGED = {
     "GLAT": {"length_loss", "glancing_accuracy"},
     "CTC": {"glancing_accuracy"},
     "CMLM": {"length_loss"},
-    "IterativeVAE": {"length_loss", "kl_loss", "layer_loss_1", "layer_loss_2", "layer_kl_2"}
+    "IterativeVAE": {"length_loss", "bound", "layer_loss_1", "layer_loss_2", "layer_kl_2"},
+    "discrete": {"length_loss", "kl_loss", "layer_loss_1", "layer_loss_2", "layer_kl_2"}
     | {"prior_weight_2", "hint_weight_2"},
     "FlowSeq": {"length_loss", "token_loss"},
 }
@@ -100,6 +105,13 @@ def test_log_has_the_parts_of_the_loss_at_every_step(finished: FolderOf, family:
             total = entry["token_loss"] + entry["length_loss"] + scale * entry.get("kl_loss", 0)
             assert entry["loss"] == pytest.approx(total, rel=1e-5)
     if family == "IterativeVAE":
+        for entry in entries:
+            total = entry["layer_loss_1"] + entry["layer_loss_2"] + entry["length_loss"]
+            assert entry["loss"] == pytest.approx(total, rel=1e-5)
+            assert entry["bound"] == pytest.approx(entry["layer_loss_2"] + entry["layer_kl_2"], rel=1e-5)
+        validation = runs.results_in(finished(family))["validation"]
+        assert 0 < validation["layer_kl_2"] < validation["bound"]
+    if family == "discrete":
         first = entries[0]
         assert first["kl_loss"] == pytest.approx(first["layer_kl_2"], rel=1e-5)  # the last layer's weight is 1
         for step, entry in enumerate(entries):
@@ -255,13 +267,14 @@ def test_flowseq_on_two_processes_starts_one_flow_and_resumes_to_the_bit(argumen
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["AR", "FlowSeq", "ENGINE"])
+@pytest.mark.parametrize("family", ["AR", "IterativeVAE", "FlowSeq", "ENGINE"])
 def test_steps_are_the_same_on_two_processes_in_two_micro_batches_each(
     arguments: list[str], teacher: Path, tmp_path: Path, family: str
 ) -> None:
-    """Masks, glancing and latents belong to a pair. An IterativeVAE draws in its layers, as dropout does."""
+    """Masks, glancing and latents belong to a pair. A discrete latent draws in its layers, as dropout does."""
     settings = {
         "AR": [],
+        "IterativeVAE": [*SETTINGS["IterativeVAE"], "--model.latent_dropout=0.0"],
         "FlowSeq": [*SETTINGS["FlowSeq"], "--training.decoder_steps=1"],
         "ENGINE": ["--model.kind=cmlm", f"--training.energy_from={teacher}", f"--tokenizer.path={teacher}"],
     }[family]
