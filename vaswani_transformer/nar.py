@@ -401,7 +401,7 @@ class NarHead(ProjectedModel, GenerationMixin):
     def input_mask(self, source: EncodedSource, mask: Tensor | None, inputs_embeds: Tensor | None) -> Tensor | None:
         """Return the mask (k B, T) of the decoder's input, by `mask`, else by its embeddings; None without both."""
         if mask is None and inputs_embeds is not None:
-            mask = torch.ones(inputs_embeds.shape[:2])
+            mask = torch.ones(inputs_embeds.shape[:2], device=source.memory.device)
         if mask is None:
             return None
         check_rows(mask.shape[0], source.memory.shape[0])
