@@ -1,8 +1,8 @@
 """Quality and speed of saved models of every family on one test set, in turn, in one process, as one table.
 
 `python -m bench.decode_family --model "AR=runs/teacher" --model "NAT=runs/nat" --data=FOLDER --tokenize=none` takes
-each autoregressive model at every beam of `--beams`, each other one at every length beam of `--lengths`, and a CMLM
-also at every count of `--iterations`. The models have to share a vocabulary, up to `<mask>`.
+each autoregressive model at every beam of `--beams`, each other one that predicts a length at every length beam of
+`--lengths`, and a CMLM also at every count of `--iterations`. The models have to share a vocabulary, up to `<mask>`.
 
 Models are prepared for the CPU. A time is that of one `generate()`, from token ids to token ids. Every arm translates
 each sentence, or batch, in turn, and each time another arm is first. The first `--warmup` sentences do not count. With
@@ -83,7 +83,7 @@ def load_arms(options: argparse.Namespace) -> list[Arm]:
 def searches(model: Any, options: argparse.Namespace) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield the name, the passes and the settings of each search of a model."""
     if is_non_autoregressive(model):
-        for length_beam in options.lengths:
+        for length_beam in options.lengths if model.num_length_classes > 1 else [1]:
             for iterations in options.iterations if "num_iterations" in model.family_settings else [1]:
                 settings = {"num_iterations": iterations, "length_beam_size": length_beam}
                 yield f"l = {length_beam}", str(iterations), settings

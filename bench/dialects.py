@@ -5,8 +5,9 @@ doubled. A coin chooses one of two target vocabularies for the complete sentence
 independently mix the two.
 
 `python -m bench.dialects FAMILY --seed 1 2` trains a model of the family for each seed. It prints the shares of
-held-out sentences and of words that are right by each search: of an IterativeVAE after each layer, without and with
-noise, and of a FlowSeq at temperature 0 and by importance weights of four latents of a temperature.
+held-out sentences and of words that are right by each search: of an IterativeVAE after each layer (with discrete
+latents, `discrete`, also with noise), and of a FlowSeq at temperature 0 and by importance weights of four latents of a
+temperature.
 
 B batch, S source, T target.
 """
@@ -26,21 +27,31 @@ Batch = dict[str, Any]  # tensors, for `model(**batch)`
 
 FIRST = 4  # the first symbol, after <s>, <pad>, </s> and <mask>
 END, MASK = 2, 3
+VARIANTS = {"glat": "nat", "ctc-glat": "ctc", "discrete": "iterative_vae"}  # variants of a family
+FIELDS: dict[str, dict[str, Any]] = {  # of a configuration
+    "cmlm": {"mask_token_id": MASK, "max_target_length": 30},
+    "discrete": {"latent": "discrete"},
+}
 SEARCHES: dict[str, list[dict[str, Any]]] = {  # what `generate()` gets
     "autoregressive": [{"max_new_tokens": 20}],
     "nat": [{}],
     "glat": [{}],
+    "ctc": [{}],
+    "ctc-glat": [{}],
     "cmlm": [{"num_iterations": iterations} for iterations in (1, 4, 10)],
-    "iterative_vae": [{"do_sample": False}, {"do_sample": True}],
+    "iterative_vae": [{}],
+    "discrete": [{"do_sample": False}, {"do_sample": True}],
     "flowseq": [
         {"latent_temperature": 0.0},
         {"latent_temperature": 0.5, "num_latent_samples": 4},
         {"latent_temperature": 1.0, "num_latent_samples": 4},
     ],
 }
+GLANCING: dict[str, Callable[[float], float]] = {"glancing_ratio": lambda progress: 0.5 - 0.2 * progress}
 SCHEDULES: dict[str, dict[str, Callable[[float], float]]] = {  # attributes of the model by the progress from 0 to 1
-    "glat": {"glancing_ratio": lambda progress: 0.5 - 0.2 * progress},
-    "iterative_vae": {"kl_scale": lambda progress: min(1.0, 3 * progress)},
+    "glat": GLANCING,
+    "ctc-glat": GLANCING,
+    "discrete": {"kl_scale": lambda progress: min(1.0, 3 * progress)},
     "flowseq": {"kl_scale": lambda progress: min(1.0, max(0.0, 3 * progress - 1))},  # a third without the prior
 }
 
@@ -121,9 +132,8 @@ class Language:
 
     def train_family(self, family: str) -> Any:
         """Return a trained model of a family."""
-        model_class = FAMILIES["nat" if family == "glat" else family].model_class
-        more = {"mask_token_id": MASK, "max_target_length": 30} if family == "cmlm" else {}
-        model = model_class(model_class.config_class(**self.sizes, **more))
+        model_class = FAMILIES[VARIANTS.get(family, family)].model_class
+        model = model_class(model_class.config_class(**self.sizes, **FIELDS.get(family, {})))
         return self.train(model, **SCHEDULES.get(family, {}))
 
     def share_of_answers(self, sources: list[list[int]], answers: list[list[int]]) -> float:
@@ -152,7 +162,7 @@ def rows_of(family: str, language: Language, seed: int) -> Iterator[Row]:
     torch.manual_seed(seed)
     model = language.train_family(family)
     for search in SEARCHES[family]:
-        if family == "iterative_vae":
+        if family in ("iterative_vae", "discrete"):
             by_layer = answers_by_layer(model, sources, **search)
         else:
             by_layer = [answers_of(model.generate(**encode(sources), **search))]

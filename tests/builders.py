@@ -17,6 +17,7 @@ from transformers.generation import GenerationMixin
 from tests.helpers import PAIRS, TINY, random_tokens, tiny_model
 from vaswani_transformer import (
     VaswaniCmlmForConditionalGeneration,
+    VaswaniCtcForConditionalGeneration,
     VaswaniFlowSeqForConditionalGeneration,
     VaswaniIterativeVaeForConditionalGeneration,
     VaswaniNatForConditionalGeneration,
@@ -133,15 +134,19 @@ def tiny(model_class: Any, **fields: Any) -> Any:
 
 tiny_nat = partial(tiny, VaswaniNatForConditionalGeneration)
 tiny_cmlm = partial(tiny, VaswaniCmlmForConditionalGeneration, mask_token_id=MASK, max_target_length=20)
+tiny_ctc = partial(tiny, VaswaniCtcForConditionalGeneration)
 tiny_iterative_vae = partial(tiny, VaswaniIterativeVaeForConditionalGeneration)
 tiny_flowseq = partial(tiny, VaswaniFlowSeqForConditionalGeneration, flow_steps=1)
 
 FAMILY: dict[str, Callable[..., Any]] = {
     "nat": tiny_nat,
+    "ctc": tiny_ctc,
     "iterative_vae": tiny_iterative_vae,
     "flowseq": tiny_flowseq,
     "cmlm": tiny_cmlm,
 }
+LENGTH_FAMILY = {name: make for name, make in FAMILY.items() if name != "ctc"}
+"""The families that predict a length."""
 EVERY_FAMILY = {"autoregressive": tiny_model, **FAMILY}
 
 

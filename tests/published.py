@@ -23,12 +23,14 @@ EVERY_FAMILY = {
     ),
 }
 EVERY_NAR_FAMILY = EVERY_FAMILY | {"nar.py"}
+EVERY_LENGTH_FAMILY = EVERY_NAR_FAMILY | {"lengths.py"}
 PUBLISHED_FILES = {
     "transformer": EVERY_FAMILY,
-    "nat": EVERY_NAR_FAMILY | {"nat.py"},
-    "iterative_vae": EVERY_NAR_FAMILY | {"iterative_vae.py", "nat.py"},
-    "flowseq": EVERY_NAR_FAMILY | {"flowseq.py", "nat.py"},
-    "cmlm": EVERY_NAR_FAMILY | {"cmlm.py"},
+    "nat": EVERY_LENGTH_FAMILY | {"nat.py"},
+    "ctc": EVERY_NAR_FAMILY | {"alignments.py", "ctc.py"},
+    "iterative_vae": EVERY_LENGTH_FAMILY | {"iterative_vae.py", "nat.py", "revealed.py"},
+    "flowseq": EVERY_LENGTH_FAMILY | {"flowseq.py", "nat.py"},
+    "cmlm": EVERY_LENGTH_FAMILY | {"cmlm.py"},
 }
 TEXTS = ["<2es> what is your name", "the cat is black", "hola"]
 

@@ -1,16 +1,18 @@
-"""IterativeVAE against loops, finite differences and Monte Carlo: latents, divergences, losses, noise, history.
+"""IterativeVAE's discrete latents against loops and Monte Carlo: divergences, losses, noise, history.
 
 B batch, T target, N layers, V vocabulary.
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.builders import targets, tiny_iterative_vae
+from tests.builders import targets
+from tests.builders import tiny_iterative_vae as tiny_of_any_latent
 from tests.helpers import FLOAT32, TINY, padded_batch, random_tokens
 from vaswani_transformer import VaswaniIterativeVaeConfig, iterative_vae
 from vaswani_transformer.iterative_vae import (
@@ -21,6 +23,7 @@ from vaswani_transformer.iterative_vae import (
     relaxed_divergence,
 )
 
+tiny_iterative_vae = partial(tiny_of_any_latent, latent="discrete")
 STILL: dict[str, Any] = {"dropout": 0.0, "latent_dropout": 0.0}
 
 
@@ -145,7 +148,7 @@ def test_samples_are_drawn_by_their_probabilities_at_each_position() -> None:
 
 
 def test_kl_weights_are_the_squares_that_fall_to_one_or_those_given() -> None:
-    assert VaswaniIterativeVaeConfig(decoder_layers=6).layer_kl_weights == [25, 16, 9, 4, 1]
+    assert VaswaniIterativeVaeConfig(decoder_layers=6, latent="discrete").layer_kl_weights == [25, 16, 9, 4, 1]
     assert VaswaniIterativeVaeConfig(decoder_layers=3, kl_weights=[2.0, 0.5]).layer_kl_weights == [2.0, 0.5]
 
 

@@ -12,8 +12,9 @@ import torch
 from tests.builders import END, targets, tiny_nat
 from tests.helpers import FLOAT32, TINY, random_tokens
 from vaswani_transformer import VaswaniNatConfig
-from vaswani_transformer.nar import EncodedSource, canvas
-from vaswani_transformer.nat import PositionalAttention, RelativeSelfAttention, soft_copy
+from vaswani_transformer.lengths import MeasuredSource
+from vaswani_transformer.nar import canvas, soft_copy
+from vaswani_transformer.nat import PositionalAttention, RelativeSelfAttention
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -32,7 +33,7 @@ def test_length_candidates_equal_lists() -> None:
     """n + class - 20 for all n up to 40 and all classes, without lengths below 1."""
     head, logits = tiny_nat(), -torch.arange(41.0)[None]
     for n in range(1, 41):
-        source = EncodedSource(torch.zeros(1, n, 1), None, torch.ones(1, n).bool(), logits, torch.tensor([n - 20]))
+        source = MeasuredSource(torch.zeros(1, n, 1), None, torch.ones(1, n).bool(), logits, torch.tensor([n - 20]))
         expected = [n + label - 20 for label in range(41) if n + label > 20]
         assert head.best_lengths(source, len(expected)).tolist() == [expected]
         classes = head.length_classes(source, torch.arange(1, 81))

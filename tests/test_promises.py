@@ -28,7 +28,9 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
 )  # of PEFT, Accelerate and the exporters
 
-FAMILIES = {family: EVERY_FAMILY[family] for family in ("autoregressive", "nat", "cmlm", "iterative_vae", "flowseq")}
+FAMILIES = {
+    family: EVERY_FAMILY[family] for family in ("autoregressive", "nat", "ctc", "cmlm", "iterative_vae", "flowseq")
+}
 NAR = list(FAMILIES)[1:]
 
 
@@ -38,8 +40,15 @@ def batch_of(*lengths: int) -> dict[str, Tensor]:
 
 
 def target_of(family: str, batch: dict[str, Tensor]) -> dict[str, Any]:
-    """Return a batch whose target is given without labels, by its mask and, if the family reads words, its words."""
+    """Return a batch whose target is given without labels, by its mask and, if the family reads words, its words.
+
+    A CTC model gets the mask of its slots, which it ignores.
+    """
     labels = batch.pop("labels")
+    if family == "ctc":
+        return batch | {
+            "decoder_attention_mask": batch["attention_mask"].sort(descending=True).values.repeat_interleave(2, 1)
+        }
     words = {"decoder_input_ids": labels.clamp(min=3)} if family in ("autoregressive", "cmlm") else {}
     return batch | words | {"decoder_attention_mask": labels.ne(-100).long()}
 
@@ -208,6 +217,7 @@ SLOW = (
 NO_CACHE = r"^past_key_values: Vaswani\w+ predicts all words at once .* PREFIX_TUNING needs a cache; use LORA or PROMPT"
 # The errors in place of a promise; None: it may work and is not tested.
 NOT_GIVEN: dict[str, dict[str, str | None]] = {
+    "`torch.compile(fullgraph=True)` with labels": {"ctc": None},
     "PEFT: prefix tuning": dict.fromkeys(NAR, NO_CACHE),
     "ONNX": dict.fromkeys(NAR),
     "`torch.export`": dict.fromkeys(NAR),

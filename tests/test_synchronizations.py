@@ -125,20 +125,21 @@ def test_operation_that_the_host_waits_for_is_counted_once(name: str) -> None:
     assert waits == {kind: 1}
 
 
-# The loss waits for the number of tokens; NAT and IterativeVAE check that labels are padded on the right, which CMLM's
-# collator does on the host; glancing and the latents wait once for the number of real positions.
+# The loss waits for the number of tokens, and CTC's for the lengths; NAT, CTC and IterativeVAE check that labels are
+# padded on the right, which CMLM's collator does on the host; GLAT's glancing waits once for the number of real
+# positions, and IterativeVAE for the number of losses of all layers but the last.
 STEPS = {
     "AR": {"nonzero": 1},
     "NAT": {"item": 1, "nonzero": 1},
     "GLAT": {"item": 1, "nonzero": 2},
+    "CTC": {"item": 1, "copy to the host": 1},
     "CMLM": {"nonzero": 1},
     "IterativeVAE": {"item": 1, "nonzero": 2},
 }
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_training_step_waits_as_often_as_listed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vaswani_transformer.iterative_vae.gumbel_noise", torch.zeros_like)
+def test_training_step_waits_as_often_as_listed(name: str) -> None:
     settings: dict[str, Any] = {"dropout": 0.0, "attn_implementation": "sdpa"}
     if name == "AR":
         target, is_target = padded_batch([4, 6])
@@ -149,7 +150,7 @@ def test_training_step_waits_as_often_as_listed(name: str, monkeypatch: pytest.M
         inputs = batch_for(family, make_pairs(3, 99))
         settings |= {"latent_dropout": 0.0, "decoder_layers": 3} if name == "IterativeVAE" else {}
         model = make_model(family, TINY_CPU, **settings).train()
-        model.glancing_ratio = 0.5 if name == "GLAT" else 0.0
+        model.glancing_ratio = 0.5 if name in ("GLAT", "CTC") else 0.0
         if name == "NAT":
             del inputs["glancing_draws"]
 
@@ -166,7 +167,7 @@ def test_training_step_waits_as_often_as_listed(name: str, monkeypatch: pytest.M
 
 
 # Of a call, once of them for scores that are NaN, and of each iteration of CMLM.
-NAR_SEARCHES = {"NAT": (5, 0), "CMLM": (3, 2), "IterativeVAE": (6, 0)}
+NAR_SEARCHES = {"NAT": (5, 0), "CTC": (4, 0), "CMLM": (3, 2), "IterativeVAE": (7, 0)}
 
 
 @pytest.mark.parametrize("name", NAR_SEARCHES)

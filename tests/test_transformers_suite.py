@@ -17,6 +17,8 @@ from tests.transformers_suite import TinyModels, is_there, load
 from vaswani_transformer import (
     VaswaniCmlmConfig,
     VaswaniCmlmForConditionalGeneration,
+    VaswaniCtcConfig,
+    VaswaniCtcForConditionalGeneration,
     VaswaniFlowSeqConfig,
     VaswaniFlowSeqForConditionalGeneration,
     VaswaniIterativeVaeConfig,
@@ -83,6 +85,22 @@ class TestTransformerSuite(*(base for base in (Suite, suite.GenerationTesterMixi
 class TestNatSuite(Suite, unittest.TestCase):
     config = VaswaniNatConfig(**NAR)
     all_model_classes = (VaswaniNatForConditionalGeneration,)
+
+
+class TestCtcSuite(Suite, unittest.TestCase):
+    config = VaswaniCtcConfig(**TINY, max_position_embeddings=50, upsampling=1)
+    all_model_classes = (VaswaniCtcForConditionalGeneration,)
+
+    def test_encoder_decoder_loss_no_double_shift(self) -> None:
+        """The loss is a function of the logits, but not a cross-entropy: its gradient is softmax minus posterior."""
+        config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
+        labels = torch.arange(4, 9).repeat(len(inputs["input_ids"]), 1)
+        outputs = VaswaniCtcForConditionalGeneration(config).eval()(**inputs, labels=labels)
+        (gradient,) = torch.autograd.grad(outputs.loss, outputs.logits)
+        posterior = outputs.logits.softmax(-1) - gradient * labels.numel()
+        assert posterior.min().item() > -1e-5
+        torch.testing.assert_close(posterior.sum(-1), torch.ones(posterior.shape[:2]))
+        torch.testing.assert_close(posterior[..., [1, *range(4, 9)]].sum(-1), torch.ones(posterior.shape[:2]))
 
 
 class TestIterativeVaeSuite(Suite, unittest.TestCase):

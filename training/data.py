@@ -203,6 +203,25 @@ def tokenize(recipe: Recipe, pairs: DatasetDict, tokenizer: PreTrainedTokenizerB
     for split, rows in tokens.items():
         longest = np.maximum(ArrowRows(rows, "input_ids").lengths, ArrowRows(rows, "labels").lengths)
         check_lengths(str(split), longest, recipe, config)
+    return with_possible_targets(recipe, tokens)
+
+
+def with_possible_targets(recipe: Recipe, tokens: DatasetDict) -> DatasetDict:
+    """Return the splits, in training only with targets that the model can produce; log how many it cannot."""
+    if recipe.family.fits is None:
+        return tokens
+    for split, rows in tokens.items():
+        fits = recipe.family.fits(recipe, rows)
+        if fits.all():
+            continue
+        count = f"{len(rows) - fits.sum():,} of {len(rows):,} pairs"
+        if split != "train":
+            logger.warning("No loss: in %s, %s have targets that the model cannot produce.", split, count)
+            continue
+        if not fits.any():
+            raise UserError(f"model: {recipe.kind} cannot produce any target of the training pairs; change its fields.")
+        logger.warning("Dropped: in training, %s have targets that the model cannot produce.", count)
+        tokens["train"] = rows.select(np.flatnonzero(fits))
     return tokens
 
 

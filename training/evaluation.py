@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vaswani_transformer.support.modes import eval_mode, is_non_autoregressive
+from vaswani_transformer.support.modes import eval_mode, has_likelihood, is_non_autoregressive
 from vaswani_transformer.translation.translator import Constraint, Hypothesis, Translator, pad_rows
 
 ROWS = 8  # rows of logits whose float32 loss is computed at a time
@@ -102,6 +102,8 @@ class Evaluator:
             "labels": pad_rows([pair.target for pair in pairs], -100, device),
         }
         labels = batch["labels"]
+        if is_non_autoregressive(self.model) and has_likelihood(self.model):
+            return possible_sums(self.model(**batch, skip_logits=True).sentence_losses, labels)
         logits = reference_logits(self.model, **batch)
         sums = {"loss": sentence_losses(logits, labels), "tokens": labels.ne(-100).sum(1)}
         if self.statistics is not None:
@@ -141,11 +143,29 @@ def sentence_losses(logits: Tensor, labels: Tensor) -> Tensor:
     )
 
 
-def mean_sums(results: Iterable[PairResult], is_autoregressive: bool) -> dict[str, float]:
-    """Return the means of all sums per target token, and the perplexity of an autoregressive model."""
+def possible_sums(losses: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Return `loss` and `tokens` (B,) of the references, both 0 for those that a CTC model cannot produce.
+
+    Args:
+        losses: (B,), infinite for a reference that does not fit into the slots of its source.
+        labels: (B, T).
+    """
+    is_impossible = losses == math.inf
+    return {
+        "loss": losses.masked_fill(is_impossible, 0),
+        "tokens": labels.ne(-100).sum(1).masked_fill(is_impossible, 0),
+        "impossible_targets": is_impossible.long(),
+    }
+
+
+def mean_sums(results: Iterable[PairResult], has_perplexity: bool) -> dict[str, float]:
+    """Return the means of all sums per target token, the perplexity, and the number of impossible targets if any."""
     sums = [result.sums for result in results]
-    tokens = sum(each["tokens"] for each in sums)
-    means = {name: sum(each[name] for each in sums) / tokens for name in sums[0] if name != "tokens"}
-    if is_autoregressive:  # others have no perplexity
+    totals = {name: sum(each[name] for each in sums) for name in sums[0]}
+    tokens, impossible = max(1, totals.pop("tokens")), totals.pop("impossible_targets", 0)
+    means = {name: total / tokens for name, total in totals.items()}
+    if has_perplexity:
         means["perplexity"] = math.exp(min(means["loss"], 700))
+    if impossible:
+        means["impossible_targets"] = impossible
     return means

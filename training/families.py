@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from accelerate.utils import broadcast, gather_object
+from datasets import Dataset
 from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -20,14 +23,18 @@ from training.fields import FAMILIES, BeamSearch, BeamTraining, Family, Recipe, 
 from training.trainer import PaperTrainer
 from vaswani_transformer import (
     VaswaniCmlmForConditionalGeneration,
+    VaswaniCtcForConditionalGeneration,
     VaswaniFlowSeqForConditionalGeneration,
     VaswaniIterativeVaeForConditionalGeneration,
     VaswaniNatForConditionalGeneration,
     VaswaniTransformerForConditionalGeneration,
 )
+from vaswani_transformer.batching.tokens import ArrowRows, Ragged
 from vaswani_transformer.cmlm import mask_targets, sample_masks
 from vaswani_transformer.flowseq import ActNorm
 from vaswani_transformer.support.modes import eval_mode
+
+PAIRS = 100_000  # pairs whose tokens are counted at a time
 
 FAMILIES["autoregressive"] = Family(
     model_class=VaswaniTransformerForConditionalGeneration,
@@ -88,8 +95,12 @@ class GlancingTrainer(PaperTrainer):
     def add_draws(self, batch: dict[str, Tensor], seeds: list[int]) -> dict[str, Tensor]:
         if self.training.glancing is None:
             return batch
-        draws = draw(seeds, batch["labels"], lambda length, generator: torch.rand(length, generator=generator))
-        return batch | {"glancing_draws": draws}
+        shown = self.shown_tokens(batch)
+        return batch | {"glancing_draws": draw(seeds, shown, lambda length, coins: torch.rand(length, generator=coins))}
+
+    def shown_tokens(self, batch: dict[str, Tensor]) -> Tensor:
+        """Return the tokens that may be shown (B, T), -100 at padding."""
+        return batch["labels"]
 
 
 FAMILIES["nat"] = Family(
@@ -97,6 +108,53 @@ FAMILIES["nat"] = Family(
     training=GlancingTraining,
     decoding=LengthBeam,
     make_trainer=GlancingTrainer,
+)
+
+
+@dataclass(frozen=True)
+class CtcTraining(GlancingTraining):
+    """Training of CTC, where `glancing` shows tokens of the best alignment."""
+
+    @property
+    def evaluation_search(self) -> dict[str, Any]:
+        return {}
+
+
+class CtcTrainer(GlancingTrainer):
+    """Trainer of CTC, with scheduled glancing."""
+
+    log_parts = {"accuracy": "glancing_accuracy"}
+
+    def shown_tokens(self, batch: dict[str, Tensor]) -> Tensor:
+        """Return the source tokens, once for each of their slots (B, U), -100 at padding."""
+        sources = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+        return sources.repeat_interleave(self.model.config.upsampling, dim=1)
+
+
+def needed_slots(targets: Ragged) -> NDArray[np.integer]:
+    """Return the number of words of each target, without `</s>`, and of the blanks between equal neighbors."""
+    number = np.repeat(np.arange(len(targets.lengths)), targets.lengths)  # of each token's target
+    is_repeated = (targets.tokens[1:] == targets.tokens[:-1]) & (number[1:] == number[:-1])
+    return targets.lengths - 1 + np.bincount(number[1:][is_repeated], minlength=len(targets.lengths))
+
+
+def fits_into_slots(recipe: Recipe, pairs: Dataset) -> NDArray[np.bool_]:
+    """Return a mask of the pairs whose target fits into the slots that its source has."""
+    config: Any = recipe.model_config(vocab_size=2**31)  # any size, for the slots do not depend on it
+    slots = config.upsampling * ArrowRows(pairs, "input_ids").lengths
+    if config.position_embedding == "learned":
+        slots = np.minimum(slots, config.max_position_embeddings)
+    targets, starts = ArrowRows(pairs, "labels"), range(0, len(pairs), PAIRS)
+    needed = [needed_slots(targets.take(range(start, min(start + PAIRS, len(pairs))))) for start in starts]
+    return np.concatenate([np.zeros(0, np.int64), *needed]) <= slots
+
+
+FAMILIES["ctc"] = Family(
+    model_class=VaswaniCtcForConditionalGeneration,
+    training=CtcTraining,
+    decoding=SearchRecipe,
+    make_trainer=CtcTrainer,
+    fits=fits_into_slots,
 )
 
 
@@ -173,8 +231,10 @@ FAMILIES["cmlm"] = Family(
 class LatentTraining(GlancingTraining):
     """Training of IterativeVAE.
 
+    With revealed latents `glancing` is the number of words that they reveal per mistake of the first layer.
+
     Args:
-        kl_scale: weight of the KL divergences.
+        kl_scale: weight of a discrete latent's KL divergences.
         kl_warmup_steps: number of steps in which the weight rises linearly from 0; 0 for the full weight from the
             start.
     """
@@ -184,7 +244,7 @@ class LatentTraining(GlancingTraining):
 
 
 class LatentTrainer(GlancingTrainer):
-    """Trainer of IterativeVAE, with a scheduled weight of its KL divergences."""
+    """Trainer of IterativeVAE, with a scheduled weight of a discrete latent's KL divergences."""
 
     log_parts = GlancingTrainer.log_parts | {
         "bound": "bound",
@@ -199,13 +259,23 @@ class LatentTrainer(GlancingTrainer):
         done = min(1.0, (step + 1) / max(1, self.training.kl_warmup_steps))
         return super().step_attributes(step) | {"kl_scale": self.training.kl_scale * done}
 
+    def add_draws(self, batch: dict[str, Tensor], seeds: list[int]) -> dict[str, Tensor]:
+        if not self.model.config.is_revealed:
+            return super().add_draws(batch, seeds)
+        draws = draw(seeds, batch["labels"], lambda length, generator: torch.rand(1 + length, generator=generator))
+        return batch | {"reveal_draws": draws}  # (B, 1 + T)
+
     def sentence_statistics(self, logits: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the bound, from samples that do not change the random state of training."""
+        """Return the bound and its divergences, from samples that do not change the random state of training."""
         device = self.args.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(self.recipe.seed)
-            bound = self.model(**inputs, has_hint=True, skip_logits=True).bound
-        return {"bound": bound * inputs["labels"].ne(-100).sum(1)}  # the batch's mean, with each target's tokens
+            outputs = self.model(**inputs, has_hint=True, skip_logits=True)
+        means = {"bound": outputs.bound}
+        for layer, value in enumerate(outputs.layer_kl, start=2):
+            means[f"layer_kl_{layer}"] = value
+        tokens = inputs["labels"].ne(-100).sum(1)  # (B,), each gets the batch's mean
+        return {name: mean * tokens for name, mean in means.items()}
 
 
 FAMILIES["iterative_vae"] = Family(

@@ -240,6 +240,7 @@ class Family:
         make_trainer: maker of the trainer of a run, from recipe, model, data and folder.
         needs_mask: whether the vocabulary needs `<mask>`.
         has_phases: whether some steps train only a part of the weights.
+        fits: returns a mask of the tokenized pairs whose targets the model can produce; None for all.
     """
 
     model_class: type[Any]
@@ -248,6 +249,7 @@ class Family:
     make_trainer: Callable[..., Any]
     needs_mask: bool = False
     has_phases: bool = False
+    fits: Callable[..., Any] | None = None
 
 
 FAMILIES: dict[str, Family] = {}

@@ -25,7 +25,7 @@ from training.tasks import make_task
 from vaswani_transformer.support.command_line import CommandParser, positive_argument
 from vaswani_transformer.support.errors import UserError, check_open, exit_on_user_error
 from vaswani_transformer.support.files import write_atomically, write_errors
-from vaswani_transformer.support.modes import is_non_autoregressive
+from vaswani_transformer.support.modes import has_likelihood
 from vaswani_transformer.tokenizer import source_encoder
 from vaswani_transformer.translation.loading import LoadOptions, add_load_options, load_model_and_tokenizer
 from vaswani_transformer.translation.translator import batches_by_length
@@ -62,8 +62,9 @@ def evaluate(
     """Return the translations of all pairs of a split, and the likelihood of the references, the speed and the search.
 
     A model of the recipe's family uses the recipe's search, any other its own generation config. The likelihood's keys
-    are `loss` and `perplexity`; for a non-autoregressive model it is `nll_at_gold_length`, the mean negative
-    log-likelihood per token at the reference's length, which is not comparable with a perplexity.
+    are `loss` and `perplexity`; for a model that predicts a length it is `nll_at_gold_length`, the mean negative
+    log-likelihood per token at the reference's length, which is not comparable with a perplexity. References that a CTC
+    model cannot produce are counted in `impossible_targets`, and not in the likelihood.
     """
     # The pairs as tokens, by which they are batched.
     sources, targets = pairs["source"][:], pairs["target"][:]
@@ -85,13 +86,13 @@ def evaluate(
         results.update(zip(rows, evaluator([tokenized[row] for row in rows]), strict=True))
     ordered = [results[row] for row in range(len(tokenized))]
 
-    scores = mean_sums(ordered, not is_non_autoregressive(model))
-    if is_non_autoregressive(model):
+    scores = mean_sums(ordered, has_likelihood(model))
+    if not has_likelihood(model):
         scores = {"nll_at_gold_length": scores["loss"]}
     output_tokens = sum(result.hypothesis.tokens for result in ordered)
     return [result.hypothesis.text for result in ordered], {
         **scores,
-        "target_tokens": sum(len(pair.target) for pair in tokenized),
+        "target_tokens": sum(result.sums["tokens"] for result in ordered),
         "seconds": evaluator.search_seconds,
         "output_tokens": output_tokens,
         "sentences_per_second": len(ordered) / evaluator.search_seconds,

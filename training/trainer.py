@@ -372,7 +372,7 @@ class PaperTrainer(Seq2SeqTrainer):
         by_row = dict(gather_object(list(results.items())))
         ordered = [by_row[row] for row in range(len(tokens))]
         translations = [result.hypothesis.text for result in ordered]
-        scores = mean_sums(ordered, self.model.is_autoregressive)
+        scores = mean_sums(ordered, self.model.has_likelihood)
         scores |= self.task.scores(translations, texts["target"][:], self.task.best_metric)
         return translations, scores | {"search": evaluator.translator.settings.search()}
 

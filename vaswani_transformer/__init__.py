@@ -11,6 +11,7 @@ from .batching.optimization import paper_adam, paper_schedule
 from .cmlm import MaskingCollator, VaswaniCmlmConfig, VaswaniCmlmForConditionalGeneration, VaswaniCmlmModel
 from .config import VaswaniTransformerConfig
 from .cpu.model import prepare_for_inference
+from .ctc import VaswaniCtcConfig, VaswaniCtcForConditionalGeneration, VaswaniCtcModel
 from .flowseq import VaswaniFlowSeqConfig, VaswaniFlowSeqForConditionalGeneration, VaswaniFlowSeqModel
 from .iterative_vae import (
     VaswaniIterativeVaeConfig,
@@ -39,6 +40,9 @@ __all__ = [
     "VaswaniCmlmConfig",
     "VaswaniCmlmForConditionalGeneration",
     "VaswaniCmlmModel",
+    "VaswaniCtcConfig",
+    "VaswaniCtcForConditionalGeneration",
+    "VaswaniCtcModel",
     "VaswaniFlowSeqConfig",
     "VaswaniFlowSeqForConditionalGeneration",
     "VaswaniFlowSeqModel",

@@ -19,13 +19,11 @@ from transformers.utils import logging
 
 from .config import TOKEN_IDS, as_token_ids, positive_int
 from .embeddings import read_table, text_positions
+from .lengths import LengthConfig, LengthHead, MeasuredSource
 from .loss import recount
 from .model import EncoderDecoder
 from .nar import (
-    EncodedSource,
-    NarConfig,
     NarDecoder,
-    NarHead,
     NarSettings,
     NarTargets,
     Target,
@@ -115,8 +113,8 @@ class MaskingCollator:
 
 
 @strict
-class VaswaniCmlmConfig(NarConfig):
-    """Hyperparameters of CMLM, in addition to those of `NarConfig`.
+class VaswaniCmlmConfig(LengthConfig):
+    """Hyperparameters of CMLM, in addition to those of `LengthConfig`.
 
     Args:
         mask_token_id: id of `<mask>`; required by the model.
@@ -144,7 +142,7 @@ class VaswaniCmlmModel(EncoderDecoder):
     decoder_class = NarDecoder
 
 
-class VaswaniCmlmForConditionalGeneration(NarHead):
+class VaswaniCmlmForConditionalGeneration(LengthHead):
     """CMLM, with `generate()` by Mask-Predict: `num_iterations` passes over `length_beam_size` lengths.
 
     Without `decoder_input_ids`, `forward` masks the `labels`: in training mode by `sample_masks`, in evaluation mode
@@ -216,7 +214,7 @@ class VaswaniCmlmForConditionalGeneration(NarHead):
             **kwargs,
         )
 
-    def read_source(self, states: Tensor, attention_mask: Tensor | None) -> EncodedSource:
+    def read_source(self, states: Tensor, attention_mask: Tensor | None) -> MeasuredSource:
         """Return the states of the words (B, S, d_model) with the logits of lengths 0 to C.
 
         The logits are x_0 L^T, where x_0 is the state of the length token; length 0 is excluded.
@@ -231,9 +229,9 @@ class VaswaniCmlmForConditionalGeneration(NarHead):
         table = self.length_table(states.device).to(states.dtype)  # (C + 1, d_model)
         zero = torch.zeros(len(states), dtype=torch.long, device=states.device)  # (B,), length of class 0
         logits = nn.functional.linear(states[:, 0], table).index_fill(1, zero[:1], float("-inf"))  # (B, C + 1)
-        return EncodedSource(memory, attention_mask, real_tokens(attention_mask, memory), logits, zero)
+        return MeasuredSource(memory, attention_mask, real_tokens(attention_mask, memory), logits, zero)
 
-    def target_mask(self, source: EncodedSource, given: TargetInputs) -> Tensor:
+    def target_mask(self, source: MeasuredSource, given: TargetInputs) -> Tensor:
         """Return the target mask (k B, T), from the lengths, else the decoder's words, else as in every model."""
         words = given.inputs_embeds if given.input_ids is None else given.input_ids
         if given.lengths is not None:
@@ -245,7 +243,7 @@ class VaswaniCmlmForConditionalGeneration(NarHead):
             return given.input_ids.ne(self.config.token_id("pad_token_id")).long()
         return super().target_mask(source, given if words is None else TargetInputs(inputs_embeds=words))
 
-    def make_target(self, source: EncodedSource, given: TargetInputs) -> Target:
+    def make_target(self, source: MeasuredSource, given: TargetInputs) -> Target:
         mask, labels, input_ids = self.target_mask(source, given), given.labels, given.input_ids
         mask_id, pad_id = self.config.token_id("mask_token_id"), self.config.token_id("pad_token_id")
         words = {"input_ids": input_ids, "inputs_embeds": given.inputs_embeds}
@@ -271,7 +269,7 @@ class VaswaniCmlmForConditionalGeneration(NarHead):
             check_masked(input_ids, labels, mask_id)
         return Target(mask, labels, given.num_items, words)
 
-    def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
+    def decode_targets(self, source: MeasuredSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
         """Predict a target for each of `lengths` (l B,) in R iterations of Mask-Predict (3.2).
 
         Iteration t masks the k_t = max(1, floor(m (R - t) / R)) least likely tokens and predicts them again. The others
@@ -290,7 +288,9 @@ class VaswaniCmlmForConditionalGeneration(NarHead):
             tokens = tokens.masked_fill(is_masked, self.config.token_id("mask_token_id"))
             states = self.run_decoder(source, is_real.long(), cache, input_ids=tokens)[0]  # (l B, T, d_model)
             has_scores = settings.reads_scores or iteration + 1 < rounds
-            new_tokens, new_log_probs = self.read_words(states, lengths, is_masked, settings, has_scores)
+            new_tokens, new_log_probs = self.read_words(
+                states, lengths, is_masked, settings.suppress_tokens, has_scores
+            )
             tokens = torch.where(is_masked, new_tokens, tokens)
             log_probs = torch.where(is_masked, new_log_probs, log_probs)
             history.append(tokens)

@@ -27,10 +27,10 @@ from .attention import MultiHeadAttention
 from .config import VaswaniTransformerConfig, layer_count, unit_rate
 from .embeddings import InputEmbedding, sinusoids, text_positions
 from .layers import AddAndNorm
+from .lengths import MeasuredSource
 from .loss import accumulation_dtype, without_padding
 from .model import EncoderDecoder
 from .nar import (
-    EncodedSource,
     NarDecoder,
     NarDecoderLayer,
     NarLMOutput,
@@ -394,7 +394,7 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
         elif isinstance(module, Flow):
             init.zeros_(module.started)
 
-    def training_input(self, source: EncodedSource, target: Target, labels: Tensor, draws: dict[str, Any]) -> Tensor:
+    def training_input(self, source: MeasuredSource, target: Target, labels: Tensor, draws: dict[str, Any]) -> Tensor:
         """Return latents (k B, T, d) of the posterior; its means while `kl_scale` is 0."""
         posterior = self.encode_target(source, target.mask, labels.clamp(min=0), draws["word_draws"])
         latents = posterior[0]
@@ -404,14 +404,14 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
             target.outputs["log_determinant"] = target.mean(log_det.sum())
         return latents.to(source.memory.dtype)
 
-    def losses(self, source: EncodedSource, target: Target, token_loss: Tensor) -> dict[str, Any]:
+    def losses(self, source: MeasuredSource, target: Target, token_loss: Tensor) -> dict[str, Any]:
         """Return the losses of every model, and the KL divergence if the posterior was sampled."""
         losses = super().losses(source, target, token_loss)
         if "kl_loss" in losses:
             losses["loss"] = losses["loss"] + self.kl_scale * losses["kl_loss"]
         return losses
 
-    def flow_inputs(self, source: EncodedSource, mask: Tensor, dtype: torch.dtype | None = None) -> FlowInputs:
+    def flow_inputs(self, source: MeasuredSource, mask: Tensor, dtype: torch.dtype | None = None) -> FlowInputs:
         """Return the inputs of posterior and flow for targets of `mask` (k B, T); `dtype` defaults to the flow's."""
         memory = source.memory.to(self.flow.started.dtype if dtype is None else dtype)
         states = memory.new_zeros(*mask.shape, memory.shape[-1])  # their shape and dtype determine the masks
@@ -425,7 +425,7 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
         )
 
     def encode_target(
-        self, source: EncodedSource, mask: Tensor, words: Tensor, word_draws: Tensor | None = None
+        self, source: MeasuredSource, mask: Tensor, words: Tensor, word_draws: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the posterior's mean and log-variance (k B, T, d) for `words` (k B, T) with `mask` (k B, T)."""
         embedded = self.model.decoder.embed_tokens(words).to(source.memory.dtype)  # (k B, T, d)
@@ -435,7 +435,7 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
         return self.posterior(embedded, self.flow_inputs(source, mask, source.memory.dtype))
 
     def sample(
-        self, source: EncodedSource, mask: Tensor, posterior: tuple[Tensor, Tensor], noise: Tensor | None = None
+        self, source: MeasuredSource, mask: Tensor, posterior: tuple[Tensor, Tensor], noise: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return a sample z (k B, T, d) of a posterior, log q(z | x, y) - log p(z | x) (k B,), and log|det F| (k B,).
 
@@ -454,7 +454,7 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
         noise = torch.randn_like(mean) if noise is None else noise.to(mean.dtype)
         return mean + (log_variance / 2).exp() * noise, noise, log_variance
 
-    def decoder_input(self, source: EncodedSource, mask: Tensor, temperature: float = 0.0) -> Tensor:
+    def decoder_input(self, source: MeasuredSource, mask: Tensor, temperature: float = 0.0) -> Tensor:
         """Return F^-1(temperature eps) (k B, T, d) in the encoder output's dtype; torch's generator draws eps."""
         with torch.autocast(mask.device.type, enabled=False):
             inputs = self.flow_inputs(source, mask)
@@ -488,7 +488,7 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
         with torch.autocast(mask.device.type, enabled=False):
             self.flow.start(self.reparametrize(posterior, latent_noise)[0], self.flow_inputs(source, mask))
 
-    def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
+    def decode_targets(self, source: MeasuredSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
         """Predict a target for each of `lengths` (l B,) from the prior's latents, and rank samples."""
         targets = super().decode_targets(source, lengths, settings)
         if settings.latent_temperature == 0 or not settings.reads_scores:
@@ -496,7 +496,7 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
         estimates = self.estimate_log_probs(source, targets.tokens, lengths, settings.num_latent_samples)
         return NarTargets(targets.tokens, targets.log_probs, targets.history, estimates)
 
-    def estimate_log_probs(self, source: EncodedSource, tokens: Tensor, lengths: Tensor, samples: int) -> Tensor:
+    def estimate_log_probs(self, source: MeasuredSource, tokens: Tensor, lengths: Tensor, samples: int) -> Tensor:
         """Estimate log p(y | x, m) (k B,) by importance sampling: log mean_i p(y | z_i, x) p(z_i | x) / q(z_i | x, y).
 
         y is `tokens` (k B, T), with any token at padding. The `samples` latents z_i come from the posterior.

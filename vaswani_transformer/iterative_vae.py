@@ -3,36 +3,49 @@
 B batch, S source, T target, k target rows per source row, l lengths of a length beam, N layers or real positions, n
 positions in a chunk, V vocabulary.
 
-Before each layer but the first, the states predict words. A sample of this distribution is embedded and added to the
-states: a word with the gradient of a Gumbel-softmax (straight-through), or the Gumbel-softmax itself (Jang et al.
-2017). Positions are independent. In training the reference shifts the distribution as a hint. At inference there is no
-hint, and by default the most likely word replaces the sample. Training without the hint is layer-wise prediction (DSLP,
-Huang et al. 2022). Length, soft copy, layers and glancing are those of NAT.
+Before each layer but the first, the states predict words, and some words go back into the states. There are two kinds
+of latents. Revealed ones (`revealed`) are words at some positions: in training those of the reference at random ones.
+
+A discrete latent, that of the report, is a sample at every position, embedded and added to the states: a word with the
+gradient of a Gumbel-softmax (straight-through), or the Gumbel-softmax itself (Jang et al. 2017). In training the
+reference shifts the distribution as a hint. At inference there is no hint, and by default the most likely word replaces
+the sample. Training without the hint is layer-wise prediction (DSLP, Huang et al. 2022).
+
+Length, soft copy and layers are those of NAT.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self
 
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from .config import checked_field, positive_float, unit_rate
 from .embeddings import Dropout, read_table
+from .lengths import MeasuredSource
 from .loss import accumulation_dtype, chunk_size
 from .nar import EncodedSource, NarLMOutput, NarSettings, NarTargets, Target, TargetInputs, argmax, canvas
 from .nat import PositionalDecoder, VaswaniNatConfig, VaswaniNatForConditionalGeneration, VaswaniNatModel
+from .revealed import CommittedWords, RevealedStep, RevealedWords, nested_positions
 
 RECOMPUTED = 2**25
 """Scores (N V, 128 MiB in float32) of a latent step above which the backward pass computes them again."""
 
+NEW_LATENT = "revealed"
+"""The latent of a new configuration that sets no field of a discrete one."""
+
+latent_type = checked_field(
+    lambda value: value in (None, "revealed", "discrete"), "is not a latent; choose 'revealed' or 'discrete'."
+)
 latent_sample_type = checked_field(
-    lambda value: value in ("discrete", "relaxed"), "is not a sample of a latent; choose 'discrete' or 'relaxed'."
+    lambda value: value in (None, "discrete", "relaxed"), "is not a sample of a latent; choose 'discrete' or 'relaxed'."
 )
 
 
@@ -41,11 +54,15 @@ class VaswaniIterativeVaeConfig(VaswaniNatConfig):
     """Hyperparameters of IterativeVAE, in addition to those of `VaswaniNatConfig`; `label_smoothing` defaults to 0.
 
     Args:
-        latent_sample: "discrete", a word with the gradient of a Gumbel-softmax (straight-through), or "relaxed", the
-            Gumbel-softmax itself.
-        hint: whether the latents see the reference in training. Without it there is neither noise nor a KL divergence.
-        kl_weights: w_2 to w_N, the weight of the KL divergence before each layer but the first; None for (N + 1 - i)^2
-            before layer i.
+        latent: "revealed", the reference's words at random positions in training and the most probable words at
+            inference; or "discrete", the report's sample at every position. None for revealed, unless a field that only
+            a discrete latent has is set: `latent_sample`, `hint`, `kl_weights` or `gumbel_temperature`.
+        latent_sample: of a discrete latent: "discrete", a word with the gradient of a Gumbel-softmax
+            (straight-through), or "relaxed", the Gumbel-softmax itself.
+        hint: whether a discrete latent sees the reference in training. Without it there is neither noise nor a KL
+            divergence.
+        kl_weights: w_2 to w_N, the weight of a discrete latent's KL divergence before each layer but the first; None
+            for (N + 1 - i)^2 before layer i.
         gumbel_temperature: tau, the temperature of the Gumbel-softmax.
         latent_dropout: dropout rate of the embedded latents.
     """
@@ -56,12 +73,44 @@ class VaswaniIterativeVaeConfig(VaswaniNatConfig):
         *("bound", "kl_loss", "layer_losses", "layer_kl", "prior_weights", "hint_weights"),
     ]
 
-    latent_sample: str = latent_sample_type(default="discrete")
+    latent: str | None = latent_type(default=None)
+    latent_sample: str | None = latent_sample_type(default=None)
     hint: bool = True
     kl_weights: list[float | int] | None = None
     gumbel_temperature: float | int = positive_float(default=1.0)
     latent_dropout: float | int = unit_rate(default=0.1)
     label_smoothing: float | int = unit_rate(default=0.0)
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Choose the latent if it is not given."""
+        if self.latent is None:
+            self.latent = "discrete" if self.discrete_settings() else NEW_LATENT
+        if self.latent == "discrete" and self.latent_sample is None:
+            self.latent_sample = "discrete"
+        super().__post_init__(**kwargs)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
+        """Read a saved configuration; one without `latent` was saved when every latent was discrete."""
+        return super().from_dict({"latent": "discrete", **config_dict}, **kwargs)
+
+    @property
+    def is_revealed(self) -> bool:
+        """Return whether the latents are revealed words."""
+        return self.latent == "revealed"
+
+    def discrete_settings(self) -> dict[str, Any]:
+        """Return the fields of a discrete latent that are set."""
+        defaults = {"latent_sample": None, "hint": True, "kl_weights": None, "gumbel_temperature": 1}
+        return {name: getattr(self, name) for name, default in defaults.items() if getattr(self, name) != default}
+
+    def validate_latent(self) -> None:
+        """Check that revealed latents have no setting of a discrete one."""
+        if self.is_revealed and (settings := self.discrete_settings()):
+            name, value = next(iter(settings.items()))
+            raise ValueError(
+                f'{name}: not supported by latent="revealed"; got {value!r}. Leave it out, or set latent="discrete".'
+            )
 
     def validate_kl_weights(self) -> None:
         """Check that each layer but the first has a nonnegative weight."""
@@ -207,6 +256,10 @@ class LatentPass:
         mixed = self.in_chunks(step, states[rows], None if words is None else words[rows], table)
         return states.index_copy(0, rows, mixed).view_as(hidden_states)
 
+    def output(self, states: Tensor) -> Tensor:
+        """Return the states (k B, T, d_model) that predict the words: those of the last layer."""
+        return states
+
     def in_chunks(self, step: LatentStep, states: Tensor, words: Tensor | None, table: Tensor) -> Tensor:
         """Apply a step to states (N, d_model) in chunks; to save memory, the backward pass recomputes large ones."""
 
@@ -226,31 +279,65 @@ class LatentPass:
         return torch.cat([mixed for mixed, _ in results])
 
 
+def make_step(config: VaswaniIterativeVaeConfig) -> nn.Module:
+    """Return a new latent step of the configuration's latent."""
+    if not config.is_revealed:
+        return LatentStep(config)
+    return RevealedStep(config, config.latent_dropout)
+
+
 class LatentDecoder(PositionalDecoder):
     """NAT's decoder with a latent step before each layer but the first."""
 
-    _no_split_modules = ["PositionalDecoderLayer", "LatentStep"]
+    _no_split_modules = ["PositionalDecoderLayer", "LatentStep", "RevealedStep"]
 
     def __init__(self, config: VaswaniIterativeVaeConfig) -> None:
         super().__init__(config)
-        self.latent_steps = nn.ModuleList(LatentStep(config) for _ in range(config.decoder_layers - 1))
+        self.latent_steps = nn.ModuleList(make_step(config) for _ in range(config.decoder_layers - 1))
         self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialize as every model does, and the vectors of unknown words with zeros."""
+        super()._init_weights(module)
+        if isinstance(module, RevealedStep):
+            init.zeros_(module.empty)
 
     def run_layers(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Apply all layers and latent steps to `hidden_states` (k B, T, d_model).
 
         Args:
-            latent: a `LatentPass`; None for no hint, no noise, and the embeddings as output projection.
+            latent: a `LatentPass`, `RevealedWords` or `CommittedWords`; None for inference with the embeddings as
+                output projection.
+            depth: number of layers to apply; None for all.
         """
         rows, scale = self.config.vocab_size, self.config.embedding_scale
         table = read_table(self.embed_tokens, rows, hidden_states.device, scale)  # E (V, d_model)
-        latent = kwargs.pop("latent", None) or LatentPass(lambda states: functional.linear(states, table))
+        latent, depth = kwargs.pop("latent", None), kwargs.pop("depth", None)
+        if latent is None:
+            latent = self.inference(hidden_states, args[0], table)
         kwargs |= self.positional_inputs(hidden_states, args[0])
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.layers[:depth]):
             if index:
-                hidden_states = latent.apply(cast(LatentStep, self.latent_steps[index - 1]), hidden_states, table)
+                step: Any = self.latent_steps[index - 1]
+                hidden_states = latent.apply(step, hidden_states, table)
             hidden_states = layer(hidden_states, *args, **kwargs)  # (k B, T, d_model)
-        return hidden_states
+        return latent.output(hidden_states)
+
+    def inference(self, hidden_states: Tensor, mask: Tensor | None, table: Tensor) -> "LatentPass | CommittedWords":
+        """Return a pass without reference, for a decoder that is used by itself."""
+        if not self.config.is_revealed:
+            return LatentPass(lambda states: functional.linear(states, table))
+        is_real = hidden_states.new_ones(hidden_states.shape[:2], dtype=torch.bool)
+        if mask is not None:  # boolean or additive, with the keys of the first position in the first row
+            is_real = (mask if mask.dtype == torch.bool else mask == 0)[:, 0, 0].expand_as(is_real)
+
+        @torch.no_grad()
+        def read(states: Tensor, is_read: Tensor) -> tuple[Tensor, Tensor]:
+            log_probs, words = functional.linear(states, table).log_softmax(-1).max(-1)
+            return words, log_probs
+
+        return CommittedWords(read, is_real, self.config.decoder_layers)
 
 
 class VaswaniIterativeVaeModel(VaswaniNatModel):
@@ -262,14 +349,16 @@ class VaswaniIterativeVaeModel(VaswaniNatModel):
 
 @dataclass
 class IterativeVaeLMOutput(NarLMOutput):
-    """Output of IterativeVAE; the fields below need labels and are means over target tokens.
+    """Output of IterativeVAE; the fields below are means over target tokens, and None if the model does not have them.
 
-    The mean of `bound` over samples, in evaluation mode with `has_hint`, is an upper bound of -log p(y | x, m).
+    The mean of `bound` over samples, in evaluation mode with `has_hint`, is an upper bound of -log p(y | x, m). With
+    revealed latents `token_loss` is the bound too, the other fields have no gradient, and a pass that does not see the
+    labels has none of them.
     """
 
     bound: Tensor | None = None  # cross-entropy after the last layer plus the sum of layer_kl
     kl_loss: Tensor | None = None  # weighted sum of layer_kl, without kl_scale; 0 without a hint
-    layer_losses: Tensor | None = None  # (N,), cross-entropy after each layer; the last is token_loss
+    layer_losses: Tensor | None = None  # (N,), cross-entropy after each layer; revealed: of the words that it lacks
     layer_kl: Tensor | None = None  # (N - 1,), KL(q || prior) before each layer but the first
     prior_weights: Tensor | None = None  # (N - 1,), a, the weight of the predicted distribution
     hint_weights: Tensor | None = None  # (N - 1,), b, the weight of the hint
@@ -278,60 +367,152 @@ class IterativeVaeLMOutput(NarLMOutput):
 class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGeneration):
     """IterativeVAE, with `generate()` in one pass; `return_history` returns the words after every layer.
 
-    In training mode the latents are samples with the `labels` as hints. The `loss` is the sum of `layer_losses`,
-    `kl_scale` `kl_loss` and `length_loss_weight` `length_loss`. In evaluation mode there is neither hint nor noise, and
-    the `loss` is the negative log-likelihood of words (after the last layer) and length. Words shown by glancing have
-    neither hint nor loss.
+    In training mode the latents see the `labels`. The `loss` is the sum of `layer_losses` and `length_loss_weight`
+    `length_loss`, and with a discrete latent also `kl_scale` `kl_loss`. In evaluation mode the latents see no labels
+    and have no noise, and the `loss` is the negative log-likelihood of words and length in the pass that `generate()`
+    makes.
 
-    `forward` also takes `has_hint`: whether the latents are samples with the `labels` as hints; None for in training
-    mode only. In evaluation mode `has_hint=True` computes the `bound`, with samples from torch's generator.
+    `forward` also takes `has_hint`: whether the latents see the `labels`; None for in training mode only. In evaluation
+    mode `has_hint=True` computes the `bound` from one sample of the latents. `reveal_draws` (k B, 1 + T), uniform on
+    [0, 1), determine revealed latents: first rho of each target, then u of each position. Other latents, and these
+    without draws, come from torch's generator.
 
     Attributes:
-        kl_scale: kappa, the weight of the KL divergences in training; not part of the configuration.
-        glancing_ratio: as in NAT.
+        kl_scale: kappa, the weight of a discrete latent's KL divergences in training; not part of the configuration.
+        glancing_ratio: with a discrete latent as in NAT; words that are shown have neither hint nor loss. With revealed
+            latents, if above 0, rho is this ratio of the first layer's share of mistakes.
     """
 
     config_class = VaswaniIterativeVaeConfig
     body_class = VaswaniIterativeVaeModel
     output_class = IterativeVaeLMOutput
-    further_arguments = (*VaswaniNatForConditionalGeneration.further_arguments, "has_hint")
+    further_arguments = (*VaswaniNatForConditionalGeneration.further_arguments, "has_hint", "reveal_draws")
     kl_scale: float = 1.0
 
     def __init__(self, config: VaswaniIterativeVaeConfig) -> None:
         super().__init__(config)
-        self.family_settings = ("do_sample",) if config.hint else ()
+        self.family_settings = ("do_sample",) if config.hint and not config.is_revealed else ()
 
-    def make_target(self, source: EncodedSource, given: TargetInputs) -> Target:
+    def make_target(self, source: MeasuredSource, given: TargetInputs) -> Target:
         target, has_hint = super().make_target(source, given), given.further["has_hint"]
-        target.decoder_inputs["latent"] = LatentPass(
-            self.lm_head,
-            target.mask,
-            target.labels,
-            is_sampled=self.config.hint and (self.training if has_hint is None else has_hint),
-            smoothing=self.config.label_smoothing if self.training else 0.0,
-        )
+        has_hint = self.training if has_hint is None else has_hint
+        if not self.config.is_revealed:
+            target.decoder_inputs["latent"] = LatentPass(
+                self.lm_head,
+                target.mask,
+                target.labels,
+                is_sampled=self.config.hint and has_hint,
+                smoothing=self.config.label_smoothing if self.training else 0.0,
+            )
+        elif has_hint and target.labels is not None:
+            target.decoder_inputs["latent"] = self.reveal(source, target, target.labels, given.further["reveal_draws"])
         return target
+
+    def training_input(self, source: MeasuredSource, target: Target, labels: Tensor, draws: dict[str, Any]) -> Tensor:
+        """Return the soft copy (k B, T, d_model); with a discrete latent also words that glancing shows."""
+        if self.config.is_revealed:
+            return self.decoder_input(source, target.mask)
+        return super().training_input(source, target, labels, draws)
+
+    def reveal(self, source: MeasuredSource, target: Target, labels: Tensor, draws: Tensor | None) -> RevealedWords:
+        """Return the posterior of `labels` (k B, T); in training the last layer learns only the words that stay hidden.
+
+        In evaluation mode `token_loss` is the bound, since the output has the states that predict each word.
+        """
+        labels = labels.to(source.memory.device)
+        is_real, share = labels.ne(-100), None  # (k B, T)
+        if draws is None:
+            draws = torch.rand(labels.shape[0], 1 + labels.shape[1], device=labels.device)
+        if self.training and self.glancing_ratio > 0:
+            share = self.share_of_mistakes(source, target, labels)
+        revealed = nested_positions(is_real, draws.to(labels.device), self.config.decoder_layers, share)
+        if self.training and revealed:
+            target.labels = labels.masked_fill(revealed[-1], -100)
+        return RevealedWords(labels.clamp(min=0), revealed)
+
+    @torch.no_grad()
+    def share_of_mistakes(self, source: MeasuredSource, target: Target, labels: Tensor) -> Tensor:
+        """Return `glancing_ratio` times the share (k B, 1) of words that the first layer gets wrong."""
+        is_real = labels.ne(-100)  # (k B, T)
+        states = self.run_decoder(source, target.mask, **target.decoder_inputs, depth=1)[0]
+        wrong = [argmax(logits) != words for logits, words in self.logits_of(states, is_real, labels)]
+        mistakes = torch.zeros_like(is_real).masked_scatter(is_real, torch.cat(wrong)).sum(1, keepdim=True)
+        target.outputs["accuracy"] = 1 - mistakes.sum() / is_real.sum().clamp(min=1)
+        return self.glancing_ratio * mistakes / is_real.sum(1, keepdim=True).clamp(min=1)
+
+    def commit(self, mask: Tensor, suppress_tokens: list[int] | None) -> CommittedWords:
+        """Return the prior for targets of `mask` (k B, T), which never commits any of `suppress_tokens`."""
+        lengths = mask.sum(1)
+
+        @torch.no_grad()
+        def read(states: Tensor, is_read: Tensor) -> tuple[Tensor, Tensor]:
+            return self.read_words(states, lengths, is_read, suppress_tokens, has_scores=True)
+
+        return CommittedWords(read, mask.bool(), self.config.decoder_layers)
 
     def run_decoder(
         self, source: EncodedSource, target_mask: Tensor, cache: Cache | None = None, **inputs: Any
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Run the decoder, by default without hint and noise."""
-        inputs.setdefault("latent", LatentPass(self.lm_head, target_mask))
+        """Run the decoder, by default without reference and noise."""
+        if inputs.get("latent") is None and self.config.is_revealed:
+            inputs["latent"] = self.commit(target_mask, self.special_tokens())
+        elif inputs.get("latent") is None:
+            inputs["latent"] = LatentPass(self.lm_head, target_mask)
         return super().run_decoder(source, target_mask, cache, **inputs)
 
-    def losses(self, source: EncodedSource, target: Target, token_loss: Tensor) -> dict[str, Any]:
-        """Return the output fields with the losses of layers, KL divergences and length."""
-        losses, steps = super().losses(source, target, token_loss), target.decoder_inputs["latent"].tokens
-        sums = [torch.stack([values.sum() for values in tokens]).to(token_loss.device) for tokens in steps]
+    def losses(self, source: MeasuredSource, target: Target, token_loss: Tensor) -> dict[str, Any]:
+        """Return the output fields with the losses of layers, latents and length."""
+        losses, latent = super().losses(source, target, token_loss), target.decoder_inputs.get("latent")
+        if latent is None:  # without the reference
+            return losses
+        if isinstance(latent, RevealedWords):
+            return losses | self.revealed_losses(losses, target, latent)
+        return losses | self.discrete_losses(losses, target, latent)
+
+    def revealed_losses(self, losses: dict[str, Tensor], target: Target, latent: RevealedWords) -> dict[str, Tensor]:
+        """Return the fields of revealed latents."""
+        is_hidden, labels, is_new = target.mask.bool(), [], []  # for the layers 1 to N - 1
+        for is_revealed in latent.revealed:
+            labels.append(latent.words.masked_fill(~is_hidden, -100))
+            is_new.append(is_hidden & is_revealed)
+            is_hidden = is_hidden & ~is_revealed
+        token_loss = losses["token_loss"]
+        earlier, earlier_losses, layer_kl = (token_loss.new_zeros(shape) for shape in ((), (0,), (0,)))
+        if labels:
+            states = torch.stack([each.to(token_loss.device) for each in latent.states])  # (N - 1, k B, T, d_model)
+            summed, token_losses = self.token_losses(states, torch.stack(labels))  # scalar, (N - 1, k B, T)
+            earlier = target.mean(summed)
+            earlier_losses = target.mean(token_losses.sum((1, 2)))  # (N - 1,)
+            layer_kl = target.mean((token_losses * torch.stack(is_new)).sum((1, 2)))  # (N - 1,), K_2 to K_N
+        if self.training:
+            last, bound = token_loss.detach(), token_loss.detach() + layer_kl.sum()
+            loss = token_loss + earlier + self.config.length_loss_weight * losses["length_loss"]
+        else:
+            last, bound, loss = token_loss.detach() - layer_kl.sum(), token_loss, losses["loss"]
+        layer_losses = torch.cat([earlier_losses, last[None]])
+        return {
+            "loss": loss,
+            "token_loss": bound,
+            "bound": bound,
+            "layer_losses": layer_losses,
+            "layer_kl": layer_kl,
+        }
+
+    def discrete_losses(self, losses: dict[str, Tensor], target: Target, latent: LatentPass) -> dict[str, Tensor]:
+        """Return the fields of discrete latents."""
+        token_loss = losses["token_loss"]
+        sums = [torch.stack([values.sum() for values in tokens]).to(token_loss.device) for tokens in latent.tokens]
         means = target.mean(torch.stack(sums)) if sums else token_loss.new_zeros(0, 4)
         step_losses, layer_kl, prior_weights, hint_weights = means.unbind(1)  # (N - 1,) each
         layer_losses = torch.cat([step_losses, token_loss[None]])
         weighted = [weight * kl for weight, kl in zip(self.config.layer_kl_weights, layer_kl, strict=True)]
         kl_loss = sum(weighted, token_loss.new_zeros(()))
+        loss = losses["loss"]
         if self.training:
             length_loss = self.config.length_loss_weight * losses["length_loss"]
-            losses["loss"] = layer_losses.sum() + self.kl_scale * kl_loss + length_loss
-        return losses | {
+            loss = layer_losses.sum() + self.kl_scale * kl_loss + length_loss
+        return {
+            "loss": loss,
             "bound": token_loss + layer_kl.sum(),
             "kl_loss": kl_loss,
             "layer_losses": layer_losses,
@@ -340,9 +521,20 @@ class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGenera
             "hint_weights": hint_weights.detach(),
         }
 
-    def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
+    def decode_targets(self, source: MeasuredSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
         """Predict a target for each of `lengths` (l B,) in one pass, with the words after each layer as history."""
         mask = canvas(lengths)  # (l B, T)
+        if self.config.is_revealed:
+            latent = self.commit(mask, settings.suppress_tokens)
+            states = self.run_decoder(source, mask, inputs_embeds=self.decoder_input(source, mask), latent=latent)[0]
+            latent.read_open(states)
+            history = [*latent.history, (latent.words, latent.is_real)]
+            return NarTargets(
+                latent.words,
+                latent.log_probs,
+                history=[words for words, _ in history],
+                committed=[is_committed for _, is_committed in history],
+            )
         outputs = self.run_decoder(
             source,
             mask,
@@ -352,5 +544,6 @@ class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGenera
         )
         layers = (outputs.hidden_states or ())[1:-1] if settings.return_history else ()
         read = [(states, False) for states in layers] + [(outputs[0], settings.reads_scores)]
-        words = [self.read_words(states, lengths, mask.bool(), settings, has_scores) for states, has_scores in read]
+        is_real, suppressed = mask.bool(), settings.suppress_tokens
+        words = [self.read_words(states, lengths, is_real, suppressed, has_scores) for states, has_scores in read]
         return NarTargets(*words[-1], [tokens for tokens, _ in words])

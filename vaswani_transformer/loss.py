@@ -88,8 +88,10 @@ class FusedLinearCrossEntropy(torch.autograd.Function):
         is_target: Tensor | None,
         smoothing: float,
         needs_grad: tuple[bool, bool],
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return the summed loss, in at least float32, and its gradients in `hidden` and `weight`.
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Return the summed loss, the loss (N,) of each token, and the sum's gradients in `hidden` and `weight`.
+
+        All are in at least float32, and only the sum is differentiable.
 
         Args:
             hidden: (N, d_model).
@@ -105,6 +107,7 @@ class FusedLinearCrossEntropy(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if needs_grad[0] else None
         grad_weight = torch.zeros_like(weight, dtype=wide) if needs_grad[1] else None
         loss = torch.zeros((), dtype=wide, device=hidden.device)
+        token_losses = torch.empty(hidden.shape[0], dtype=wide, device=hidden.device)
         workspace = LossWorkspace(hidden, projection, mean_weight, smoothing)
         for start in range(0, hidden.shape[0], workspace.size):
             rows = slice(start, start + workspace.size)
@@ -112,6 +115,7 @@ class FusedLinearCrossEntropy(torch.autograd.Function):
             token_loss, gradient = workspace.loss_and_gradient(states, labels[rows, None])  # (n, 1), (n, V)
             if is_target is not None:
                 token_loss, gradient = token_loss * is_target[rows, None], gradient * is_target[rows, None]
+            token_losses[rows] = token_loss.squeeze(1)
             loss = loss + token_loss.sum()  # `+=` has a gradient of zero where torch 2.11 compiles it
             if grad_hidden is not None:
                 grad_hidden[rows] = gradient @ projection - (smoothing * mean_weight).to(hidden.dtype)
@@ -124,12 +128,15 @@ class FusedLinearCrossEntropy(torch.autograd.Function):
             grad_hidden = None if grad_hidden is None else grad_hidden * is_target[:, None]
         if grad_weight is not None:
             grad_weight -= smoothing / weight.shape[0] * hidden.sum(0, dtype=wide)
-        return loss, grad_hidden, grad_weight
+        return loss, token_losses, grad_hidden, grad_weight
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor | None, Tensor | None]) -> None:
-        _, grad_hidden, grad_weight = output
-        ctx.mark_non_differentiable(*(gradient for gradient in (grad_hidden, grad_weight) if gradient is not None))
+    def setup_context(
+        ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+    ) -> None:
+        _, token_losses, grad_hidden, grad_weight = output
+        gradients = [gradient for gradient in (grad_hidden, grad_weight) if gradient is not None]
+        ctx.mark_non_differentiable(token_losses, *gradients)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.weight_dtype = inputs[1].dtype
@@ -186,13 +193,9 @@ def reduce_loss(loss: Tensor, labels: Tensor, num_items_in_batch: Tensor | int |
     return loss / (items if is_host_scalar else items.to(loss.device))
 
 
-def projected_cross_entropy(
-    hidden: Tensor,
-    weight: Tensor,
-    labels: Tensor,
-    smoothing: float = 0.0,
-    num_items_in_batch: Tensor | int | None = None,
-) -> Tensor:
+def summed_cross_entropy(
+    hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """Return the label-smoothed cross-entropy of `labels` under softmax(hidden W^T) without a (B, T, V) tensor (5.4).
 
     The smoothing distributes eps over all V entries, as in Szegedy et al. 2016 and torch. tensor2tensor and fairseq
@@ -203,16 +206,15 @@ def projected_cross_entropy(
         weight: (V, d_model), the output projection.
         labels: (...), token ids, -100 at positions without a loss.
         smoothing: eps_ls.
-        num_items_in_batch: number of target tokens that divides the sum; None for that of `labels`.
 
     Returns:
-        The mean loss in nats per target token, a scalar; 0 if `labels` have no token.
+        The sum over tokens in nats, a scalar, and without gradient the loss of each token (...), 0 without a label.
     """
     device_type = hidden.device.type
     if torch.is_autocast_enabled(device_type):
         hidden = hidden.to(torch.get_autocast_dtype(device_type))
     hidden, flat_labels = hidden.flatten(0, -2), labels.flatten().to(hidden.device)
-    is_target = flat_labels.ne(-100)  # (N,)
+    is_target, targets = flat_labels.ne(-100), None  # (N,)
     if torch.compiler.is_compiling():  # a graph needs fixed shapes
         flat_labels = flat_labels.masked_fill(~is_target, 0)
     else:  # one synchronization, for the number of target tokens
@@ -220,8 +222,38 @@ def projected_cross_entropy(
         hidden, flat_labels, is_target = hidden.index_select(0, targets), flat_labels.index_select(0, targets), None
     with torch.autocast(device_type, enabled=False):
         needs_grad = hidden.requires_grad, weight.requires_grad
-        loss, *_ = FusedLinearCrossEntropy.apply(hidden, weight, flat_labels, is_target, smoothing, needs_grad)
-    return reduce_loss(loss, labels, num_items_in_batch)
+        loss, token_losses, *_ = FusedLinearCrossEntropy.apply(
+            hidden, weight, flat_labels, is_target, smoothing, needs_grad
+        )
+    if targets is not None:
+        token_losses = token_losses.new_zeros(labels.numel()).index_copy(0, targets, token_losses)
+    return loss, token_losses.view(labels.shape)
+
+
+def projected_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    smoothing: float = 0.0,
+    num_items_in_batch: Tensor | int | None = None,
+) -> Tensor:
+    """Return the mean of `summed_cross_entropy` in nats per target token, a scalar; 0 if `labels` have no token.
+
+    The other arguments are those of `summed_cross_entropy`.
+
+    Args:
+        num_items_in_batch: number of target tokens that divides the sum; None for that of `labels`.
+    """
+    return reduce_loss(summed_cross_entropy(hidden, weight, labels, smoothing)[0], labels, num_items_in_batch)
+
+
+def token_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Return the loss (...) of each of `labels` (...) from logits (..., V), 0 without a label."""
+    flat, flat_labels = logits.flatten(0, -2), labels.flatten().to(logits.device, torch.long)
+    losses = nn.functional.cross_entropy(
+        flat.to(accumulation_dtype(logits.dtype)), flat_labels, label_smoothing=smoothing, reduction="none"
+    )
+    return losses.view(labels.shape)
 
 
 def cross_entropy(

@@ -18,7 +18,13 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from .config import VaswaniTransformerConfig
 from .embeddings import ScaledEmbedding, is_unwrapped
 from .generation import PaperBeamSearch
-from .loss import cross_entropy, projected_cross_entropy, without_padding
+from .loss import (
+    cross_entropy,
+    projected_cross_entropy,
+    summed_cross_entropy,
+    token_cross_entropy,
+    without_padding,
+)
 from .pretrained import CACHE, VaswaniTransformerPreTrainedModel, as_encoder_output, given_cache
 from .stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
 
@@ -194,10 +200,15 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
     """Base class of models with the tied output projection (3.4) and the loss (5.4).
 
     Subclasses set `body_class`, and implement `forward` and decoding.
+
+    Attributes:
+        is_autoregressive: whether the model predicts a target from left to right.
+        has_likelihood: whether the loss is -log p(target | source) per token, so that its exponential is a perplexity.
     """
 
     body_class: ClassVar[type[EncoderDecoder]] = EncoderDecoder
     is_autoregressive: ClassVar[bool] = True
+    has_likelihood: ClassVar[bool] = True
     _own_auto_class = "AutoModelForSeq2SeqLM"
     _tied_weights_keys = {"lm_head.weight": "model.shared.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
@@ -251,13 +262,29 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
             logits = self.lm_head(hidden_states if keeps_all else hidden_states[:, kept])  # (k B, T, V)
         if labels is None:
             return None, logits
-        smoothing = self.config.label_smoothing if self.training else 0.0
         if logits is not None and keeps_all:
-            return cross_entropy(logits, labels, smoothing, num_items_in_batch), logits
-        if not is_unwrapped(self.lm_head, nn.Linear) or self.lm_head.bias is not None:
-            return cross_entropy(self.lm_head(hidden_states), labels, smoothing, num_items_in_batch), logits
-        loss = projected_cross_entropy(hidden_states, self.lm_head.weight, labels, smoothing, num_items_in_batch)
-        return loss, logits
+            return cross_entropy(logits, labels, self.smoothing, num_items_in_batch), logits
+        if self.has_plain_projection:
+            arguments = hidden_states, self.lm_head.weight, labels, self.smoothing, num_items_in_batch
+            return projected_cross_entropy(*arguments), logits
+        return cross_entropy(self.lm_head(hidden_states), labels, self.smoothing, num_items_in_batch), logits
+
+    def token_losses(self, hidden_states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the summed loss, and the loss (...) of each token without gradient, for states (..., d_model)."""
+        if self.has_plain_projection:
+            return summed_cross_entropy(hidden_states, self.lm_head.weight, labels, self.smoothing)
+        losses = token_cross_entropy(self.lm_head(hidden_states), labels, self.smoothing)
+        return losses.sum(), losses.detach()
+
+    @property
+    def smoothing(self) -> float:
+        """Return eps_ls in training mode, and 0 in evaluation mode."""
+        return self.config.label_smoothing if self.training else 0.0
+
+    @property
+    def has_plain_projection(self) -> bool:
+        """Return whether the output projection is a matrix, without adapter, bias or tensor parallelism."""
+        return is_unwrapped(self.lm_head, nn.Linear) and self.lm_head.bias is None
 
 
 def shift_right(labels: Tensor, config: VaswaniTransformerConfig) -> Tensor:

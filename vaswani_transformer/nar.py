@@ -1,8 +1,8 @@
-"""Shared code of the non-autoregressive models: length prediction, decoder, losses and `generate()`.
+"""Shared code of the non-autoregressive models: decoder, inputs and outputs, and `generate()`.
 
-B batch, S source, T target, k target rows per source row, C length classes, l lengths of a length beam, n targets
-returned per source, N positions, V vocabulary, R iterations or refining layers. For lengths, n and m are the numbers of
-source and target tokens, both including `</s>`.
+B batch, S source, T target, k target rows per source row, l lengths of a length beam, n targets returned per source, N
+positions, V vocabulary, R iterations or refining layers. For lengths, n and m are the numbers of source and target
+tokens, both including `</s>`.
 """
 
 import math
@@ -12,22 +12,22 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from huggingface_hub.dataclasses import strict
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationConfig, GenerationMixin
-from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as DecoderOutput
 from transformers.utils import ModelOutput
 
 from .attention import SelfAttention, padding_mask
-from .config import TOKEN_IDS, VaswaniTransformerConfig, as_token_ids, checked_field, loss_weight
+from .config import TOKEN_IDS, VaswaniTransformerConfig, as_token_ids, checked_field
 from .embeddings import text_positions
 from .generation import CallSettings, check_call, check_number, default_settings, refuse
 from .layers import VaswaniTransformerDecoderLayer
 from .loss import accumulation_dtype, chunk_size, reduce_loss, without_padding
 from .model import LMOutput, ProjectedModel, can_return_whole_tuple
 from .pretrained import as_encoder_output, check_inputs, check_mask, given_cache
-from .search import report_nan
 from .stacks import VaswaniTransformerDecoder, check_rows
 
 always_none = checked_field(
@@ -37,18 +37,13 @@ always_none = checked_field(
 
 @strict
 class NarConfig(VaswaniTransformerConfig):
-    """Hyperparameters of every non-autoregressive model, in addition to those of `VaswaniTransformerConfig`.
-
-    Args:
-        length_loss_weight: weight of the length's cross-entropy relative to that of a token.
-    """
+    """Hyperparameters of every non-autoregressive model, in addition to those of `VaswaniTransformerConfig`."""
 
     keys_to_ignore_at_inference = [
         *VaswaniTransformerConfig.keys_to_ignore_at_inference,
         *("token_loss", "length_loss", "accuracy"),
     ]
 
-    length_loss_weight: float | int = loss_weight(default=1.0)
     use_cache: bool = False
     attention_window: int | None = always_none(default=None)
 
@@ -78,6 +73,24 @@ def canvas(lengths: Tensor, width: int | None = None) -> Tensor:
     """Return the target mask (k B, T), 1 at positions 0..m-1, for `lengths` (k B,); T defaults to the longest."""
     width = int(lengths.max()) if width is None else width
     return (torch.arange(width, device=lengths.device) < lengths[:, None]).long()
+
+
+def soft_copy(memory: Tensor, is_real: Tensor, mask: Tensor) -> Tensor:
+    """Return the decoder input (k B, T, d_model), whose position i is the state of source token floor(i n / m).
+
+    Unlike in Gu et al. 2018, the encoder's output is copied instead of the embeddings.
+
+    Args:
+        memory: (B, S, d_model), the encoder's output.
+        is_real: (B, S), True at tokens; padding may be anywhere.
+        mask: (k B, T), 1 at the m tokens of each target; positions beyond them repeat the last source token.
+    """
+    counts, width = is_real.sum(1)[:, None, None], mask.shape[1]  # (B, 1, 1), n
+    order = is_real.long().argsort(dim=1, descending=True, stable=True)  # (B, S), indices of tokens first, in order
+    lengths = mask.sum(1).clamp(min=1).view(memory.shape[0], -1, 1)  # (B, k, 1), m
+    ranks = torch.arange(width, device=memory.device) * counts // lengths  # (B, k, T)
+    index = order.gather(1, torch.minimum(ranks, counts - 1).flatten(1))  # (B, k T)
+    return memory.gather(1, index.unsqueeze(-1).expand(-1, -1, memory.shape[-1])).view(-1, width, memory.shape[-1])
 
 
 def choose_positions(is_candidate: Tensor, counts: Tensor, draws: Tensor | None = None) -> Tensor:
@@ -139,14 +152,13 @@ class NarDecoder(VaswaniTransformerDecoder):
         return self.input_embedding.positions(positions, hidden_states.shape[1]).to(hidden_states.dtype)
 
 
-class EncodedSource(NamedTuple):
-    """An encoded source with its length prediction."""
+@dataclass
+class EncodedSource:
+    """An encoded source."""
 
     memory: Tensor  # (B, S, d_model), input of cross-attention
     attention_mask: Tensor | None  # (B, S), as passed by the caller
     is_real: Tensor  # (B, S), True at tokens
-    length_logits: Tensor  # (B, C)
-    first_length: Tensor  # (B,), target length of class 0; each further class is one token longer
 
     @property
     def lengths(self) -> Tensor:
@@ -159,8 +171,8 @@ class NarLMOutput(LMOutput):
     """Output of a non-autoregressive model; the fields below are None without labels."""
 
     token_loss: Tensor | None = None  # mean in nats per target token; label-smoothed in training mode
-    length_loss: Tensor | None = None  # cross-entropy of the length, divided by the same number of tokens
-    accuracy: Tensor | None = None  # with glancing: share of target tokens that the first pass predicts
+    length_loss: Tensor | None = None  # cross-entropy of a predicted length, divided by the same number of tokens
+    accuracy: Tensor | None = None  # with glancing: share of the words to show that the first pass predicts
 
 
 class TargetInputs(NamedTuple):
@@ -172,6 +184,7 @@ class TargetInputs(NamedTuple):
     attention_mask: Tensor | None = None
     inputs_embeds: Tensor | None = None
     lengths: Tensor | None = None
+    skip_logits: bool | None = None
     further: dict[str, Any] = {}  # those of the model family; None if not given
 
 
@@ -197,6 +210,7 @@ class NarTargets(NamedTuple):
     log_probs: Tensor  # (l B, T), of the tokens; 0 at padding or if no scores are needed
     history: list[Tensor]  # tokens after each iteration or layer
     log_likelihoods: Tensor | None = None  # (l B,), log p(y | x, m); None: the sum of log_probs
+    committed: list[Tensor] | None = None  # (l B, T) each, which tokens of `history` are final; None: unknown
 
 
 @dataclass
@@ -208,6 +222,7 @@ class NarGenerateOutput(ModelOutput):
     token_scores: Tensor | None = None  # (n B, T), log-probability of each token after the start; 0 at padding
     lengths: Tensor | None = None  # (n B,), m of each target, including `</s>`
     history: Tensor | None = None  # (R, n B, T + 1), sequences after each iteration or layer, on request
+    committed: Tensor | None = None  # (R, n B, T), where a revealed latent has committed the token, with `history`
 
 
 def number(default: float | None, least: float) -> Any:
@@ -252,8 +267,10 @@ class NarSettings:
         return self.length_beam_size > 1 or self.num_latent_samples > 1 or self.return_dict_in_generate
 
 
-FAMILY_SETTINGS = {"num_iterations", "do_sample", "latent_temperature", "num_latent_samples"}
-"""Settings that only one model family has."""
+LENGTH_SETTINGS = ("length_beam_size", "length_penalty", "length_weight", "num_return_sequences")
+"""Settings of the models that predict a length."""
+FAMILY_SETTINGS = {*LENGTH_SETTINGS, "num_iterations", "do_sample", "latent_temperature", "num_latent_samples"}
+"""Settings that only some model families have."""
 SOURCE = ("input_ids", "attention_mask", "encoder_outputs", "inputs_embeds", "position_ids")
 """Source arguments of `generate()`."""
 TARGET_INPUTS = ("decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds", "target_lengths")
@@ -261,24 +278,30 @@ IGNORED = {"labels", *TARGET_INPUTS, "synced_gpus"}  # every process runs the sa
 
 
 class NarHead(ProjectedModel, GenerationMixin):
-    """Base class of non-autoregressive heads: length prediction, output projection, and `generate()`."""
+    """Base class of non-autoregressive heads: output projection, `forward` and `generate()`."""
 
     is_autoregressive = False
+    has_likelihood = False  # the length is given
     output_class: ClassVar[type[NarLMOutput]] = NarLMOutput  # of `forward`
     further_arguments: ClassVar[tuple[str, ...]] = ()  # names of further arguments of `forward`
-    family_settings: tuple[str, ...] = ()  # those of `FAMILY_SETTINGS` that this model has
-    num_length_classes: int  # the largest `length_beam_size`
+    length_settings: ClassVar[tuple[str, ...]] = ()  # `LENGTH_SETTINGS` if this model predicts a length
+    family_settings: tuple[str, ...] = ()  # other `FAMILY_SETTINGS` that this model has
+    num_length_classes: int = 1  # the largest `length_beam_size`
 
     def read_source(self, states: Tensor, attention_mask: Tensor | None) -> EncodedSource:
-        """Return the encoded source with its length prediction."""
+        """Return the encoded source for the encoder's `states`."""
+        return EncodedSource(states, attention_mask, real_tokens(attention_mask, states))
+
+    def predict(
+        self, states: Tensor, attention_mask: Tensor | None, given: TargetInputs, **kwargs: Any
+    ) -> tuple[DecoderOutput, dict[str, Any]]:
+        """Return the decoder's output for the encoder's `states` (B, S, d_model), and logits and losses by name."""
         raise NotImplementedError
 
-    def make_target(self, source: EncodedSource, given: TargetInputs) -> Target:
-        """Return the target of `forward`, prepared for the decoder and the losses."""
-        raise NotImplementedError
-
-    def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
-        """Predict a target for each of `lengths` (l B,)."""
+    def decode(
+        self, states: Tensor, attention_mask: Tensor | None, settings: NarSettings
+    ) -> "Tensor | NarGenerateOutput":
+        """Return the result of `generate()` for the encoder's `states` (B, S, d_model)."""
         raise NotImplementedError
 
     @can_return_whole_tuple
@@ -323,13 +346,13 @@ class NarHead(ProjectedModel, GenerationMixin):
             labels, num_items_in_batch = without_padding(labels, num_items_in_batch, self.config)
         elif num_items_in_batch is not None:  # from a Trainer that computes the loss itself
             raise ValueError(
-                "labels: got none with num_items_in_batch, and a loss of only the logits trains no length. Set the "
+                "labels: got none with num_items_in_batch, and a loss of only the logits is not the model's. Set the "
                 "Trainer's label_smoothing_factor to 0 and no compute_loss_func; config.label_smoothing smooths."
             )
         words = decoder_input_ids, decoder_attention_mask, decoder_inputs_embeds, target_lengths
         check_inputs(**dict(zip(TARGET_INPUTS, words, strict=True)))
         further = {name: kwargs.pop(name, None) for name in self.further_arguments}
-        given = TargetInputs(labels, num_items_in_batch, *words, further)
+        given = TargetInputs(labels, num_items_in_batch, *words, skip_logits, further)
         kwargs.pop("use_cache", None)
         if given_cache(kwargs.pop("past_key_values", None), kwargs) is not None:
             raise ValueError(
@@ -338,19 +361,15 @@ class NarHead(ProjectedModel, GenerationMixin):
             )
         encoder_outputs = self.encode(input_ids, attention_mask, encoder_outputs, inputs_embeds=inputs_embeds, **kwargs)
         kwargs.pop("position_ids", None)
-        source = self.read_source(encoder_outputs[0], attention_mask)
-        target = self.make_target(source, given)
-        outputs = self.run_decoder(source, target.mask, **target.decoder_inputs, **kwargs)
-        token_loss, logits = self.loss_and_logits(outputs[0], target.labels, 0, skip_logits, target.num_items)
+        outputs, predictions = self.predict(encoder_outputs[0], attention_mask, given, **kwargs)
         return self.output_class(
-            logits=logits,
             decoder_hidden_states=outputs.hidden_states,
             decoder_attentions=outputs.attentions,
             cross_attentions=outputs.cross_attentions,
             encoder_last_hidden_state=encoder_outputs.last_hidden_state,
             encoder_hidden_states=encoder_outputs.hidden_states,
             encoder_attentions=encoder_outputs.attentions,
-            **({} if token_loss is None else self.losses(source, target, token_loss)),
+            **predictions,
         )
 
     def encode(
@@ -365,41 +384,9 @@ class NarHead(ProjectedModel, GenerationMixin):
     def run_encoder(self, **inputs: Any) -> BaseModelOutput:
         return self.model.encoder(**inputs)
 
-    def length_classes(self, source: EncodedSource, lengths: Tensor) -> Tensor:
-        """Return the nearest length class (k B,) of `lengths` (k B,)."""
-        first = source.first_length.repeat_interleave(len(lengths) // len(source.first_length))
-        return (lengths.clamp(min=1) - first).clamp(0, source.length_logits.shape[1] - 1)
-
-    def is_allowed(self, source: EncodedSource, limits: Tensor | None = None) -> Tensor:
-        """Return whether each length class (B, C) is a length from 1 to `limits` (B,)."""
-        classes = torch.arange(source.length_logits.shape[1], device=source.memory.device)
-        lengths = source.first_length[:, None] + classes  # (B, C)
-        return lengths.ge(1) if limits is None else lengths.ge(1) & lengths.le(limits[:, None])
-
-    def best_lengths(self, source: EncodedSource, count: int) -> Tensor:
-        """Return the `count` most likely target lengths (B, l) of each source, best first; impossible ones are 1."""
-        logits = source.length_logits.masked_fill(~self.is_allowed(source), float("-inf"))
-        classes = logits.sort(dim=1, descending=True, stable=True).indices[:, :count]
-        return (source.first_length[:, None] + classes).clamp(min=1)
-
-    def target_mask(self, source: EncodedSource, given: TargetInputs) -> Tensor:
-        """Return the target mask (k B, T), from the labels, else the given mask or embeddings, else the prediction."""
-        device = source.memory.device
-        if given.labels is not None:
-            check_right_padded(given.labels)
-            is_token = given.labels.to(device).ne(-100)  # (k B, T)
-        elif given.attention_mask is not None:
-            is_token = given.attention_mask.to(device).ne(0)  # (k B, T)
-        elif given.inputs_embeds is not None:
-            is_token = torch.ones(given.inputs_embeds.shape[:2], dtype=torch.bool, device=device)
-        else:
-            return canvas(self.best_lengths(source, 1).flatten())
-        check_rows(is_token.shape[0], source.memory.shape[0])
-        return canvas(is_token.sum(1), is_token.shape[1])
-
     def run_decoder(
         self, source: EncodedSource, target_mask: Tensor, cache: Cache | None = None, **inputs: Any
-    ) -> BaseModelOutputWithPastAndCrossAttentions:
+    ) -> DecoderOutput:
         """Run the decoder on targets with the mask `target_mask` (k B, T)."""
         return self.model.decoder(
             attention_mask=target_mask,
@@ -410,6 +397,15 @@ class NarHead(ProjectedModel, GenerationMixin):
             return_dict=True,
             **inputs,
         )
+
+    def input_mask(self, source: EncodedSource, mask: Tensor | None, inputs_embeds: Tensor | None) -> Tensor | None:
+        """Return the mask (k B, T) of the decoder's input, by `mask`, else by its embeddings; None without both."""
+        if mask is None and inputs_embeds is not None:
+            mask = torch.ones(inputs_embeds.shape[:2], device=source.memory.device)
+        if mask is None:
+            return None
+        check_rows(mask.shape[0], source.memory.shape[0])
+        return canvas(mask.to(source.memory.device).ne(0).sum(1), mask.shape[1])
 
     def logits_of(self, states: Tensor, is_real: Tensor, *values: Tensor) -> Iterator[tuple[Tensor, ...]]:
         """Yield chunks of logits (N, V), in at least float32, with the corresponding entries (N,) of `values` (k B, T).
@@ -422,15 +418,6 @@ class NarHead(ProjectedModel, GenerationMixin):
         for chunk, *others in zip(*chunks, strict=True):
             logits = self.lm_head(chunk)  # (N, V)
             yield logits.to(accumulation_dtype(logits.dtype)), *others
-
-    def losses(self, source: EncodedSource, target: Target, token_loss: Tensor) -> dict[str, Any]:
-        """Return the `loss`, its terms, and further output fields of the model family."""
-        lengths, logits = target.mask.sum(1), source.length_logits  # (k B,), (B, C)
-        logits = logits.to(accumulation_dtype(logits.dtype)).repeat_interleave(len(lengths) // len(logits), dim=0)
-        losses = nn.functional.cross_entropy(logits, self.length_classes(source, lengths), reduction="none")  # (k B,)
-        length_loss = target.mean((losses * (lengths > 0)).sum())
-        loss = token_loss + self.config.length_loss_weight * length_loss
-        return {"loss": loss, "token_loss": token_loss, "length_loss": length_loss, **target.outputs}
 
     @torch.no_grad()
     def generate(
@@ -459,10 +446,7 @@ class NarHead(ProjectedModel, GenerationMixin):
         if inputs is not None:
             given["input_ids"] = inputs
         settings = self.read_settings(generation_config, {name: call[name] for name in call.keys() - IGNORED})
-        source = self.read_source(self.encode(**given)[0], given["attention_mask"])
-        lengths, is_candidate = self.choose_lengths(source, settings)  # (B, l) each
-        targets = self.decode_targets(source, lengths.flatten(), settings)
-        return self.choose_targets(source, targets, lengths, is_candidate, settings)
+        return self.decode(self.encode(**given)[0], given["attention_mask"], settings)
 
     def read_settings(self, generation_config: GenerationConfig | None, call: dict[str, Any]) -> NarSettings:
         """Return the settings of the call, else of its generation config, else of the model.
@@ -472,7 +456,8 @@ class NarHead(ProjectedModel, GenerationMixin):
         merged, config = CallSettings(generation_config, self, call), self.config
         copied = {*TOKEN_IDS, "output_attentions", "output_hidden_states"} - merged.given.keys()  # from the model
         values = merged.values | {name: value for name, value in merged.inputs.items() if value is not None}
-        known = {one.name for one in fields(NarSettings)} - FAMILY_SETTINGS | {*self.family_settings}
+        known = {one.name for one in fields(NarSettings)} - FAMILY_SETTINGS
+        known |= {*self.length_settings, *self.family_settings}
         defaults = default_settings() | vars(NarSettings()) | {name: getattr(config, name) for name in TOKEN_IDS}
         defaults["decoder_start_token_id"] = config.target_start_token_id
         for name in sorted(values.keys() - known - copied - {"transformers_version"}):
@@ -483,71 +468,44 @@ class NarHead(ProjectedModel, GenerationMixin):
             if value != default and not is_off and not name.startswith("_"):
                 refuse(name, f"no setting of {type(self).__name__}", value, repr(default))
         settings = NarSettings(**{name: values[name] for name in known & values.keys()})
-        most_samples = math.inf if settings.latent_temperature else 1
-        candidates = settings.length_beam_size * settings.num_latent_samples
-        for name, most, reason in (
-            ("length_beam_size", self.num_length_classes, "the model's length classes"),
-            ("num_latent_samples", most_samples, "for at latent_temperature 0 all are the same"),
-            ("num_return_sequences", candidates, "length_beam_size times num_latent_samples"),
-        ):
-            if (value := getattr(settings, name)) > most:
-                refuse(name, "out of range", value, f"at most {most}, {reason}")
         suppressed, size = as_token_ids(settings.suppress_tokens), config.vocab_size
         if not all(0 <= token < size for token in suppressed):
             refuse("suppress_tokens", "outside the vocabulary", suppressed, f"ids from 0 to {size - 1}")
-        special = (as_token_ids(getattr(config, name, None)) for name in (*TOKEN_IDS, "mask_token_id"))
-        settings.suppress_tokens = sum(special, suppressed)
+        settings.suppress_tokens = suppressed + self.special_tokens()
         return settings
 
+    def special_tokens(self) -> list[int]:
+        """Return the ids that no word has."""
+        names = (*TOKEN_IDS, "mask_token_id")
+        return [token for name in names for token in as_token_ids(getattr(self.config, name, None))]
+
     def length_limits(self, source: EncodedSource, settings: NarSettings) -> Tensor:
-        """Return the largest target length (B,) of each source."""
+        """Return the largest target length (B,) of each source by the settings."""
         limits = torch.full_like(source.lengths, torch.iinfo(torch.long).max)  # (B,)
         if settings.max_new_tokens is not None:
             limits = limits.clamp(max=settings.max_new_tokens)
         elif settings.max_length is not None:
             limits = limits.clamp(max=settings.max_length - 1)  # without the start token
-        if self.config.position_embedding == "learned":
-            limits = limits.clamp(max=self.config.max_position_embeddings)
         if settings.max_source_relative_length is not None:
             limits = torch.minimum(limits, source.lengths + settings.max_source_relative_length)
         return limits
 
-    def choose_lengths(self, source: EncodedSource, settings: NarSettings) -> tuple[Tensor, Tensor]:
-        """Return the target lengths (B, l) to decode for each sample, and whether each is a candidate (B, l).
-
-        They are the most likely lengths within the limits, or the limit if no class is. A source with fewer of them
-        than others has repetitions, which are not candidates.
-
-        Raises:
-            ValueError: a source has fewer candidates than targets to return.
-        """
-        limits, samples = self.length_limits(source, settings), settings.num_latent_samples
-        is_allowed = self.is_allowed(source, limits)  # (B, C)
-        logits = source.length_logits.masked_fill(~is_allowed, float("-inf"))
-        within = EncodedSource(source.memory, source.attention_mask, source.is_real, logits, source.first_length)
-        lengths = self.best_lengths(within, settings.length_beam_size)  # (B, l)
-        lengths = torch.minimum(lengths, limits[:, None])
-        counts = is_allowed.sum(1).clamp(1, lengths.shape[1])  # (B,)
-        fewest = int(counts.min()) * samples if settings.num_return_sequences > 1 else 1
-        if settings.num_return_sequences > fewest:
-            expected = f"at most {fewest}, the candidates of the source with the fewest possible lengths"
-            refuse("num_return_sequences", "out of range", settings.num_return_sequences, expected)
-        is_candidate = torch.arange(lengths.shape[1], device=lengths.device) < counts[:, None]  # (B, l)
-        return lengths.repeat_interleave(samples, dim=1), is_candidate.repeat_interleave(samples, dim=1)
-
-    def read_words(
-        self, states: Tensor, lengths: Tensor, is_read: Tensor, settings: NarSettings, has_scores: bool
+    def most_likely_words(
+        self, states: Tensor, is_read: Tensor, is_end: Tensor, suppress_tokens: list[int] | None, has_scores: bool
     ) -> tuple[Tensor, Tensor]:
         """Return the most likely tokens (l B, T) of `states` (l B, T, d_model), and their log-probabilities (l B, T).
 
-        The last position of each of `lengths` (l B,) is always the end token, and no other position has a suppressed
-        id; probabilities are not renormalized. Both results are 0 where `is_read` (l B, T) is False, and without
+        Positions where `is_end` (l B, T) always get the end token, and no other position has one of `suppress_tokens`;
+        probabilities are not renormalized. Both results are 0 where `is_read` (l B, T) is False, and without
         `has_scores` all log-probabilities are, but NaN where the logits are.
         """
-        is_last = torch.arange(is_read.shape[1], device=lengths.device) == lengths[:, None] - 1  # (l B, T)
-        suppressed = torch.tensor(settings.suppress_tokens, dtype=torch.long, device=states.device)
+        suppressed = torch.tensor(suppress_tokens or [], dtype=torch.long, device=states.device)
         chosen, chosen_log_probs, is_nan = [], [], []
-        for logits, ends in self.logits_of(states, is_read, is_last):  # (N, V), (N,)
+        chunks, has_logits = self.logits_of(states, is_read, is_end), is_read
+        if torch.compiler.is_compiling():  # a graph needs fixed shapes
+            logits, has_logits = self.lm_head(states.flatten(0, 1)), torch.ones_like(is_read)
+            chunks = iter([(logits.to(accumulation_dtype(logits.dtype)), is_end.flatten())])
+        for logits, ends in chunks:  # (N, V), (N,)
             kept = logits.index_select(1, suppressed)
             best = argmax(logits.index_fill_(1, suppressed, float("-inf")))
             is_nan.append(logits.gather(1, best[:, None]).squeeze(1).isnan())
@@ -557,47 +515,10 @@ class NarHead(ProjectedModel, GenerationMixin):
             if has_scores:
                 logits.index_copy_(1, suppressed, kept)
                 chosen_log_probs.append(logits.gather(1, best[:, None]).squeeze(1) - logits.logsumexp(1))
-        tokens = torch.zeros_like(is_read, dtype=torch.long).masked_scatter(is_read, torch.cat(chosen))
+        tokens = torch.zeros_like(is_read, dtype=torch.long).masked_scatter(has_logits, torch.cat(chosen))
         log_probs = states.new_zeros(is_read.shape, dtype=accumulation_dtype(states.dtype))
         if has_scores:
-            log_probs = log_probs.masked_scatter(is_read, torch.cat(chosen_log_probs))
-        is_nan = torch.zeros_like(is_read).masked_scatter(is_read, torch.cat(is_nan))
-        return tokens, log_probs.masked_fill(is_nan, float("nan"))
-
-    def choose_targets(
-        self,
-        source: EncodedSource,
-        targets: NarTargets,
-        lengths: Tensor,
-        is_candidate: Tensor,
-        settings: NarSettings,
-    ) -> Tensor | NarGenerateOutput:
-        """Return the n best of the targets of `lengths` (B, l) for each source, where `is_candidate` (B, l)."""
-        start, pad = self.config.token_id("target_start_token_id"), self.config.token_id("pad_token_id")
-        scores = targets.log_probs.sum(1) if targets.log_likelihoods is None else targets.log_likelihoods
-        classes = self.length_classes(source, lengths.flatten()).view_as(lengths)
-        log_lengths = source.length_logits.to(scores.dtype).log_softmax(-1).gather(1, classes)  # (B, l)
-        scores = scores.view_as(lengths) + settings.length_weight * log_lengths
-        scores = scores / lengths.to(scores.dtype) ** settings.length_penalty
-        report_nan(scores.isnan().any(1))
-        scores = scores.masked_fill(~is_candidate, float("-inf"))
-        scores, order = scores.sort(dim=1, descending=True, stable=True)
-        scores, order = (values[:, : settings.num_return_sequences] for values in (scores, order))  # (B, n)
-        rows = (order + torch.arange(len(lengths), device=order.device)[:, None] * lengths.shape[1]).flatten()
-        lengths = lengths.flatten()[rows]  # (n B,)
-        is_real = canvas(lengths).bool()  # (n B, T)
-
-        def sequences(tokens: Tensor) -> Tensor:
-            kept = tokens[rows, : is_real.shape[1]].masked_fill(~is_real, pad)  # (n B, T)
-            return nn.functional.pad(kept, (1, 0), value=start)  # (n B, T + 1)
-
-        if not settings.return_dict_in_generate:
-            return sequences(targets.tokens)
-        history = torch.stack([sequences(tokens) for tokens in targets.history]) if settings.return_history else None
-        return NarGenerateOutput(
-            sequences=sequences(targets.tokens),
-            sequences_scores=scores.flatten(),
-            token_scores=targets.log_probs[rows, : is_real.shape[1]],
-            lengths=lengths,
-            history=history,
-        )
+            log_probs = log_probs.masked_scatter(has_logits, torch.cat(chosen_log_probs))
+        is_nan = torch.zeros_like(is_read).masked_scatter(has_logits, torch.cat(is_nan))
+        log_probs = log_probs.masked_fill(is_nan, float("nan"))
+        return tokens.masked_fill(~is_read, 0), log_probs.masked_fill(~is_read, 0)

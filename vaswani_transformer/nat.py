@@ -18,13 +18,11 @@ from .attention import MultiHeadAttention, SelfAttention, additive_mask
 from .config import VaswaniTransformerConfig, positive_int
 from .embeddings import read_table
 from .layers import AddAndNorm
+from .lengths import LengthConfig, LengthHead, MeasuredSource
 from .model import EncoderDecoder
 from .nar import (
-    EncodedSource,
-    NarConfig,
     NarDecoder,
     NarDecoderLayer,
-    NarHead,
     NarSettings,
     NarTargets,
     Target,
@@ -33,13 +31,14 @@ from .nar import (
     canvas,
     choose_positions,
     real_tokens,
+    soft_copy,
 )
 from .pretrained import tensor_parallel_plan
 
 
 @strict
-class LengthDifferenceConfig(NarConfig):
-    """Hyperparameters of models that predict a length difference, in addition to those of `NarConfig`.
+class LengthDifferenceConfig(LengthConfig):
+    """Hyperparameters of models that predict a length difference, in addition to those of `LengthConfig`.
 
     Args:
         min_length_difference, max_length_difference: smallest and largest length difference of target and source.
@@ -70,24 +69,6 @@ class VaswaniNatConfig(LengthDifferenceConfig):
 
     mask_diagonal: bool = True
     relative_attention_clip: int | None = positive_int(default=4)
-
-
-def soft_copy(memory: Tensor, is_real: Tensor, mask: Tensor) -> Tensor:
-    """Return the decoder input (k B, T, d_model), whose position i is the state of source token floor(i n / m).
-
-    Unlike in Gu et al. 2018, the encoder's output is copied instead of the embeddings.
-
-    Args:
-        memory: (B, S, d_model), the encoder's output.
-        is_real: (B, S), True at tokens; padding may be anywhere.
-        mask: (k B, T), 1 at the m tokens of each target; positions beyond them repeat the last source token.
-    """
-    counts, width = is_real.sum(1)[:, None, None], mask.shape[1]  # (B, 1, 1), n
-    order = is_real.long().argsort(dim=1, descending=True, stable=True)  # (B, S), indices of tokens first, in order
-    lengths = mask.sum(1).clamp(min=1).view(memory.shape[0], -1, 1)  # (B, k, 1), m
-    ranks = torch.arange(width, device=memory.device) * counts // lengths  # (B, k, T)
-    index = order.gather(1, torch.minimum(ranks, counts - 1).flatten(1))  # (B, k T)
-    return memory.gather(1, index.unsqueeze(-1).expand(-1, -1, memory.shape[-1])).view(-1, width, memory.shape[-1])
 
 
 class LengthDifference(nn.Module):
@@ -230,7 +211,7 @@ class VaswaniNatModel(EncoderDecoder):
     _supports_flex_attn = False
 
 
-class LengthDifferenceHead(NarHead):
+class LengthDifferenceHead(LengthHead):
     """Head that predicts a length difference and starts its decoder with a soft copy of the source."""
 
     config_class = LengthDifferenceConfig
@@ -243,14 +224,14 @@ class LengthDifferenceHead(NarHead):
         self.length_difference = LengthDifference(config.d_model, self.num_length_classes)
         self.post_init()
 
-    def read_source(self, states: Tensor, attention_mask: Tensor | None) -> EncodedSource:
+    def read_source(self, states: Tensor, attention_mask: Tensor | None) -> MeasuredSource:
         """Return the encoder's output (B, S, d_model) with the logits of the length difference."""
         is_real = real_tokens(attention_mask, states)
         logits = self.length_difference(states, is_real)  # (B, C)
         first_length = is_real.sum(1) + self.config.min_length_difference
-        return EncodedSource(states, attention_mask, is_real, logits, first_length)
+        return MeasuredSource(states, attention_mask, is_real, logits, first_length)
 
-    def make_target(self, source: EncodedSource, given: TargetInputs) -> Target:
+    def make_target(self, source: MeasuredSource, given: TargetInputs) -> Target:
         num_items, states = given.num_items, given.inputs_embeds
         if given.labels is not None and num_items is None:
             num_items = given.labels.ne(-100).sum()
@@ -262,20 +243,21 @@ class LengthDifferenceHead(NarHead):
         target.decoder_inputs["inputs_embeds"] = states
         return target
 
-    def decoder_input(self, source: EncodedSource, mask: Tensor, temperature: float = 0.0) -> Tensor:
+    def decoder_input(self, source: MeasuredSource, mask: Tensor, temperature: float = 0.0) -> Tensor:
         """Return the decoder input (k B, T, d_model) of targets of `mask` (k B, T): the soft copy of the source."""
         return soft_copy(source.memory, source.is_real, mask)
 
-    def training_input(self, source: EncodedSource, target: Target, labels: Tensor, draws: dict[str, Any]) -> Tensor:
+    def training_input(self, source: MeasuredSource, target: Target, labels: Tensor, draws: dict[str, Any]) -> Tensor:
         """Return the decoder input (k B, T, d_model) in training; it may change the labels of `target`."""
         raise NotImplementedError
 
-    def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
+    def decode_targets(self, source: MeasuredSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
         """Predict a target for each of `lengths` (l B,), all words in parallel."""
         mask = canvas(lengths)  # (l B, T)
         inputs_embeds = self.decoder_input(source, mask, settings.latent_temperature)
         states = self.run_decoder(source, mask, inputs_embeds=inputs_embeds)[0]
-        tokens, log_probs = self.read_words(states, lengths, mask.bool(), settings, settings.reads_scores)
+        suppressed, has_scores = settings.suppress_tokens, settings.reads_scores
+        tokens, log_probs = self.read_words(states, lengths, mask.bool(), suppressed, has_scores)
         return NarTargets(tokens, log_probs, [tokens])
 
 
@@ -295,7 +277,7 @@ class VaswaniNatForConditionalGeneration(LengthDifferenceHead):
     further_arguments = ("glancing_draws",)
     glancing_ratio: float = 0.0
 
-    def training_input(self, source: EncodedSource, target: Target, labels: Tensor, draws: dict[str, Any]) -> Tensor:
+    def training_input(self, source: MeasuredSource, target: Target, labels: Tensor, draws: dict[str, Any]) -> Tensor:
         """Return the soft copy (k B, T, d_model), with the reference words that GLAT shows; these have no loss."""
         inputs_embeds = self.decoder_input(source, target.mask)
         if self.glancing_ratio == 0:
@@ -307,7 +289,7 @@ class VaswaniNatForConditionalGeneration(LengthDifferenceHead):
 
     @torch.no_grad()
     def glance(
-        self, source: EncodedSource, inputs_embeds: Tensor, labels: Tensor, draws: Tensor | None = None
+        self, source: MeasuredSource, inputs_embeds: Tensor, labels: Tensor, draws: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the positions (k B, T) of the reference words to show, and the accuracy of the first pass.
 

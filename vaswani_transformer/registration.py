@@ -6,6 +6,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoToken
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from .cmlm import VaswaniCmlmForConditionalGeneration
+from .ctc import VaswaniCtcForConditionalGeneration
 from .flowseq import VaswaniFlowSeqForConditionalGeneration
 from .iterative_vae import VaswaniIterativeVaeForConditionalGeneration
 from .model import VaswaniTransformerForConditionalGeneration
@@ -16,6 +17,7 @@ from .tokenizer import VaswaniTransformerTokenizer
 FAMILIES = (
     VaswaniTransformerForConditionalGeneration,
     VaswaniNatForConditionalGeneration,
+    VaswaniCtcForConditionalGeneration,
     VaswaniCmlmForConditionalGeneration,
     VaswaniIterativeVaeForConditionalGeneration,
     VaswaniFlowSeqForConditionalGeneration,

@@ -67,6 +67,9 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "VaswaniNatConfig": (),
         "VaswaniNatForConditionalGeneration": ("forward", "generate"),
         "VaswaniNatModel": (),
+        "VaswaniCtcConfig": (),
+        "VaswaniCtcForConditionalGeneration": ("forward",),
+        "VaswaniCtcModel": (),
         "VaswaniIterativeVaeConfig": (),
         "VaswaniIterativeVaeForConditionalGeneration": ("forward",),
         "VaswaniIterativeVaeModel": (),
@@ -118,6 +121,7 @@ The fields of `config.json`, without those that all of Transformers' configurati
 CONFIGURATIONS = {
     "VaswaniTransformerConfig": "",
     "VaswaniNatConfig": "These, and those of `VaswaniTransformerConfig`:\n\n",
+    "VaswaniCtcConfig": "These, and those of `VaswaniTransformerConfig`:\n\n",
     "VaswaniIterativeVaeConfig": "These, and those of `VaswaniTransformerConfig`:\n\n",
     "VaswaniFlowSeqConfig": "These, and those of `VaswaniTransformerConfig`:\n\n",
     "VaswaniCmlmConfig": "These, and those of `VaswaniTransformerConfig`:\n\n",

@@ -22,6 +22,7 @@ from tests.golden import FOLDER, TEXTS, first_pairs, load, numbers, translations
 from tests.helpers import PAIRS
 from vaswani_transformer import (
     VaswaniCmlmConfig,
+    VaswaniCtcConfig,
     VaswaniFlowSeqConfig,
     VaswaniIterativeVaeConfig,
     VaswaniNatConfig,
@@ -71,6 +72,7 @@ GOLDEN = {
         saving={"max_shard_size": "8KB"},
     ),
     "nat": Golden(VaswaniNatConfig, search={"length_beam_size": 3}),
+    "ctc": Golden(VaswaniCtcConfig),
     "cmlm": Golden(
         VaswaniCmlmConfig, fields={"max_target_length": 12}, search={"num_iterations": 3, "length_beam_size": 2}
     ),
@@ -114,9 +116,11 @@ def make(golden: Golden, folder: Path) -> None:
 
 
 def least_probability(computed: dict[str, Tensor]) -> float:
-    """Return the smallest probability that a token of the labels, or the likeliest length, has."""
-    labels = computed["labels"]
-    likely = [computed["logits"].softmax(-1).gather(-1, labels.clamp(min=0)[..., None])[labels.ne(-100)].min()]
+    """Return the smallest probability that a token of the labels, a slot's best token or the likeliest length has."""
+    labels, probabilities = computed["labels"], computed["logits"].softmax(-1)
+    if "is_slot" in computed:
+        return probabilities.amax(-1)[computed["is_slot"]].min().item()
+    likely = [probabilities.gather(-1, labels.clamp(min=0)[..., None])[labels.ne(-100)].min()]
     if "length_logits" in computed:
         likely.append(computed["length_logits"].softmax(-1).amax(-1).min())
     return min(probability.item() for probability in likely)

@@ -1,18 +1,22 @@
 """Complete runs of the models that predict all words at once: their folders, logs, schedules, resuming and steps."""
 
 import json
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
 from tests.helpers import load_tokenizer, run_main
 from tests.training import runs
-from training.families import FAMILIES, FlowTrainer
+from training.families import FAMILIES, FlowTrainer, fits_into_slots
+from training.recipe import load_recipe
 from training.train import main
 from vaswani_transformer.support.modes import eval_mode
 
@@ -22,8 +26,13 @@ SETTINGS = {
         *("--model.kind=nat", "--training.glancing=[0.9, 0.5]", "--decoding.length_beam_size=3"),
         "--training.optimizer=radam",
     ],
+    "CTC": ["--model.kind=ctc", "--training.glancing=[0.9, 0.5]"],
     "CMLM": ["--model.kind=cmlm", "--decoding.num_iterations=3", "--training.evaluation_iterations=2"],
-    "IterativeVAE": ["--model.kind=iterative_vae", "--model.decoder_layers=2", "--training.kl_warmup_steps=8"],
+    "IterativeVAE": ["--model.kind=iterative_vae", "--model.decoder_layers=2"],
+    "discrete": [
+        *("--model.kind=iterative_vae", "--model.latent=discrete", "--model.decoder_layers=2"),
+        "--training.kl_warmup_steps=8",
+    ],
     "FlowSeq": [
         *("--model.kind=flowseq", "--model.flow_steps=1"),
         *("--training.decoder_steps=4", "--training.kl_warmup_steps=3"),
@@ -31,8 +40,10 @@ SETTINGS = {
 }
 LOGGED = {
     "GLAT": {"length_loss", "glancing_accuracy"},
+    "CTC": {"glancing_accuracy"},
     "CMLM": {"length_loss"},
-    "IterativeVAE": {"length_loss", "kl_loss", "layer_loss_1", "layer_loss_2", "layer_kl_2"}
+    "IterativeVAE": {"length_loss", "bound", "layer_loss_1", "layer_loss_2", "layer_kl_2"},
+    "discrete": {"length_loss", "kl_loss", "layer_loss_1", "layer_loss_2", "layer_kl_2"}
     | {"prior_weight_2", "hint_weight_2"},
     "FlowSeq": {"length_loss", "token_loss"},
 }
@@ -74,7 +85,7 @@ def test_run_leaves_a_folder_that_loads_and_decodes(finished: FolderOf, family: 
     assert len(tokenizer) == model.config.vocab_size
     for saved in (folder, *(folder / "checkpoints").iterdir()):
         search = json.loads((saved / "generation_config.json").read_text())
-        assert search["length_beam_size"] == (3 if family == "GLAT" else 1)
+        assert search.get("length_beam_size") == {"GLAT": 3, "CTC": None}.get(family, 1)
         assert search.get("num_iterations") == (3 if family == "CMLM" else None)
         assert not search.keys() & {"max_length", "num_beams", "length_penalty", "max_source_relative_length"}
     assert model.generate(**tokenizer(["one tree"], return_tensors="pt")).shape[0] == 1
@@ -87,13 +98,20 @@ def test_log_has_the_parts_of_the_loss_at_every_step(finished: FolderOf, family:
     assert [entry["step"] for entry in entries] == list(range(1, 10))
     for entry in entries:
         assert LOGGED[family] <= entry.keys()
-        assert 0 < entry["length_loss"] < entry["loss"]
+        assert family == "CTC" or 0 < entry["length_loss"] < entry["loss"]
     if family == "FlowSeq":
         assert ["kl_loss" in entry for entry in entries] == [False] * 4 + [True] * 5
         for entry, scale in zip(entries, [0, 0, 0, 0, 1 / 3, 2 / 3, 1, 1, 1], strict=True):
             total = entry["token_loss"] + entry["length_loss"] + scale * entry.get("kl_loss", 0)
             assert entry["loss"] == pytest.approx(total, rel=1e-5)
     if family == "IterativeVAE":
+        for entry in entries:
+            total = entry["layer_loss_1"] + entry["layer_loss_2"] + entry["length_loss"]
+            assert entry["loss"] == pytest.approx(total, rel=1e-5)
+            assert entry["bound"] == pytest.approx(entry["layer_loss_2"] + entry["layer_kl_2"], rel=1e-5)
+        validation = runs.results_in(finished(family))["validation"]
+        assert 0 < validation["layer_kl_2"] < validation["bound"]
+    if family == "discrete":
         first = entries[0]
         assert first["kl_loss"] == pytest.approx(first["layer_kl_2"], rel=1e-5)  # the last layer's weight is 1
         for step, entry in enumerate(entries):
@@ -102,20 +120,27 @@ def test_log_has_the_parts_of_the_loss_at_every_step(finished: FolderOf, family:
 
 
 @pytest.mark.slow
-def test_validation_loss_is_that_of_a_pass_that_sees_no_word(finished: FolderOf) -> None:
-    """The oracle, without the Trainer, is each pair by itself, in evaluation mode, with the length of the reference."""
-    folder = finished("CMLM")
+@pytest.mark.parametrize("family", ["CMLM", "CTC"])
+def test_validation_loss_is_that_of_a_pass_that_sees_no_word(finished: FolderOf, family: str) -> None:
+    """The oracle, without the Trainer, is each pair by itself, in evaluation mode; a CMLM gets the reference's length.
+
+    The loss of a CTC model is a likelihood, and so has a perplexity.
+    """
+    folder = finished(family)
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder).eval(), load_tokenizer(folder)
     total, tokens = 0.0, 0
     for text in runs.LANGUAGE:
         batch = tokenizer(text, text_target=text[::-1], return_tensors="pt")
         total += model(**batch).token_loss.item() * batch["labels"].numel()
         tokens += batch["labels"].numel()
-    assert total / tokens == pytest.approx(runs.results_in(folder)["validation"]["loss"], rel=1e-5)
+    validation = runs.results_in(folder)["validation"]
+    assert total / tokens == pytest.approx(validation["loss"], rel=1e-5)
+    perplexity = pytest.approx(math.exp(total / tokens), rel=1e-4) if family == "CTC" else None
+    assert validation.get("perplexity") == perplexity
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "step"), [("GLAT", 3), ("CMLM", 3), ("IterativeVAE", 3), ("FlowSeq", 6)])
+@pytest.mark.parametrize(("family", "step"), [*((family, 3) for family in list(SETTINGS)[:-1]), ("FlowSeq", 6)])
 def test_run_resumes_to_the_bit_from_the_middle_of_an_epoch(
     arguments: list[str], finished: FolderOf, tmp_path: Path, family: str, step: int
 ) -> None:
@@ -144,6 +169,37 @@ def test_rate_of_a_schedule_depends_on_the_step_alone(
     trainer = runs.trainer_in(arguments, tmp_path / "run", f"--model.kind={kind}", "--training.steps=10", *more)
     for step, value in expected.items():
         assert list(trainer.step_attributes(step).values()) == [pytest.approx(value)]
+
+
+# The slots of CTC
+
+
+def test_pair_fits_if_its_words_and_repetitions_fit_into_the_slots(arguments: list[str]) -> None:
+    """The end token needs no slot, and a repetition within a target needs a blank; a pair's end and start do not."""
+    recipe = load_recipe(arguments[0], [*arguments[1:], "--model.kind=ctc"])
+    sources = [[5, 2], [5, 2], [5, 2], [5, 2], [2]]
+    labels = [[7, 8, 9, 7, 2], [7, 8, 9, 7, 8, 2], [7, 7, 8, 2], [7, 7, 8, 8, 2], [2]]
+    pairs = Dataset.from_dict({"input_ids": sources, "labels": labels})
+    assert fits_into_slots(recipe, pairs).tolist() == [True, False, True, False, True]
+    assert fits_into_slots(recipe, pairs.select([3, 0])).tolist() == [False, True]
+    assert fits_into_slots(replace(recipe, model={"kind": "ctc", "upsampling": 3}), pairs).all()
+
+
+@pytest.mark.slow
+def test_targets_that_a_model_cannot_produce_are_counted_and_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are dropped from training only; elsewhere they have no loss, and their tokens do not count."""
+    texts = [*runs.LANGUAGE, "0011"]
+    arguments = runs.make_arguments(tmp_path, train=texts, validation=texts)
+    given = [*arguments, "--model.kind=ctc", "--model.upsampling=1", "--training.steps=3"]
+    with caplog.at_level("WARNING"):
+        runs.train_in(given, tmp_path / "run")
+    lines = [record.getMessage() for record in caplog.records]
+    (dropped,) = [line for line in lines if line.startswith("Dropped: in training, ")]
+    (left_out,) = [line for line in lines if line.startswith("No loss: in validation, ")]
+    assert dropped.partition("training, ")[2] == left_out.partition("validation, ")[2]
+    assert math.isfinite(runs.results_in(tmp_path / "run")["validation"]["loss"])
 
 
 # The start of FlowSeq's flow
@@ -211,13 +267,14 @@ def test_flowseq_on_two_processes_starts_one_flow_and_resumes_to_the_bit(argumen
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["AR", "FlowSeq", "ENGINE"])
+@pytest.mark.parametrize("family", ["AR", "IterativeVAE", "FlowSeq", "ENGINE"])
 def test_steps_are_the_same_on_two_processes_in_two_micro_batches_each(
     arguments: list[str], teacher: Path, tmp_path: Path, family: str
 ) -> None:
-    """Masks, glancing and latents belong to a pair. An IterativeVAE draws in its layers, as dropout does."""
+    """Masks, glancing and latents belong to a pair. A discrete latent draws in its layers, as dropout does."""
     settings = {
         "AR": [],
+        "IterativeVAE": [*SETTINGS["IterativeVAE"], "--model.latent_dropout=0.0"],
         "FlowSeq": [*SETTINGS["FlowSeq"], "--training.decoder_steps=1"],
         "ENGINE": ["--model.kind=cmlm", f"--training.energy_from={teacher}", f"--tokenizer.path={teacher}"],
     }[family]

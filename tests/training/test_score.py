@@ -11,7 +11,7 @@ import torch
 import yaml
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from tests.builders import FAMILY, family_of_pairs, tiny_marian
+from tests.builders import LENGTH_FAMILY, family_of_pairs, tiny_marian
 from tests.helpers import (
     PAIRS,
     Run,
@@ -135,14 +135,31 @@ def mean_loss(model: Any, tokenizer: Any, name: str) -> tuple[float, int]:
     return total / count, count
 
 
-@pytest.mark.parametrize("family", FAMILY)
-def test_model_that_predicts_all_words_at_once_has_no_perplexity(score: Score, tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize("family", LENGTH_FAMILY)
+def test_model_that_predicts_a_length_has_no_perplexity(score: Score, tmp_path: Path, family: str) -> None:
     model, tokenizer = family_of_pairs(family)
     model.generation_config = GenerationConfig(pad_token_id=1, eos_token_id=2, bos_token_id=0)
     scores, output = score(model=save(tmp_path / "model", model, tokenizer))
     assert not {"perplexity", "loss"} & set(scores)
     assert scores["nll_at_gold_length"] == pytest.approx(mean_loss(model, tokenizer, "token_loss")[0], rel=1e-4)
     assert f"{'nll_at_gold_length':<24} {scores['nll_at_gold_length']:>10.3f}\n" in output
+
+
+def test_likelihood_of_ctc_leaves_out_impossible_targets_and_counts_them(score: Score, tmp_path: Path) -> None:
+    model, tokenizer = family_of_pairs("ctc", upsampling=1)
+    scores, _ = score(model=save(tmp_path / "model", model, tokenizer))
+    total = count = impossible = 0
+    for source, reference in zip(SOURCES, REFERENCES, strict=True):
+        pair = tokenizer([source], text_target=[reference], return_tensors="pt")
+        loss, tokens = model(**pair).sentence_losses.item(), pair["labels"].shape[1]
+        if math.isinf(loss):
+            impossible += 1
+        else:
+            total, count = total + loss, count + tokens
+    assert impossible > 0
+    assert (scores["impossible_targets"], scores["target_tokens"]) == (impossible, count)
+    assert scores["loss"] == pytest.approx(total / count, rel=1e-4)
+    assert scores["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-3)
 
 
 def test_perplexity_is_per_target_token_including_the_end(score: Score) -> None:

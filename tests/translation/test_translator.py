@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import FSMTConfig, FSMTForConditionalGeneration, GenerationConfig
 
-from tests.builders import FAMILY, family_of_pairs, small_model, tiny_marian
+from tests.builders import FAMILY, LENGTH_FAMILY, family_of_pairs, small_model, tiny_marian
 from tests.helpers import FLOAT32, WITH_SCORES, ModelAndTokenizer, model_of_pairs, paper_model_of_pairs, tiny_model
 from tests.translation.commands import SOURCES, TARGETS
 from vaswani_transformer import VaswaniTransformerTokenizer
@@ -150,10 +150,12 @@ def test_search_of_a_record_is_the_complete_search(name: str) -> None:
     """The same model with the record as its only settings has the same translations."""
     (model, tokenizer), is_autoregressive = family(name), name not in FAMILY
     saved = {"max_length": 512, "suppress_tokens": [5, 9]}
-    saved |= {"num_beams": 4, "forced_eos_token_id": 2} if is_autoregressive else {"length_beam_size": 3}
+    saved |= {"num_beams": 4, "forced_eos_token_id": 2} if is_autoregressive else {}
+    saved |= {"length_beam_size": 3} if name in LENGTH_FAMILY else {}
     model.generation_config = model.config.make_generation_config(**saved)
     limit = {"max_source_relative_length": 3}
-    call = {"length_penalty": 0.6, "length_penalty_type": "gnmt"} if is_autoregressive else {"length_beam_size": 2}
+    call = {"length_penalty": 0.6, "length_penalty_type": "gnmt"} if is_autoregressive else {}
+    call |= {"length_beam_size": 2} if name in LENGTH_FAMILY else {}
     settings: dict[str, Any] = {"generation_config": GenerationConfig(**limit), **call}
     search = Translator(model, tokenizer, **settings).settings.search()
     expected = [translation.text for translation in translate(model, tokenizer, SOURCES, **settings)]
@@ -166,7 +168,7 @@ def test_search_of_a_record_is_the_complete_search(name: str) -> None:
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_model_that_saves_no_limit_has_targets_of_more_than_twenty_tokens(name: str, trained: bool) -> None:
-    """An autoregressive model has the paper's limit, and the others predict a length."""
+    """An autoregressive model has the paper's limit, a CTC model that of its slots, and the others predict a length."""
     model, tokenizer = family(name)
     model.generation_config = model.config.make_generation_config()
     if trained:  # Seq2SeqTrainer writes Transformers' defaults into it, a max_length of 20 among them
@@ -174,7 +176,13 @@ def test_model_that_saves_no_limit_has_targets_of_more_than_twenty_tokens(name: 
         model.generation_config.update(**defaults, defaults_only=True)
     settings: dict[str, Any] = {"suppress_tokens": [tokenizer.eos_token_id]}
     expected = len(tokenizer("hello world")["input_ids"]) + 50
-    if name in FAMILY:
+    if name == "ctc":
+        source = len(tokenizer("hello world")["input_ids"])
+        settings, expected = {}, 12 * source + 1
+        model.config.upsampling = 12
+        words = torch.arange(expected - 1) % 2 + 70
+        model.most_likely_words = lambda states, *_: (words.expand(len(states), -1), states.new_zeros(states.shape[:2]))
+    elif name in FAMILY:
         settings, expected = {}, 30
         model.best_lengths = lambda source, beam: torch.full((len(source.lengths), beam), expected)
     (translation,) = translate(model, tokenizer, ["hello world"], **settings)

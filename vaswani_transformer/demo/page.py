@@ -97,7 +97,8 @@ def setting_inputs(model: PreTrainedModel) -> dict[str, Any]:
     sliders, inputs = {"num_beams": ("Beams", MAX_BEAMS)}, {}
     if is_non_autoregressive(model):
         sliders = {"num_iterations": ("Iterations", MAX_BEAMS)} if "num_iterations" in model.family_settings else {}
-        sliders["length_beam_size"] = ("Candidate lengths", min(MAX_BEAMS, model.num_length_classes))
+        if model.num_length_classes > 1:
+            sliders["length_beam_size"] = ("Candidate lengths", min(MAX_BEAMS, model.num_length_classes))
     for name, (label, most) in sliders.items():
         value = getattr(model.generation_config, name, None) or 1
         inputs[name] = gr.Slider(1, max(most, value), value, step=1, precision=0, label=label)

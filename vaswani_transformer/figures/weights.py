@@ -68,11 +68,15 @@ class AttentionMaps:
 
 
 class Pass(NamedTuple):
-    """One pass of a model: T input and predicted tokens, and N weights (1, H, Q, K) of each of `STACKS`."""
+    """One pass of a model: T input and predicted tokens, N weights (1, H, Q, K) of each of `STACKS`, and the target.
+
+    The predicted tokens of a CTC model are those of its slots, which collapse to the target.
+    """
 
     inputs: list[int]
     labels: list[int]
     weights: list[Sequence[Tensor]]
+    target: list[int]
 
 
 def pass_of_target(model: Any, batch: dict[str, Tensor], labels: Tensor) -> Pass:
@@ -81,7 +85,7 @@ def pass_of_target(model: Any, batch: dict[str, Tensor], labels: Tensor) -> Pass
     with eager_attention(model):
         outputs = model(**batch, decoder_input_ids=inputs, output_attentions=True, use_cache=False, return_dict=True)
     weights = [outputs.encoder_attentions, outputs.decoder_attentions, outputs.cross_attentions]
-    return Pass(inputs[0].tolist(), labels[0].tolist(), weights)
+    return Pass(inputs[0].tolist(), labels[0].tolist(), weights, labels[0].tolist())
 
 
 @contextmanager
@@ -105,16 +109,17 @@ def last_pass(model: NarHead, batch: dict[str, Tensor], generate_kwargs: dict[st
         output = cast(Any, model).generate(**batch, **settings)
     is_refined = "num_iterations" in model.family_settings
     inputs, decoded = passes[len(output.history) - 1 if is_refined else 0]  # FlowSeq's later passes rank targets
-    length, tokens = int(output.lengths[0]), batch["input_ids"].shape[1]
+    target = output.sequences[0, 1 : 1 + int(output.lengths[0])].tolist()
+    labels = output.path[0].tolist() if "path" in output else target
+    length, tokens = len(labels), batch["input_ids"].shape[1]
     row = inputs["attention_mask"].sum(1).tolist().index(length)
-    labels = output.sequences[0, 1 : 1 + length].tolist()
     read = labels if inputs.get("input_ids") is None else inputs["input_ids"][row, :length].tolist()
     weights = [
         [layer[..., -tokens:, -tokens:] for layer in encoded[0][1].attentions],  # a CMLM's length token comes first
         [layer[row : row + 1, :, :length, :length] for layer in decoded.attentions],
         [layer[row : row + 1, :, :length] for layer in decoded.cross_attentions],
     ]
-    return Pass(read, labels, weights)
+    return Pass(read, labels, weights, target)
 
 
 @torch.no_grad()
@@ -159,7 +164,7 @@ def attention_maps(
     weights = {stack: torch.cat(list(layers)).float().cpu().numpy() for stack, layers in stacks}
     return AttentionMaps(
         source=source,
-        target=cast(str, tokenizer.decode(shown.labels, skip_special_tokens=True)) if target is None else target,
+        target=cast(str, tokenizer.decode(shown.target, skip_special_tokens=True)) if target is None else target,
         source_tokens=display_tokens(tokenizer, batch["input_ids"][0].tolist()),
         input_tokens=display_tokens(tokenizer, shown.inputs),
         output_tokens=display_tokens(tokenizer, shown.labels),

@@ -15,6 +15,11 @@ def is_non_autoregressive(model: object) -> TypeGuard[NarHead]:
     return not getattr(model, "is_autoregressive", True)
 
 
+def has_likelihood(model: object) -> bool:
+    """Return whether a model's loss is the negative log-likelihood of a target, so that it has a perplexity."""
+    return getattr(model, "has_likelihood", not is_non_autoregressive(model))
+
+
 Mode = Callable[[PreTrainedModel], Callable[[], None]]
 """Function that switches a model to a mode, and returns the function that restores it."""
 LOCK = threading.Lock()

@@ -1,0 +1,255 @@
+"""CTC: loss, best alignment and `generate()` against plain Python over all paths, slots, glancing.
+
+B batch, S source, T target, U slots, V vocabulary.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.builders import END, targets, tiny_ctc
+from tests.helpers import FLOAT32, padded_batch, random_tokens, source_batch
+from vaswani_transformer import ctc
+from vaswani_transformer.alignments import NO_TARGET, best_states, words_of
+
+BLANK = 1
+
+
+def collapse(path: Sequence[int]) -> tuple[int, ...]:
+    """Return the words of a path: one token for equal neighbors, without blanks."""
+    return tuple(token for i, token in enumerate(path) if token != BLANK and (i == 0 or token != path[i - 1]))
+
+
+def likelihoods(log_probs: Tensor) -> dict[tuple[int, ...], float]:
+    """Return the probability of every target under log-probabilities (U, V), a sum over all paths."""
+    sums: dict[tuple[int, ...], float] = {}
+    rows = log_probs.tolist()
+    for path in itertools.product(range(log_probs.shape[1]), repeat=len(rows)):
+        target = collapse(path)
+        score = sum(row[token] for row, token in zip(rows, path, strict=True))
+        sums[target] = sums.get(target, 0.0) + math.exp(score)
+    return sums
+
+
+def labels_of(*rows: Sequence[int]) -> Tensor:
+    """Return labels (B, T) of the words of each row, with its end."""
+    width = max(map(len, rows)) + 1
+    return torch.tensor([[*row, END, *[-100] * (width - 1 - len(row))] for row in rows])
+
+
+def sharp(**fields: Any) -> Any:
+    """Return a model in float64 with probabilities far from uniform."""
+    model = tiny_ctc(d_model=8, d_ff=8, num_heads=2, dropout=0.0, **fields).double()
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        for weight in model.parameters():
+            weight.data.normal_()
+    return model
+
+
+TARGETS: list[list[int]] = [[3], [], [4, 4], [3, 4, 3], [4, 3, 3], [3, 4, 5, 3]]
+
+
+@pytest.mark.parametrize("words", TARGETS, ids=str)
+def test_loss_is_the_likelihood_summed_over_all_paths(words: list[int]) -> None:
+    """Two source tokens have four slots, in a batch whose other source has two."""
+    model = sharp(vocab_size=6)
+    tokens, mask = padded_batch([1, 2], "left")
+    tokens = tokens.clamp(max=5)
+    batch = {"input_ids": tokens, "attention_mask": mask, "labels": labels_of([4], words)}
+    outputs = model(**batch)
+    log_probs = outputs.logits.detach().log_softmax(-1)
+    expected = likelihoods(log_probs[1, :4])
+    assert sum(expected.values()) == pytest.approx(1)
+    summed = -math.log(likelihoods(log_probs[0, :2])[4,]) - math.log(expected[tuple(words)])
+    assert outputs.loss.item() == pytest.approx(summed / (2 + len(words) + 1), rel=1e-9)
+    torch.testing.assert_close(model(**batch, skip_logits=True).token_loss, outputs.loss)
+
+
+def test_target_that_needs_more_slots_has_no_loss() -> None:
+    """Three equal words need five slots, and two source tokens have four."""
+    model, source = sharp().train(), random_tokens(2, 2)
+    labels = labels_of([7, 8], [7, 7, 7])
+    alone = model(input_ids=source[:1], labels=labels[:1, :3]).loss
+    together = model(input_ids=source, labels=labels).loss
+    torch.testing.assert_close(together, alone)
+    together.backward()
+    assert all(bool(weight.grad.isfinite().all()) for weight in model.parameters())
+    torch.testing.assert_close(model(input_ids=source, labels=labels, num_items_in_batch=7).loss, alone * 3 / 7)
+    assert float(model.eval()(input_ids=source[1:], labels=labels[1:]).loss) == 0
+
+
+def test_words_are_the_labels_without_the_end_and_repetitions_need_a_blank() -> None:
+    words = words_of(torch.tensor([[5, 5, 6, END], [5, 6, 6, 6], [END, -100, -100, -100], [-100] * 4]), [END], BLANK)
+    assert words.tokens.tolist() == [[5, 5, 6, BLANK], [5, 6, 6, 6], [BLANK] * 4, [BLANK] * 4]
+    assert words.counts.tolist() == [3, 4, 0, 0]
+    assert words.needed_slots.tolist() == [4, 6, 0, NO_TARGET]
+
+
+@pytest.mark.parametrize("words", TARGETS, ids=str)
+def test_best_alignment_is_the_best_of_all_paths(words: list[int]) -> None:
+    """Paths of other tokens collapse to other targets, so that four tokens suffice."""
+    log_probs = torch.randn(2, 6, 6, dtype=torch.float64).log_softmax(-1)
+    states = [BLANK, *(token for word in words for token in (word, BLANK)), *[BLANK] * (10 - 2 * len(words))]
+    tokens, slots = torch.tensor([states, states]), torch.tensor([6, 5])
+    may_skip = torch.tensor([False, False, *(states[i] != states[i - 2] for i in range(2, 11))]).expand(2, -1)
+    state_scores = log_probs.gather(2, tokens[:, None].expand(-1, 6, -1))
+    found = tokens.gather(1, best_states(state_scores, may_skip, slots, torch.full((2,), len(words))))
+    for row in range(2):
+        size = int(slots[row])
+        rows = log_probs[row, :size].tolist()
+        paths = [path for path in itertools.product((BLANK, 3, 4, 5), repeat=size) if collapse(path) == tuple(words)]
+        best = max(paths, key=lambda path: sum(scores[token] for scores, token in zip(rows, path, strict=True)))
+        assert found[row, :size].tolist() == list(best)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_generated_targets_are_the_most_likely_path_collapsed(side: str) -> None:
+    """Scores of the tokens add up to that of the path, and special tokens are never predicted."""
+    model = sharp(vocab_size=12, upsampling=3)
+    tokens, mask = padded_batch([6, 2, 4], side)
+    tokens = tokens.clamp(max=11)
+    generated = model.generate(tokens, attention_mask=mask, return_dict_in_generate=True, return_history=True)
+    assert torch.equal(generated.sequences, model.generate(tokens, attention_mask=mask))
+    assert torch.equal(generated.history[0], generated.sequences)
+    logits = model(input_ids=tokens, attention_mask=mask).logits
+    for row, size in enumerate((18, 6, 12)):
+        log_probs = logits[row, :size].log_softmax(-1)
+        allowed = log_probs.index_fill(1, torch.tensor([0, END]), -math.inf)
+        path = allowed.argmax(-1).tolist()
+        words = [*collapse(path), END]
+        assert generated.path[row].tolist() == path + [BLANK] * (18 - size)
+        assert generated.lengths[row] == len(words)
+        padding = [BLANK] * (generated.sequences.shape[1] - 1 - len(words))
+        assert generated.sequences[row].tolist() == [0, *words, *padding]
+        score = sum(float(log_probs[slot, token]) for slot, token in enumerate(path))
+        assert float(generated.sequences_scores[row]) == pytest.approx(score)
+        assert float(generated.token_scores[row].sum()) == pytest.approx(score)
+
+
+def test_score_of_a_token_is_that_of_its_slots_and_the_blanks_before_it() -> None:
+    model, path = tiny_ctc(), [[BLANK, 5, 5, BLANK, 5, 6, BLANK, BLANK]]
+    scores = torch.tensor([[1.0, 2, 4, 8, 16, 32, 64, 128]])
+    model.most_likely_words = lambda *_: (torch.tensor(path), scores)
+    call: dict[str, Any] = {"return_dict_in_generate": True}
+    generated = model.generate(random_tokens(1, 4), **call)
+    assert generated.sequences.tolist() == [[0, 5, 5, 6, END]]
+    assert generated.token_scores.tolist() == [[7, 24, 32, 192]]
+    limited = model.generate(random_tokens(1, 4), max_new_tokens=2, **call)
+    assert limited.sequences.tolist() == [[0, 5, END]]
+    assert limited.token_scores.tolist() == [[7, 248]]
+
+
+def test_chunks_of_sentences_give_the_same_loss_and_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sentence alone, with log-probabilities computed again in the backward pass."""
+    model = tiny_ctc(dropout=0.0).double().train()
+    batch = source_batch([6, 3, 5, 4], labels=targets(5, 2, 7, 3))
+
+    def gradients() -> list[Tensor]:
+        return [*torch.autograd.grad(model(**batch).loss, list(model.parameters()))]
+
+    expected = gradients()
+    monkeypatch.setattr(ctc, "chunk_size", lambda device: 1)
+    torch.testing.assert_close(gradients(), expected)
+
+
+def test_label_smoothing_mixes_each_slot_with_the_uniform_distribution() -> None:
+    model, batch = tiny_ctc(dropout=0.0), source_batch([3, 2], labels=targets(4, 2))
+    outputs = model.train()(**batch, skip_logits=False)
+    log_probs = outputs.logits.log_softmax(-1)
+    uniform = -sum(log_probs[row, slot].mean() for row, size in enumerate((6, 4)) for slot in range(size)) / 6
+    expected = 0.9 * model.eval()(**batch).loss + 0.1 * uniform
+    torch.testing.assert_close(outputs.loss, expected, **FLOAT32)
+
+
+def test_glancing_shows_floor_of_rho_times_the_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first pass predicts 7 at every slot, and the best alignments are known; the last target does not fit."""
+    model, (source, mask) = tiny_ctc().train(), padded_batch([3, 2, 2], "right")
+    seven = torch.nn.Linear(32, 99)
+    torch.nn.init.zeros_(seven.weight)
+    seven.bias.data = torch.eye(99)[7]
+    monkeypatch.setattr(model, "lm_head", seven)
+    states = torch.tensor([[1, 1, 1, 2, 3, 4], [0, 1, 2, 2, 2, 2], [0, 0, 0, 0, 0, 0]])
+    monkeypatch.setattr(ctc, "best_states", lambda *_: states)  # 7 7 7 _ 8 _ and _ 7 _ _
+    words = words_of(labels_of([7, 8], [7], [7, 7, 7]), [END], BLANK)
+    encoded = model.read_source(model.encode(source, mask)[0], mask)
+    slots, shown = model.slot_mask(encoded), model.model.decoder.embed_tokens(torch.arange(99))
+    for ratio in (0.4, 1.0):
+        model.glancing_ratio = ratio
+        inputs, accuracy = model.glance(encoded, torch.zeros(3, 6, 32), slots, words)
+        seen = inputs.abs().sum(-1) > 0
+        assert seen.sum(1).tolist() == [math.floor(ratio * 3), math.floor(ratio * 3), 0]
+        assert not bool(seen[1, 4:].any())
+        for row, slot in seen.nonzero().tolist():
+            tokens = [BLANK, 7, BLANK, 8, BLANK] if row == 0 else [BLANK, 7, BLANK]
+            assert torch.equal(inputs[row, slot], shown[tokens[int(states[row, slot])]])
+        torch.testing.assert_close(accuracy, torch.tensor(1 - 6 / 10))
+    draws = torch.tensor([[0.9, 0.1, 0.2, 0.8, 0.7, 0.6], [0.4, 0.3, 0.2, 0.1, 0, 0], [0] * 6])
+    model.glancing_ratio = 0.7
+    inputs, _ = model.glance(encoded, torch.zeros(3, 6, 32), slots, words, draws)
+    assert (inputs.abs().sum(-1) > 0).nonzero().tolist() == [[0, 1], [0, 2], [1, 2], [1, 3]]
+
+
+def test_glancing_lowers_the_loss_of_training_only() -> None:
+    """A trained first step needs a hint; shown tokens keep the gradient out of the first pass."""
+    model, batch = tiny_ctc(dropout=0.0), source_batch([5, 3], labels=targets(4, 3))
+    plain = model.train()(**batch)
+    assert plain.accuracy is None
+    model.glancing_ratio = 1.0
+    glancing = model(**batch)
+    assert not torch.equal(glancing.loss, plain.loss)
+    assert 0 <= float(glancing.accuracy) <= 1
+    glancing.loss.backward()
+    evaluated = model.eval()(**batch).loss
+    model.glancing_ratio = 0.0
+    assert torch.equal(model(**batch).loss, evaluated)
+
+
+def test_several_targets_of_a_source_use_the_same_slots() -> None:
+    model, source, labels = sharp(), random_tokens(2, 3), targets(4, 2, 3, 5)
+    together = model(input_ids=source, labels=labels)
+    assert together.logits.shape[:2] == (4, 6)
+    losses = [model(input_ids=source[row // 2][None], labels=labels[row][None]).loss for row in range(4)]
+    lengths = torch.tensor([4, 2, 3, 5])
+    torch.testing.assert_close(together.loss, (torch.stack(losses) * lengths).sum() / 14)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"upsampling": 0}, "upsampling"),
+        (
+            {"eos_token_id": 1},
+            r"^eos_token_id: CTC needs an end token that is not <pad>, its blank; got 1, and 1 as pad",
+        ),
+        ({"eos_token_id": None}, "^eos_token_id: CTC needs an end token"),
+        ({"pad_token_id": None}, "^pad_token_id: no single token; got None"),
+    ],
+    ids=str,
+)
+def test_bad_field_is_an_error_that_names_it(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        tiny_ctc(**fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "default"),
+    [("length_beam_size", 2, "1"), ("num_return_sequences", 2, "1"), ("length_penalty", 0.6, "1.0")],
+)
+def test_setting_of_models_with_lengths_is_an_error(name: str, value: float, default: str) -> None:
+    message = (
+        f"^{name}: no setting of VaswaniCtcForConditionalGeneration; got {value}, expected {default}. Leave it out"
+    )
+    with pytest.raises(ValueError, match=message):
+        tiny_ctc().generate(random_tokens(1, 3), **{name: value})
+
+
+def test_learned_positions_bound_the_slots() -> None:
+    model = tiny_ctc(position_embedding="learned", max_position_embeddings=8)
+    assert model(input_ids=random_tokens(2, 3)).logits.shape[1] == 6
+    assert model(input_ids=random_tokens(2, 6)).logits.shape[1] == 8

@@ -1,0 +1,252 @@
+"""CTC, which predicts all words in one pass without predicting a length (Libovický and Helcl 2018, Gu and Kong 2021).
+
+B batch, S source, T target, k target rows per source row, U slots, V vocabulary, N sentences of a chunk, A = 2 T + 1
+states of an alignment. The decoder is the paper's without the causal mask.
+
+The decoder has `upsampling` slots per source token and predicts a word or the blank, `<pad>`, at each. Such a path
+collapses to a target: equal neighbors become one token, then the blanks are removed, so a blank must separate a word
+from its repetition. The probability of a target is the sum over the paths that collapse to it (Graves et al. 2006).
+`</s>` is in no path, because the end of the path is the end of the target.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from transformers.generation import GenerationConfig
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as DecoderOutput
+
+from .alignments import Words, best_states, words_of
+from .config import as_token_ids, positive_int
+from .loss import accumulation_dtype, chunk_size, reduce_loss
+from .model import EncoderDecoder
+from .nar import (
+    EncodedSource,
+    NarConfig,
+    NarDecoder,
+    NarGenerateOutput,
+    NarHead,
+    NarLMOutput,
+    NarSettings,
+    TargetInputs,
+    argmax,
+    canvas,
+    check_right_padded,
+    choose_positions,
+    soft_copy,
+)
+from .search import report_nan
+from .stacks import check_rows
+
+
+@strict
+class VaswaniCtcConfig(NarConfig):
+    """Hyperparameters of CTC, in addition to those of `NarConfig`; `label_smoothing` applies to each slot.
+
+    Args:
+        upsampling: number of slots per source token. They must suffice for the words of a target and a blank between
+            equal neighbors.
+    """
+
+    model_type = "vaswani_ctc"
+    keys_to_ignore_at_inference = [*NarConfig.keys_to_ignore_at_inference, "sentence_losses"]
+
+    upsampling: int = positive_int(default=2)
+
+
+class VaswaniCtcModel(EncoderDecoder):
+    """Encoder and non-autoregressive decoder with a shared embedding matrix, without predictions."""
+
+    config_class = VaswaniCtcConfig
+    decoder_class = NarDecoder
+
+
+@dataclass
+class CtcLMOutput(NarLMOutput):
+    """Output of CTC; the field below is None without labels."""
+
+    sentence_losses: Tensor | None = None  # (k B,), loss of each target; infinite if it does not fit
+
+
+@dataclass
+class CtcGenerateOutput(NarGenerateOutput):
+    """Result of `generate(return_dict_in_generate=True)`: a target per source, scored by its path's log-probability.
+
+    The `token_scores` (B, T) add up to it: that of a word includes the blanks before it, that of `</s>` the rest.
+    """
+
+    path: Tensor | None = None  # (B, U), token of each slot; blank at padding
+
+
+class VaswaniCtcForConditionalGeneration(NarHead):
+    """CTC, with `generate()` in one pass: the most likely token of each slot, collapsed.
+
+    `logits` (k B, U, V) are those of the slots, whose number depends on the source alone; `decoder_attention_mask` is
+    read only as the mask of `decoder_inputs_embeds`. In evaluation mode the `loss` is the negative log-likelihood of
+    the targets per token, counting `</s>`. Targets that do not fit into their slots have no loss.
+
+    `forward` also takes `glancing_draws` (k B, U), uniform on [0, 1), that determine the slots shown by glancing.
+
+    Attributes:
+        glancing_ratio: rho, as in NAT; glancing shows tokens of the best alignment at some slots.
+    """
+
+    config_class = VaswaniCtcConfig
+    body_class = VaswaniCtcModel
+    output_class = CtcLMOutput
+    has_likelihood = True
+    further_arguments = ("glancing_draws",)
+    glancing_ratio: float = 0.0
+
+    def __init__(self, config: VaswaniCtcConfig) -> None:
+        super().__init__(config)
+        self.blank, self.end_ids = config.token_id("pad_token_id"), as_token_ids(config.eos_token_id)
+        if not self.end_ids or self.blank in self.end_ids:
+            raise ValueError(
+                f"eos_token_id: CTC needs an end token that is not <pad>, its blank; got {config.eos_token_id}, and "
+                f"{self.blank} as pad_token_id. Set a different one."
+            )
+        self.post_init()
+
+    def slot_mask(self, source: EncodedSource) -> Tensor:
+        """Return the mask (B, U) of the slots."""
+        counts, width = self.config.upsampling * source.lengths, self.config.upsampling * source.memory.shape[1]
+        if self.config.position_embedding == "learned":
+            width = min(width, self.config.max_position_embeddings)
+        return canvas(counts, width)
+
+    def predict(
+        self, states: Tensor, attention_mask: Tensor | None, given: TargetInputs, **kwargs: Any
+    ) -> tuple[DecoderOutput, dict[str, Any]]:
+        """Return the decoder's output for all slots, the logits, and the loss of given labels."""
+        source, inputs_embeds, labels = self.read_source(states, attention_mask), given.inputs_embeds, given.labels
+        mask = None if inputs_embeds is None else self.input_mask(source, given.attention_mask, inputs_embeds)
+        mask = self.slot_mask(source) if mask is None else mask
+        words, results = None, {}
+        if labels is not None:
+            check_right_padded(labels)
+            check_rows(len(labels), len(states))
+            mask = mask.repeat_interleave(len(labels) // len(mask), dim=0)  # (k B, U)
+            words = words_of(labels.to(states.device), self.end_ids, self.blank)
+
+        if inputs_embeds is None:
+            inputs_embeds = soft_copy(states, source.is_real, mask)
+            if words is not None and self.training and self.glancing_ratio > 0:
+                draws = given.further["glancing_draws"]
+                inputs_embeds, results["accuracy"] = self.glance(source, inputs_embeds, mask, words, draws)
+        decoded = self.run_decoder(source, mask, inputs_embeds=inputs_embeds, **kwargs)
+
+        if words is None or not (self.training if given.skip_logits is None else given.skip_logits):
+            results["logits"] = self.lm_head(decoded[0])
+        if labels is not None and words is not None:
+            fits = words.needed_slots <= mask.sum(1)  # (k B,)
+            losses = self.sentence_losses(decoded[0], results.get("logits"), mask, words)
+            counted = labels.masked_fill(~fits[:, None].to(labels.device), -100)
+            loss = reduce_loss((losses * fits).sum(), counted, given.num_items)
+            results |= {"loss": loss, "token_loss": loss, "sentence_losses": losses.masked_fill(~fits, torch.inf)}
+        return decoded, results
+
+    def chunks(self, mask: Tensor, *tensors: Tensor) -> Any:
+        """Return the rows of `tensors` (k B, ...) in chunks of sentences whose logits may exist at once."""
+        size = max(1, chunk_size(mask.device) // mask.shape[1])
+        return zip(*(tensor.split(size) for tensor in tensors), strict=True)
+
+    @torch.compiler.disable  # a graph cannot contain torch's ctc_loss
+    def sentence_losses(self, states: Tensor, logits: Tensor | None, mask: Tensor, words: Words) -> Tensor:
+        """Return -log p (k B,) of each target, label-smoothed in training mode.
+
+        It is computed from logits (k B, U, V) if they are given. Else, to save memory, the logits of `states` (k B, U,
+        d_model) exist for one chunk at a time, and the backward pass recomputes them.
+        """
+        smoothing = self.config.label_smoothing if self.training else 0.0
+
+        def losses_of(values: Tensor, mask: Tensor, tokens: Tensor, slots: Tensor, counts: Tensor) -> Tensor:
+            logits = self.lm_head(values) if projects else values  # (N, U, V)
+            log_probs = logits.to(accumulation_dtype(logits.dtype)).log_softmax(-1)
+            losses = functional.ctc_loss(
+                log_probs.transpose(0, 1), tokens, slots, counts, self.blank, reduction="none", zero_infinity=True
+            )
+            uniform = -(log_probs.mean(-1) * mask).sum(1) if smoothing else 0.0  # (N,)
+            return (1 - smoothing) * losses + smoothing * uniform
+
+        projects = logits is None
+        slots, counts = torch.stack([mask.sum(1), words.counts]).cpu()  # one synchronization, not one per chunk
+        values = states if logits is None else logits
+        chunks = list(self.chunks(mask, values, mask, words.tokens, slots, counts))
+        if len(chunks) == 1 or not projects or not torch.is_grad_enabled():
+            return torch.cat([losses_of(*chunk) for chunk in chunks])
+        return torch.cat([checkpoint(losses_of, *chunk, use_reentrant=False) for chunk in chunks])
+
+    @torch.no_grad()
+    def glance(
+        self, source: EncodedSource, inputs_embeds: Tensor, mask: Tensor, words: Words, draws: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the decoder's input (k B, U, d_model) with the tokens shown, and the accuracy of the first pass.
+
+        Where c slots of the first pass differ from the best alignment, floor(rho c) of all slots get the embedding of
+        the alignment's token, which may be the blank.
+        """
+        states = self.run_decoder(source, mask, inputs_embeds=inputs_embeds)[0]  # (k B, U, d_model)
+        tokens = words.tokens.new_full((len(mask), 2 * words.tokens.shape[1] + 1), self.blank)  # (k B, A)
+        tokens[:, 1::2] = words.tokens
+        may_skip = functional.pad(tokens[:, 2:] != tokens[:, :-2], (2, 0))  # blanks are equal
+        predicted, scores = [], []
+        for chunk, choices in self.chunks(mask, states, tokens):
+            logits = self.lm_head(chunk)  # (N, U, V)
+            predicted.append(argmax(logits.flatten(0, 1)).view(logits.shape[:2]))
+            choices = choices[:, None].expand(-1, logits.shape[1], -1)
+            scores.append(logits.gather(2, choices).to(accumulation_dtype(logits.dtype)))  # (N, U, A)
+        slots, is_slot = mask.sum(1), mask.bool()
+        aligned = tokens.gather(1, best_states(torch.cat(scores), may_skip, slots, words.counts))  # (k B, U)
+
+        fits = words.needed_slots <= slots
+        mistakes = ((torch.cat(predicted) != aligned) & is_slot).sum(1) * fits  # (k B,), c
+        draws = None if draws is None else draws[:, : mask.shape[1]]  # learned positions may limit the slots
+        is_shown = choose_positions(is_slot, (self.glancing_ratio * mistakes).floor().long(), draws)
+        shown = self.model.decoder.embed_tokens(aligned).to(inputs_embeds.dtype)
+        accuracy = 1 - mistakes.sum() / (slots * fits).sum().clamp(min=1)
+        return torch.where(is_shown.unsqueeze(-1), shown, inputs_embeds), accuracy
+
+    def read_settings(self, generation_config: GenerationConfig | None, call: dict[str, Any]) -> NarSettings:
+        """Return the settings of `generate()`, which may predict the blank."""
+        settings = super().read_settings(generation_config, call)
+        settings.suppress_tokens = [token for token in settings.suppress_tokens or () if token != self.blank]
+        return settings
+
+    def decode(
+        self, states: Tensor, attention_mask: Tensor | None, settings: NarSettings
+    ) -> Tensor | NarGenerateOutput:
+        """Return the targets of the most likely paths; words beyond a length limit are dropped."""
+        source = self.read_source(states, attention_mask)
+        mask = self.slot_mask(source)
+        is_slot, is_end = mask.bool(), torch.zeros_like(mask, dtype=torch.bool)
+        states = self.run_decoder(source, mask, inputs_embeds=soft_copy(states, source.is_real, mask))[0]
+        suppressed, has_scores = settings.suppress_tokens, settings.reads_scores
+        path, log_probs = self.most_likely_words(states, is_slot, is_end, suppressed, has_scores)  # (B, U)
+        report_nan(log_probs.isnan().any(1))
+        path = path.masked_fill(~is_slot, self.blank)
+        is_word = path != self.blank
+        begins = is_word & functional.pad(path[:, 1:] != path[:, :-1], (1, 0), value=True)  # the first slot of a word
+        limits = self.length_limits(source, settings)  # (B,)
+        lengths = torch.minimum(1 + begins.sum(1), limits)[:, None]  # (B, 1), with </s>
+
+        order = begins.long().argsort(dim=1, descending=True, stable=True)
+        words = functional.pad(path.gather(1, order), (0, 1))[:, : int(lengths.max())]  # (B, T)
+        distance = torch.arange(words.shape[1], device=words.device) - lengths  # -1 at </s>
+        tokens = words.masked_fill(distance == -1, self.end_ids[0]).masked_fill(distance >= 0, self.blank)
+        sequences = functional.pad(tokens, (1, 0), value=self.config.token_id("target_start_token_id"))
+        if not settings.return_dict_in_generate:
+            return sequences
+        token_of_slot = torch.minimum(begins.cumsum(1) - is_word.long(), lengths - 1)  # (B, U)
+        return CtcGenerateOutput(
+            sequences=sequences,
+            sequences_scores=log_probs.sum(1),
+            token_scores=torch.zeros_like(tokens, dtype=log_probs.dtype).scatter_add(1, token_of_slot, log_probs),
+            lengths=lengths.squeeze(1),
+            history=sequences[None] if settings.return_history else None,
+            path=path,
+        )

@@ -1,0 +1,222 @@
+"""Length prediction, shared by NAT, IterativeVAE, FlowSeq and CMLM: their heads decode targets of given lengths.
+
+B batch, S source, T target, k target rows per source row, C length classes, l lengths of a length beam, n targets
+returned per source, V vocabulary, R iterations or refining layers. For lengths, n and m are the numbers of source and
+target tokens, both including `</s>`.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers.generation import GenerationConfig
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as DecoderOutput
+
+from .config import loss_weight
+from .generation import refuse
+from .loss import accumulation_dtype
+from .nar import (
+    LENGTH_SETTINGS,
+    EncodedSource,
+    NarConfig,
+    NarGenerateOutput,
+    NarHead,
+    NarSettings,
+    NarTargets,
+    Target,
+    TargetInputs,
+    canvas,
+    check_right_padded,
+)
+from .search import report_nan
+from .stacks import check_rows
+
+
+@strict
+class LengthConfig(NarConfig):
+    """Hyperparameters of every model that predicts a length, in addition to those of `NarConfig`.
+
+    Args:
+        length_loss_weight: weight of the length's cross-entropy relative to that of a token.
+    """
+
+    length_loss_weight: float | int = loss_weight(default=1.0)
+
+
+@dataclass
+class MeasuredSource(EncodedSource):
+    """An encoded source with its length prediction."""
+
+    length_logits: Tensor  # (B, C)
+    first_length: Tensor  # (B,), target length of class 0; each further class is one token longer
+
+
+class LengthHead(NarHead):
+    """Base class of heads that predict a length, and then the words of a target of that length."""
+
+    length_settings = LENGTH_SETTINGS
+
+    def read_source(self, states: Tensor, attention_mask: Tensor | None) -> MeasuredSource:
+        """Return the encoded source with its length prediction."""
+        raise NotImplementedError
+
+    def make_target(self, source: MeasuredSource, given: TargetInputs) -> Target:
+        """Return the target of `forward`, prepared for the decoder and the losses."""
+        raise NotImplementedError
+
+    def decode_targets(self, source: MeasuredSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
+        """Predict a target for each of `lengths` (l B,)."""
+        raise NotImplementedError
+
+    def predict(
+        self, states: Tensor, attention_mask: Tensor | None, given: TargetInputs, **kwargs: Any
+    ) -> tuple[DecoderOutput, dict[str, Any]]:
+        """Return the decoder's output for the given or predicted length, and the output's fields of all words."""
+        source = self.read_source(states, attention_mask)
+        target = self.make_target(source, given)
+        outputs = self.run_decoder(source, target.mask, **target.decoder_inputs, **kwargs)
+        token_loss, logits = self.loss_and_logits(outputs[0], target.labels, 0, given.skip_logits, target.num_items)
+        losses = {} if token_loss is None else self.losses(source, target, token_loss)
+        return outputs, {"logits": logits, **losses}
+
+    def length_classes(self, source: MeasuredSource, lengths: Tensor) -> Tensor:
+        """Return the nearest length class (k B,) of `lengths` (k B,)."""
+        first = source.first_length.repeat_interleave(len(lengths) // len(source.first_length))
+        return (lengths.clamp(min=1) - first).clamp(0, source.length_logits.shape[1] - 1)
+
+    def is_allowed(self, source: MeasuredSource, limits: Tensor | None = None) -> Tensor:
+        """Return whether each length class (B, C) is a length from 1 to `limits` (B,)."""
+        classes = torch.arange(source.length_logits.shape[1], device=source.memory.device)
+        lengths = source.first_length[:, None] + classes  # (B, C)
+        return lengths.ge(1) if limits is None else lengths.ge(1) & lengths.le(limits[:, None])
+
+    def best_lengths(self, source: MeasuredSource, count: int) -> Tensor:
+        """Return the `count` most likely target lengths (B, l) of each source, best first; impossible ones are 1."""
+        logits = source.length_logits.masked_fill(~self.is_allowed(source), float("-inf"))
+        classes = logits.sort(dim=1, descending=True, stable=True).indices[:, :count]
+        return (source.first_length[:, None] + classes).clamp(min=1)
+
+    def target_mask(self, source: MeasuredSource, given: TargetInputs) -> Tensor:
+        """Return the target mask (k B, T), from the labels, else the given mask or embeddings, else the prediction."""
+        if given.labels is not None:
+            check_right_padded(given.labels)
+            check_rows(given.labels.shape[0], source.memory.shape[0])
+            lengths = given.labels.to(source.memory.device).ne(-100).sum(1)  # (k B,)
+            return canvas(lengths, given.labels.shape[1])
+        mask = self.input_mask(source, given.attention_mask, given.inputs_embeds)
+        return canvas(self.best_lengths(source, 1).flatten()) if mask is None else mask
+
+    def losses(self, source: MeasuredSource, target: Target, token_loss: Tensor) -> dict[str, Any]:
+        """Return the `loss`, its terms, and further output fields of the model family."""
+        lengths, logits = target.mask.sum(1), source.length_logits  # (k B,), (B, C)
+        logits = logits.to(accumulation_dtype(logits.dtype)).repeat_interleave(len(lengths) // len(logits), dim=0)
+        losses = nn.functional.cross_entropy(logits, self.length_classes(source, lengths), reduction="none")  # (k B,)
+        length_loss = target.mean((losses * (lengths > 0)).sum())
+        loss = token_loss + self.config.length_loss_weight * length_loss
+        return {"loss": loss, "token_loss": token_loss, "length_loss": length_loss, **target.outputs}
+
+    def read_settings(self, generation_config: GenerationConfig | None, call: dict[str, Any]) -> NarSettings:
+        """Return the settings of every model, after checking those of lengths and samples."""
+        settings = super().read_settings(generation_config, call)
+        most_samples = math.inf if settings.latent_temperature else 1
+        candidates = settings.length_beam_size * settings.num_latent_samples
+        for name, most, reason in (
+            ("length_beam_size", self.num_length_classes, "the model's length classes"),
+            ("num_latent_samples", most_samples, "for at latent_temperature 0 all are the same"),
+            ("num_return_sequences", candidates, "length_beam_size times num_latent_samples"),
+        ):
+            if (value := getattr(settings, name)) > most:
+                refuse(name, "out of range", value, f"at most {most}, {reason}")
+        return settings
+
+    def decode(
+        self, states: Tensor, attention_mask: Tensor | None, settings: NarSettings
+    ) -> Tensor | NarGenerateOutput:
+        """Predict targets of the most likely lengths, and return the best of them."""
+        source = self.read_source(states, attention_mask)
+        lengths, is_candidate = self.choose_lengths(source, settings)  # (B, l) each
+        targets = self.decode_targets(source, lengths.flatten(), settings)
+        return self.choose_targets(source, targets, lengths, is_candidate, settings)
+
+    def length_limits(self, source: EncodedSource, settings: NarSettings) -> Tensor:
+        """Return the largest target length (B,) of each source by the settings and the positions."""
+        limits = super().length_limits(source, settings)
+        if self.config.position_embedding == "learned":
+            limits = limits.clamp(max=self.config.max_position_embeddings)
+        return limits
+
+    def choose_lengths(self, source: MeasuredSource, settings: NarSettings) -> tuple[Tensor, Tensor]:
+        """Return the target lengths (B, l) to decode for each sample, and whether each is a candidate (B, l).
+
+        They are the most likely lengths within the limits, or the limit if no class is. A source with fewer of them
+        than others has repetitions, which are not candidates.
+
+        Raises:
+            ValueError: a source has fewer candidates than targets to return.
+        """
+        limits, samples = self.length_limits(source, settings), settings.num_latent_samples
+        is_allowed = self.is_allowed(source, limits)  # (B, C)
+        logits = source.length_logits.masked_fill(~is_allowed, float("-inf"))
+        within = replace(source, length_logits=logits)
+        lengths = self.best_lengths(within, settings.length_beam_size)  # (B, l)
+        lengths = torch.minimum(lengths, limits[:, None])
+        counts = is_allowed.sum(1).clamp(1, lengths.shape[1])  # (B,)
+        fewest = int(counts.min()) * samples if settings.num_return_sequences > 1 else 1
+        if settings.num_return_sequences > fewest:
+            expected = f"at most {fewest}, the candidates of the source with the fewest possible lengths"
+            refuse("num_return_sequences", "out of range", settings.num_return_sequences, expected)
+        is_candidate = torch.arange(lengths.shape[1], device=lengths.device) < counts[:, None]  # (B, l)
+        return lengths.repeat_interleave(samples, dim=1), is_candidate.repeat_interleave(samples, dim=1)
+
+    def read_words(
+        self, states: Tensor, lengths: Tensor, is_read: Tensor, suppress_tokens: list[int] | None, has_scores: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return the result of `most_likely_words` (l B, T), with the end token last at each of `lengths` (l B,)."""
+        is_last = torch.arange(is_read.shape[1], device=lengths.device) == lengths[:, None] - 1  # (l B, T)
+        return self.most_likely_words(states, is_read, is_last, suppress_tokens, has_scores)
+
+    def choose_targets(
+        self,
+        source: MeasuredSource,
+        targets: NarTargets,
+        lengths: Tensor,
+        is_candidate: Tensor,
+        settings: NarSettings,
+    ) -> Tensor | NarGenerateOutput:
+        """Return the n best of the targets of `lengths` (B, l) for each source, where `is_candidate` (B, l)."""
+        start, pad = self.config.token_id("target_start_token_id"), self.config.token_id("pad_token_id")
+        scores = targets.log_probs.sum(1) if targets.log_likelihoods is None else targets.log_likelihoods
+        classes = self.length_classes(source, lengths.flatten()).view_as(lengths)
+        log_lengths = source.length_logits.to(scores.dtype).log_softmax(-1).gather(1, classes)  # (B, l)
+        scores = scores.view_as(lengths) + settings.length_weight * log_lengths
+        scores = scores / lengths.to(scores.dtype) ** settings.length_penalty
+        report_nan(scores.isnan().any(1))
+        scores = scores.masked_fill(~is_candidate, float("-inf"))
+        scores, order = scores.sort(dim=1, descending=True, stable=True)
+        scores, order = (values[:, : settings.num_return_sequences] for values in (scores, order))  # (B, n)
+        rows = (order + torch.arange(len(lengths), device=order.device)[:, None] * lengths.shape[1]).flatten()
+        lengths = lengths.flatten()[rows]  # (n B,)
+        is_real = canvas(lengths).bool()  # (n B, T)
+
+        def sequences(tokens: Tensor) -> Tensor:
+            kept = tokens[rows, : is_real.shape[1]].masked_fill(~is_real, pad)  # (n B, T)
+            return nn.functional.pad(kept, (1, 0), value=start)  # (n B, T + 1)
+
+        if not settings.return_dict_in_generate:
+            return sequences(targets.tokens)
+        history = committed = None
+        if settings.return_history:
+            history = torch.stack([sequences(tokens) for tokens in targets.history])
+            if targets.committed is not None:
+                committed = torch.stack([is_final[rows, : is_real.shape[1]] for is_final in targets.committed])
+        return NarGenerateOutput(
+            sequences=sequences(targets.tokens),
+            sequences_scores=scores.flatten(),
+            token_scores=targets.log_probs[rows, : is_real.shape[1]],
+            lengths=lengths,
+            history=history,
+            committed=committed,
+        )

@@ -1,0 +1,132 @@
+"""Revealed latents of IterativeVAE: before each layer but the first, some words of the target are known.
+
+B batch, T target, k target rows per source row, N layers, m target tokens, V vocabulary.
+
+In training a random part of the reference is known, which grows from layer to layer: S_1 is empty, and S_2 to S_N are
+nested sets of positions. Each word is predicted by all layers before the one that knows it. At inference each layer
+commits the most probable words in place of the reference's, so that their number grows as evenly.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from .config import VaswaniTransformerConfig
+from .embeddings import Dropout
+
+
+class RevealedStep(nn.Module):
+    """Latent step of revealed words: LN(gate h + Dropout((1 - gate) e)).
+
+    At known positions e is the scaled embedding of the word, and elsewhere `empty`, a learned vector. The gate is the
+    sigmoid of a linear function of h.
+    """
+
+    def __init__(self, config: VaswaniTransformerConfig, dropout: float) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.d_model, 1)
+        self.empty = nn.Parameter(torch.zeros(config.d_model))
+        self.dropout = Dropout(dropout)
+        self.norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.config = config
+
+    def forward(self, states: Tensor, words: Tensor, is_known: Tensor, table: Tensor) -> Tensor:
+        """Return the new states (k B, T, d_model).
+
+        Args:
+            states: h (k B, T, d_model).
+            words: (k B, T), token ids; they count only at known positions.
+            is_known: (k B, T), True at known positions.
+            table: E (V, d_model), the embeddings.
+        """
+        embedded = self.config.embedding_scale * nn.functional.embedding(words, table)  # (k B, T, d_model)
+        latent = torch.where(is_known[..., None], embedded, self.empty.to(embedded.dtype)).to(states.dtype)
+        gate = self.gate(states).sigmoid()  # (k B, T, 1)
+        return self.norm(gate * states + self.dropout((1 - gate) * latent)).to(states.dtype)
+
+
+def nested_positions(is_real: Tensor, draws: Tensor, layers: int, share: Tensor | None = None) -> list[Tensor]:
+    """Return S_2 to S_N, (k B, T) each: the real positions t with u_t < rho (i - 1) / (N - 1).
+
+    Args:
+        is_real: (k B, T), True at tokens.
+        draws: (k B, 1 + T), uniform on [0, 1): rho of each target and u_t of each position.
+        layers: N.
+        share: (k B, 1), replaces rho; in [0, 1].
+    """
+    rho, u = draws[:, :1] if share is None else share, draws[:, 1:]  # (k B, 1), (k B, T)
+    steps = layers - 1
+    return [is_real & (u < rho * step / steps) for step in range(1, layers)]
+
+
+@dataclass
+class RevealedWords:
+    """Posterior of one decoder pass: before layer i it knows the reference's words at S_i."""
+
+    words: Tensor  # (k B, T), y, any id at padding
+    revealed: list[Tensor]  # S_2 to S_N, (k B, T) each
+    states: list[Tensor] = field(default_factory=list)  # after layers 1 to N - 1, (k B, T, d_model) each
+
+    def apply(self, step: RevealedStep, states: Tensor, table: Tensor) -> Tensor:
+        """Apply the step before the next layer to the states (k B, T, d_model)."""
+        is_known = self.revealed[len(self.states)]
+        self.states.append(states)
+        return step(states, self.words, is_known, table)
+
+    def output(self, states: Tensor) -> Tensor:
+        """Return the states that predict each word: of the last layer that does not know it."""
+        for is_known, earlier in reversed(list(zip(self.revealed, self.states, strict=True))):
+            states = torch.where(is_known[..., None].to(states.device), earlier.to(states.device), states)
+        return states
+
+
+@dataclass
+class CommittedWords:
+    """Prior of one decoder pass: before layer i it knows the ceil(m (i - 1) / N) most probable words.
+
+    A committed word and its log-probability stay as they are, so the sum of all log-probabilities is that of the target
+    for this order of its words.
+    """
+
+    read: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    """Returns words and log-probabilities (k B, T) of states (k B, T, d_model), where a mask (k B, T) is True."""
+    is_real: Tensor  # (k B, T), True at tokens
+    layers: int  # N
+    words: Tensor = field(init=False)  # (k B, T), of the last layer at positions that are not committed
+    log_probs: Tensor = field(init=False)  # (k B, T)
+    is_committed: Tensor = field(init=False)  # (k B, T)
+    states: Tensor | None = field(default=None, init=False)  # (k B, T, d_model), those that predicted the words
+    history: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # words and `is_committed` after each layer
+
+    def __post_init__(self) -> None:
+        self.is_committed = torch.zeros_like(self.is_real)
+
+    def apply(self, step: RevealedStep, states: Tensor, table: Tensor) -> Tensor:
+        """Commit words of the states (k B, T, d_model), and apply the step before the next layer."""
+        self.read_open(states)
+        layer = len(self.history) + 1
+        counts = (self.is_real.sum(1, keepdim=True) * layer + self.layers - 1) // self.layers  # (k B, 1)
+        # committed words first, then by probability, padding last
+        order = self.log_probs.masked_fill(self.is_committed, 1.0).masked_fill(~self.is_real, float("-inf"))
+        ranks = order.argsort(dim=1, descending=True, stable=True).argsort(1)
+        self.is_committed = self.is_real & (ranks < counts)
+        self.history.append((self.words, self.is_committed))
+        return step(states, self.words, self.is_committed, table)
+
+    def read_open(self, states: Tensor) -> None:
+        """Read the words that are not committed from the states (k B, T, d_model) after a layer."""
+        states, is_open = states.to(self.is_real.device), self.is_real & ~self.is_committed
+        words, log_probs = self.read(states, is_open)
+        if self.states is not None:
+            words = torch.where(is_open, words, self.words)
+            log_probs = torch.where(is_open, log_probs, self.log_probs)
+        self.words, self.log_probs = words, log_probs
+        self.states = self.output(states)
+
+    def output(self, states: Tensor) -> Tensor:
+        """Return the states that predict each word: those from which it was committed, or those of the last layer."""
+        if self.states is None:
+            return states
+        return torch.where(self.is_committed[..., None], self.states, states.to(self.states.device))
