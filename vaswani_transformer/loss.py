@@ -48,7 +48,7 @@ class LossWorkspace:
             self.logits_fp32 = mean_weight.new_empty(self.rows, projection.shape[0])
 
     def loss_and_gradient(self, states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss (n, 1) of `targets` (n, 1) given states (n, d_model), and its gradient (n, V).
+        """Return the loss (n, 1) of `targets` (n, 1) after states (n, d_model), and its gradient (n, V).
 
         The gradient is softmax(z) - (1 - eps) onehot(y); the caller subtracts eps / V.
         """
@@ -166,8 +166,8 @@ def without_padding(
     is_whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
     if labels.dim() != 2 or labels.shape[1] == 0 or not is_whole:
         raise ValueError(
-            f"labels: no token ids; got shape {tuple(labels.shape)} of {labels.dtype}, expected whole numbers (texts, "
-            "tokens), at least one token each. Give an empty text its end token, and -100 where none counts."
+            f"labels: not token ids; got shape {tuple(labels.shape)} of {labels.dtype}, expected integers of shape "
+            "(batch, length), length >= 1. End an empty text with its end token, and put -100 where no token counts."
         )
     pad = config.pad_token_id
     if pad is None or pad in as_token_ids(config.eos_token_id):

@@ -26,7 +26,7 @@ from .stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
 class EncoderDecoder(VaswaniTransformerPreTrainedModel):
     """Encoder and decoder with a shared embedding matrix (3.1, 3.4), without the output projection.
 
-    Subclasses with another decoder set `decoder_class`.
+    Subclasses with a different decoder set `decoder_class`.
     """
 
     decoder_class: ClassVar[type[VaswaniTransformerDecoder]] = VaswaniTransformerDecoder
@@ -67,16 +67,16 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
         norm: Any = self.encoder.layers[0].self_attn_add_norm
         if hasattr(norm, "modules_to_save") and any(name == "norm" for name, _ in norm.named_children()):
             raise ValueError(
-                "modules_to_save: PEFT wraps each module whose name ends so, and loads none in another; got an end of "
-                'both "add_norm" and "add_norm.norm", expected of one. Give modules_to_save=["add_norm.norm"].'
+                "modules_to_save: PEFT wraps every module whose name ends like this, but cannot load a nested one; got "
+                'an ending of both "add_norm" and "add_norm.norm", expected of one. Use ["add_norm.norm"].'
             )
         if isinstance(self.shared, nn.Embedding):
             return
         if not all(hasattr(module, "token_adapter") for module in (self.shared, self.encoder.embed_tokens)):
             raise ValueError(
-                f"`shared` is wrapped in a {type(self.shared).__name__}, which would learn nothing: both stacks embed "
-                'with modules of their own. Give PEFT modules_to_save=["embed_tokens"] without ensure_weight_tying '
-                "or, where the output projection is tied, trainable_token_indices."
+                f"`shared` is wrapped in a {type(self.shared).__name__}, which would learn nothing: encoder and "
+                'decoder embed with their own modules. Use modules_to_save=["embed_tokens"] without '
+                "ensure_weight_tying or, if the output projection is tied, trainable_token_indices."
             )
 
     @can_return_tuple
@@ -177,7 +177,7 @@ class LMOutput(Seq2SeqLMOutput):
 
 
 def can_return_whole_tuple(forward: Callable[..., LMOutput]) -> Callable[..., Any]:
-    """Decorate `forward` as Transformers' `can_return_tuple`, but compute logits for a tuple, which has no names."""
+    """Decorate `forward` as `can_return_tuple` does, but compute logits for a tuple, whose fields lack names."""
     as_tuple = can_return_tuple(forward)
 
     @functools.wraps(forward)
@@ -216,8 +216,8 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
         """
         if getattr(self.lm_head, "bias", None) is not None:
             raise ValueError(
-                "lm_head: its bias would be lost when the model is loaded; got one of "
-                f"{self.lm_head.out_features} numbers, expected none. Save a projection without bias."
+                "lm_head: its bias would be lost when the model is loaded; got "
+                f"{self.lm_head.out_features} numbers, expected None. Save a projection without bias."
             )
         if self.is_remote_code():
             # Imported here only. This line also makes the Hub's loader copy the file.
@@ -241,7 +241,7 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
         if labels is not None and labels.shape != hidden_states.shape[:-1]:
             raise ValueError(
                 f"labels: do not fit the target; got shape {tuple(labels.shape)}, expected "
-                f"{tuple(hidden_states.shape[:-1])}. Give one label for each target token, -100 where none counts."
+                f"{tuple(hidden_states.shape[:-1])}. Pass a label for each target token, -100 where none counts."
             )
         skip_logits = labels is not None and (self.training if skip_logits is None else skip_logits)
         keeps_all = isinstance(logits_to_keep, int) and logits_to_keep == 0
@@ -266,7 +266,7 @@ def shift_right(labels: Tensor, config: VaswaniTransformerConfig) -> Tensor:
         raise ValueError(
             f"bos_token_id ({config.bos_token_id}), decoder_start_token_id ({config.decoder_start_token_id}) and "
             f"pad_token_id ({config.pad_token_id}) leave labels without a start or without padding; set pad_token_id "
-            "and one of the other two, or give decoder_input_ids."
+            "and one of the other two, or pass decoder_input_ids."
         )
     shifted = nn.functional.pad(labels[:, :-1], (1, 0), value=config.target_start_token_id)  # (B, T)
     return shifted.masked_fill(shifted == -100, config.pad_token_id)
@@ -316,7 +316,7 @@ class VaswaniTransformerForConditionalGeneration(ProjectedModel, PaperBeamSearch
 
         Returns:
             With `labels`, the `loss` in nats per target token, label-smoothed in training mode. In evaluation mode it
-            is the negative log-likelihood, whose exponential is the paper's perplexity. It is 0 if `labels` have no
+            is the negative log-likelihood, whose exponential is the paper's perplexity. It is 0 if `labels` contain no
             token. `logits` are (k B, T, V), or None if omitted. Other fields are those of `VaswaniTransformerModel`.
 
         Raises:

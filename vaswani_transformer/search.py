@@ -74,7 +74,7 @@ class SearchSettings:
         do_sample: whether to sample candidates instead of taking the most likely.
         process: maps tokens (k B, T) and next-token scores (k B, V) to new scores; or None.
         keep: restricts `process` to these sources, as `Stepper.keep`; None if it always gets all of them.
-        ends: returns whether rows of tokens (R, T) end for another reason than limits and end tokens; or None.
+        ends: returns whether rows of tokens (R, T) end for a reason other than limits and end tokens; or None.
         compacts: whether to drop finished sources from the batch.
     """
 

@@ -93,8 +93,8 @@ def check_rows(rows: int, sources: int) -> None:
     """Raise ValueError unless the number of target rows is a multiple of that of source rows."""
     if rows % sources:
         raise ValueError(
-            f"The target has {rows} rows and the source {sources}; give each source row the same number of target "
-            "rows, or one row each."
+            f"decoder_input_ids: rows do not match the source; got {rows} for {sources} source rows, expected a "
+            f"multiple of {sources}. Pass the same number of target rows for each source row."
         )
 
 
