@@ -218,7 +218,10 @@ INVALID = [
     ({"max_source_relative_length": True}, r"max_source_relative_length: .*got True, expected a whole number"),
     ({"length_penalty": float("nan")}, r"length_penalty: .*got nan, expected a finite number"),
     ({"num_beams": 0}, r"num_beams: .*got 0, expected a whole number of at least 1"),
-    ({"forced_eos_token_id": 4, "max_source_relative_length": 3}, r"forced_eos_token_id: .*got 4 and 3, expected one of"),
+    (
+        {"forced_eos_token_id": 4, "max_source_relative_length": 3},
+        r"forced_eos_token_id: .*got 4 and 3, expected one of",
+    ),
 ]
 
 

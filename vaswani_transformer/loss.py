@@ -38,10 +38,16 @@ class LossWorkspace:
     """
 
     def __init__(self, hidden: Tensor, projection: Tensor, mean_weight: Tensor, smoothing: float) -> None:
-        self.projection, self.mean_weight, self.smoothing = projection, mean_weight, smoothing
-        is_on_cpu = hidden.device.type == "cpu"
+        self.projection = projection
+        self.mean_weight = mean_weight
+        self.smoothing = smoothing
         self.size = max(1, min(chunk_size(hidden.device), hidden.shape[0]))
-        self.rows = min(CACHE_ROWS, self.size) if is_on_cpu and not torch.compiler.is_compiling() else self.size
+
+        # On a CPU, the passes over the logits run over few rows at a time, which stay in the cache.
+        self.rows = self.size
+        if hidden.device.type == "cpu" and not torch.compiler.is_compiling():
+            self.rows = min(CACHE_ROWS, self.size)
+
         self.logits = hidden.new_empty(self.size, projection.shape[0])
         self.logits_fp32 = None
         if hidden.dtype != mean_weight.dtype:
@@ -54,7 +60,9 @@ class LossWorkspace:
         """
         logits = torch.mm(states, self.projection.T, out=self.logits[: states.shape[0]])  # (n, V)
         blocks = zip(logits.split(self.rows), targets.split(self.rows), strict=True)
-        logsumexp, true_logits = map(torch.cat, zip(*(self.logits_to_grad_(*block) for block in blocks), strict=True))
+        results = [self.logits_to_grad_(*block) for block in blocks]
+        logsumexp = torch.cat([block_logsumexp for block_logsumexp, _ in results])  # (n, 1)
+        true_logits = torch.cat([block_true_logits for _, block_true_logits in results])  # (n, 1)
         mean = states.to(self.mean_weight.dtype) @ self.mean_weight[:, None]  # mean(z), (n, 1)
         loss = (1 - self.smoothing) * (logsumexp - true_logits) + self.smoothing * (logsumexp - mean)
         return loss, logits
@@ -62,7 +70,8 @@ class LossWorkspace:
     def logits_to_grad_(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Replace logits z (r, V) by softmax(z) - (1 - eps) onehot(y) in place; return logsumexp(z) and z_y (r, 1)."""
         wide = logits if self.logits_fp32 is None else self.logits_fp32[: logits.shape[0]].copy_(logits)
-        true_logits, largest = wide.gather(1, targets), wide.amax(1, keepdim=True)  # (r, 1)
+        true_logits = wide.gather(1, targets)  # (r, 1)
+        largest = wide.amax(1, keepdim=True)  # (r, 1)
         probs = torch.softmax(wide, 1, out=wide)  # (r, V), in place
         logsumexp = largest - probs.amax(1, keepdim=True).log()  # (r, 1)
         probs.scatter_add_(1, targets, torch.full_like(true_logits, self.smoothing - 1))
@@ -106,12 +115,15 @@ class FusedLinearCrossEntropy(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=wide) if needs_grad[1] else None
         loss = torch.zeros((), dtype=wide, device=hidden.device)
         workspace = LossWorkspace(hidden, projection, mean_weight, smoothing)
+
+        # Add up the chunks; eps / V, the same for every token, is subtracted from their sum below.
         for start in range(0, hidden.shape[0], workspace.size):
             rows = slice(start, start + workspace.size)
             states = hidden[rows]  # (n, d_model)
             token_loss, gradient = workspace.loss_and_gradient(states, labels[rows, None])  # (n, 1), (n, V)
             if is_target is not None:
-                token_loss, gradient = token_loss * is_target[rows, None], gradient * is_target[rows, None]
+                token_loss = token_loss * is_target[rows, None]
+                gradient = gradient * is_target[rows, None]
             loss = loss + token_loss.sum()  # `+=` has a gradient of zero where torch 2.11 compiles it
             if grad_hidden is not None:
                 grad_hidden[rows] = gradient @ projection - (smoothing * mean_weight).to(hidden.dtype)
@@ -119,6 +131,8 @@ class FusedLinearCrossEntropy(torch.autograd.Function):
                 grad_weight.addmm_(gradient.T, states)
             elif grad_weight is not None:
                 grad_weight += gradient.T @ states
+
+        # Rows without a loss get no gradient, and the smoothing takes none from them.
         if is_target is not None:
             hidden = hidden * is_target[:, None]
             grad_hidden = None if grad_hidden is None else grad_hidden * is_target[:, None]
@@ -129,7 +143,8 @@ class FusedLinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor | None, Tensor | None]) -> None:
         _, grad_hidden, grad_weight = output
-        ctx.mark_non_differentiable(*(gradient for gradient in (grad_hidden, grad_weight) if gradient is not None))
+        gradients = [gradient for gradient in (grad_hidden, grad_weight) if gradient is not None]
+        ctx.mark_non_differentiable(*gradients)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.weight_dtype = inputs[1].dtype
@@ -149,7 +164,9 @@ def recount(num_items: Tensor | int | None, before: Tensor, after: Tensor) -> Te
     """Adjust a Trainer's count of the labels `before` to the labels `after` of the same batch."""
     if num_items is None:
         return None
-    return num_items * (after.ne(-100).sum() / before.ne(-100).sum().clamp(min=1))
+    count_before = before.ne(-100).sum().clamp(min=1)
+    count_after = after.ne(-100).sum()
+    return num_items * (count_after / count_before)
 
 
 def without_padding(
@@ -211,13 +228,20 @@ def projected_cross_entropy(
     device_type = hidden.device.type
     if torch.is_autocast_enabled(device_type):
         hidden = hidden.to(torch.get_autocast_dtype(device_type))
-    hidden, flat_labels = hidden.flatten(0, -2), labels.flatten().to(hidden.device)
+
+    # Leave out positions without a loss: in a graph, which needs fixed shapes, by a mask; else by an index, with one
+    # synchronization for the number of target tokens.
+    hidden = hidden.flatten(0, -2)  # (N, d_model)
+    flat_labels = labels.flatten().to(hidden.device)  # (N,)
     is_target = flat_labels.ne(-100)  # (N,)
-    if torch.compiler.is_compiling():  # a graph needs fixed shapes
+    if torch.compiler.is_compiling():
         flat_labels = flat_labels.masked_fill(~is_target, 0)
-    else:  # one synchronization, for the number of target tokens
+    else:
         targets = is_target.nonzero()[:, 0]
-        hidden, flat_labels, is_target = hidden.index_select(0, targets), flat_labels.index_select(0, targets), None
+        hidden = hidden.index_select(0, targets)
+        flat_labels = flat_labels.index_select(0, targets)
+        is_target = None
+
     with torch.autocast(device_type, enabled=False):
         needs_grad = hidden.requires_grad, weight.requires_grad
         loss, *_ = FusedLinearCrossEntropy.apply(hidden, weight, flat_labels, is_target, smoothing, needs_grad)

@@ -52,9 +52,10 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Use a different module for source and target embeddings, or tie both stacks to the resized `shared`."""
-        is_other, self.shared = value is not self.shared, cast(ScaledEmbedding, value)
+        is_different = value is not self.shared
+        self.shared = cast(ScaledEmbedding, value)
         for stack in (self.encoder, self.decoder):
-            if is_other:
+            if is_different:
                 stack.embed_tokens = self.shared
             stack.embed_tokens.weight = self.shared.weight
             stack.embed_tokens.num_embeddings = self.shared.num_embeddings
@@ -182,8 +183,10 @@ def can_return_whole_tuple(forward: Callable[..., LMOutput]) -> Callable[..., An
 
     @functools.wraps(forward)
     def wrapper(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
-        wanted = kwargs.get("return_dict")
-        if not (self.config.return_dict if wanted is None else wanted) and kwargs.get("skip_logits") is None:
+        returns_dict = kwargs.get("return_dict")
+        if returns_dict is None:
+            returns_dict = self.config.return_dict
+        if not returns_dict and kwargs.get("skip_logits") is None:
             kwargs["skip_logits"] = False
         return as_tuple(self, *args, **kwargs)
 
@@ -224,9 +227,11 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
             from .pipeline import PUBLISHED_PIPELINES
 
             self.config.custom_pipelines = PUBLISHED_PIPELINES
-            body, auto_map = self.body_class, getattr(self.config, "auto_map", None) or {}
+            body = self.body_class
             if body.__module__ == type(self).__module__:  # not for a user's subclass
-                self.config.auto_map = auto_map | {"AutoModel": f"{body.__module__.rpartition('.')[2]}.{body.__name__}"}
+                file = body.__module__.rpartition(".")[2]
+                auto_map = getattr(self.config, "auto_map", None) or {}
+                self.config.auto_map = {**auto_map, "AutoModel": f"{file}.{body.__name__}"}
         return super().save_pretrained(*args, **kwargs)
 
     def loss_and_logits(
@@ -243,7 +248,12 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
                 f"labels: do not fit the target; got shape {tuple(labels.shape)}, expected "
                 f"{tuple(hidden_states.shape[:-1])}. Pass a label for each target token, -100 where none counts."
             )
-        skip_logits = labels is not None and (self.training if skip_logits is None else skip_logits)
+
+        # Logits: those that the caller wants to keep.
+        if skip_logits is None:
+            skip_logits = self.training
+        if labels is None:  # then they are the only result
+            skip_logits = False
         keeps_all = isinstance(logits_to_keep, int) and logits_to_keep == 0
         logits = None
         if not skip_logits:
@@ -251,6 +261,8 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
             logits = self.lm_head(hidden_states if keeps_all else hidden_states[:, kept])  # (k B, T, V)
         if labels is None:
             return None, logits
+
+        # Loss: from all logits if they exist or if an adapter changes them, else without a (k B, T, V) tensor.
         smoothing = self.config.label_smoothing if self.training else 0.0
         if logits is not None and keeps_all:
             return cross_entropy(logits, labels, smoothing, num_items_in_batch), logits
@@ -325,7 +337,8 @@ class VaswaniTransformerForConditionalGeneration(ProjectedModel, PaperBeamSearch
         num_items_in_batch = kwargs.pop("num_items_in_batch", None)
         if labels is not None:
             labels, num_items_in_batch = without_padding(labels, num_items_in_batch, self.config)
-            use_cache = False if use_cache is None else use_cache
+            if use_cache is None:  # a whole target needs none
+                use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = shift_right(labels, self.config)
         outputs = self.model(
@@ -345,5 +358,5 @@ class VaswaniTransformerForConditionalGeneration(ProjectedModel, PaperBeamSearch
         loss, logits = self.loss_and_logits(
             outputs.last_hidden_state, labels, logits_to_keep, skip_logits, num_items_in_batch
         )
-        others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
-        return LMOutput(loss=loss, logits=logits, **others)
+        other_fields = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+        return LMOutput(loss=loss, logits=logits, **other_fields)
