@@ -278,7 +278,7 @@ def test_target_beyond_the_learned_positions_is_an_error_before_the_first_step()
     assert model.generate(source(3), suppress_tokens=[END], max_source_relative_length=50).shape[1] == 7
     model.generation_config.max_new_tokens = 7
     assert model.generate(padded, attention_mask=mask, max_source_relative_length=4).shape[1] <= 7
-    with pytest.raises(ValueError, match=r"max_length \(8, .* max_new_tokens of at most 6"):
+    with pytest.raises(ValueError, match=r"max_length \(8, .* max_new_tokens <= 6"):
         model.generate(source(3), max_source_relative_length=None)
 
 
