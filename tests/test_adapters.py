@@ -73,7 +73,7 @@ def test_adapter_of_norms_that_peft_would_not_load_is_an_error_before_training(f
     for names in (["self_attn_add_norm"], ["add_norm.norm"]):
         get_peft_model(EVERY_FAMILY[family](), LoraConfig(target_modules=["q_proj"], modules_to_save=names))(**batch)
     adapter = get_peft_model(EVERY_FAMILY[family](), LoraConfig(target_modules=["q_proj"], modules_to_save=["norm"]))
-    with pytest.raises(ValueError, match=r'^modules_to_save: .* Give modules_to_save=\["add_norm.norm"\]\.$'):
+    with pytest.raises(ValueError, match=r'^modules_to_save: .* Use \["add_norm.norm"\]\.$'):
         adapter(**batch)
 
 

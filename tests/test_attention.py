@@ -179,7 +179,7 @@ def test_several_target_rows_per_source_equal_repeated_sources(
 
 def test_target_rows_that_are_no_multiple_of_the_sources_are_an_error() -> None:
     model = tiny_model()
-    with pytest.raises(ValueError, match=r"target has 5 rows and the source 2.*same number"):
+    with pytest.raises(ValueError, match=r"rows do not match the source; got 5 for 2 .*same number"):
         model(input_ids=random_tokens(2, 3), decoder_input_ids=random_tokens(5, 3))
 
 

@@ -83,7 +83,7 @@ def test_field_that_is_not_the_usual_one_is_accepted(fields: dict[str, Any]) -> 
 def test_token_id_is_one_id_or_an_error_that_names_the_field(ends: list[int] | None) -> None:
     config = tiny_config(eos_token_id=ends, decoder_start_token_id=5)
     assert (config.token_id("pad_token_id"), config.token_id("target_start_token_id")) == (1, 5)
-    with pytest.raises(ValueError, match=rf"^eos_token_id: .*got {re.escape(str(ends))}, expected an id\. Set it"):
+    with pytest.raises(ValueError, match=rf"^eos_token_id: .*got {re.escape(str(ends))}, expected an integer\. Set it"):
         config.token_id("eos_token_id")
 
 
@@ -101,7 +101,7 @@ REFUSALS = [
     *(
         ({field: 0}, (field, "0", "at least 1"))
         for field in (
-            *("vocab_size", "d_model", "encoder_layers", "decoder_layers", "num_heads", "d_k", "d_v", "d_ff"),
+            *("vocab_size", "d_model", "num_heads", "d_k", "d_v", "d_ff"),
             *("max_position_embeddings", "attention_window"),
         )
     ),
@@ -110,6 +110,7 @@ REFUSALS = [
         for field in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
         for value in (1, -0.1, float("nan"))
     ),
+    *(({field: 0}, (field, "0", "expected 1 to 1,000")) for field in ("encoder_layers", "decoder_layers")),
     ({"layer_norm_eps": 0}, ("layer_norm_eps", "0", "above 0")),
     ({"activation_function": "rleu"}, ("activation_function", "'rleu'", "relu", "gelu")),
     ({"position_embedding": "rotary"}, ("position_embedding", "'rotary'", "'sinusoidal'", "'learned'")),
@@ -126,7 +127,7 @@ REFUSALS = [
     ({"num_heads": True}, ("num_heads", "True", "int")),
     ({"dropout": "0.1"}, ("dropout", "'0.1'", "float")),
     ({"attention_bias": 1}, ("attention_bias", "1", "bool")),
-    ({"is_encoder_decoder": False}, ("is_encoder_decoder", "False", "expected True")),
+    ({"is_encoder_decoder": False}, ("is_encoder_decoder", "False", "must be True")),
     ({"vocab_size": None}, ("vocab_size", "None", "int")),
 ]
 

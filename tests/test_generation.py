@@ -218,7 +218,10 @@ INVALID = [
     ({"max_source_relative_length": True}, r"max_source_relative_length: .*got True, expected a whole number"),
     ({"length_penalty": float("nan")}, r"length_penalty: .*got nan, expected a finite number"),
     ({"num_beams": 0}, r"num_beams: .*got 0, expected a whole number of at least 1"),
-    ({"forced_eos_token_id": 4, "max_source_relative_length": 3}, r"forced_eos_token_id: .*got 4 and 3\. Set one"),
+    (
+        {"forced_eos_token_id": 4, "max_source_relative_length": 3},
+        r"forced_eos_token_id: .*got 4 and 3, expected one of",
+    ),
 ]
 
 
@@ -260,7 +263,7 @@ def test_none_against_a_saved_beam_setting_is_transformers_default() -> None:
 
 def test_search_that_only_transformers_has_is_an_error_under_gnmt() -> None:
     with pytest.raises(
-        ValueError, match='length_penalty_type="gnmt" goes with neither prefill_chunk_size nor low_memory'
+        ValueError, match='length_penalty_type="gnmt" does not support prefill_chunk_size or low_memory'
     ):
         small_model(0).generate(source(3), prefill_chunk_size=2)
 
@@ -268,16 +271,14 @@ def test_search_that_only_transformers_has_is_an_error_under_gnmt() -> None:
 def test_target_beyond_the_learned_positions_is_an_error_before_the_first_step() -> None:
     model = small_model(0, position_embedding="learned", max_position_embeddings=6)
     assert model.generate(source(3), max_new_tokens=6).shape[1] <= 7
-    with pytest.raises(
-        ValueError, match=r"max_length \(8, .*table of 6 learned positions; .* max_new_tokens of at most 6"
-    ):
+    with pytest.raises(ValueError, match=r"max_length \(8, .*exceeds the 6 learned positions; .* max_new_tokens <= 6"):
         model.generate(source(3), max_new_tokens=7)
     padded, mask = torch.tensor([[3, END, 1, 1, 1]]), torch.tensor([[1, 1, 0, 0, 0]])
     assert model.generate(padded, attention_mask=mask, max_source_relative_length=4).shape[1] <= 7
     assert model.generate(source(3), suppress_tokens=[END], max_source_relative_length=50).shape[1] == 7
     model.generation_config.max_new_tokens = 7
     assert model.generate(padded, attention_mask=mask, max_source_relative_length=4).shape[1] <= 7
-    with pytest.raises(ValueError, match=r"max_length \(8, .* max_new_tokens of at most 6"):
+    with pytest.raises(ValueError, match=r"max_length \(8, .* max_new_tokens <= 6"):
         model.generate(source(3), max_source_relative_length=None)
 
 

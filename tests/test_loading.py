@@ -132,7 +132,7 @@ def test_checkpoint_of_another_family_ends_in_one_line(
     for folder, settings in ((folders[other], {}), (folders[other].parent, {"subfolder": other})):
         with pytest.raises(ValueError, match=message) as error:
             model_class.from_pretrained(folder, **settings)
-        assert str(error.value).startswith(f"{folder}: holds a model of another family; ")
+        assert str(error.value).startswith(f"{folder}: was saved from a different model family; ")
         assert "\n" not in str(error.value)
 
 
@@ -195,7 +195,7 @@ def test_tokenizer_of_another_model_ends_pipeline_and_translate(call: Callable[.
     filled = tiny_cmlm(vocab_size=len(tokenizer) + 1, mask_token_id=len(tokenizer))
     with pytest.raises(ValueError, match=r"^VaswaniCmlmFor\w+: its tokenizer does not fit .* got None for <mask>"):
         call(filled, tokenizer, ["a"])
-    with pytest.raises(ValueError, match=r"^VaswaniNatFor\w+: its tokenizer has \d+ entries and the model 99; give a"):
+    with pytest.raises(ValueError, match=r"^VaswaniNatFor\w+: its tokenizer has \d+ entries, the model only 99; use"):
         call(tiny_nat(), tokenizer, ["a"])
 
 

@@ -171,7 +171,7 @@ def test_labels_without_a_start_token_are_an_error() -> None:
 
 def test_labels_that_are_no_token_ids_are_an_error() -> None:
     for labels in (torch.zeros(3, 0, dtype=torch.long), torch.zeros(8, dtype=torch.long), torch.zeros(3, 4)):
-        with pytest.raises(ValueError, match=r"^labels: no token ids; got shape .*, expected whole numbers"):
+        with pytest.raises(ValueError, match=r"^labels: not token ids; got shape .*, expected integers"):
             tiny_model()(**labeled_batch() | {"labels": labels})
 
 

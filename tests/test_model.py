@@ -155,8 +155,8 @@ def test_position_ids_are_accepted(position_type: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"input_ids": None}, "exactly one of input_ids and inputs_embeds; neither was"),
-        ({"decoder_inputs_embeds": torch.zeros(3, 5, 32)}, "of decoder_input_ids and decoder_inputs_embeds; both were"),
+        ({"input_ids": None}, "exactly one of input_ids and inputs_embeds; got neither"),
+        ({"decoder_inputs_embeds": torch.zeros(3, 5, 32)}, "of decoder_input_ids and decoder_inputs_embeds; got both"),
     ],
 )
 def test_no_input_or_two_inputs_are_an_error(changes: dict[str, Tensor | None], message: str) -> None:
@@ -212,9 +212,11 @@ def test_text_without_tokens_and_empty_batch_are_an_error(shape: tuple[int, int]
     for decoding in (model, prepare_for_inference(model)):
         for limit in ("max_new_tokens", "max_source_relative_length"):
             limits: dict[str, Any] = {limit: 3}
-            with pytest.raises(ValueError, match=rf"^input_ids: nothing to read; got shape {re.escape(str(shape))}"):
+            with pytest.raises(
+                ValueError, match=rf"^input_ids: empty batch or sequence; got shape {re.escape(str(shape))}"
+            ):
                 decoding.generate(nothing, num_beams=2, **limits)
-        with pytest.raises(ValueError, match=r"^decoder_input_ids: nothing to read"):
+        with pytest.raises(ValueError, match=r"^decoder_input_ids: empty batch or sequence"):
             decoding(random_tokens(2, 3), decoder_input_ids=nothing)
 
 
@@ -425,7 +427,7 @@ def test_encoder_outputs_may_be_a_dict_a_tuple_or_a_tensor(family: str, form: Ca
     assert torch.equal(outputs.loss, expected.loss)
     limit: dict[str, Any] = {"max_source_relative_length": 3}
     assert torch.equal(model.generate(encoder_outputs=encoded, **limit), model.generate(source, **limit))
-    with pytest.raises(ValueError, match=r"^encoder_outputs: no last_hidden_state; got"):
+    with pytest.raises(ValueError, match=r"^encoder_outputs: last_hidden_state is missing; got"):
         model.generate(encoder_outputs={"hidden_states": None})
 
 

@@ -164,10 +164,16 @@ def test_labels_without_a_token_have_no_loss(family: str) -> None:
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"labels": torch.tensor([[5, 6, 2]])}, "The target has 1 rows and the source 2; "),
-        ({"labels": torch.zeros(2, 0, dtype=torch.long)}, r"labels: no token ids; got shape \(2, 0\) of torch.int64"),
+        (
+            {"labels": torch.tensor([[5, 6, 2]])},
+            "decoder_input_ids: rows do not match the source; got 1 for 2 source rows",
+        ),
+        ({"labels": torch.zeros(2, 0, dtype=torch.long)}, r"labels: not token ids; got shape \(2, 0\) of torch.int64"),
         ({"labels": torch.tensor([[5, 2], [-100, 2]])}, r"labels: .* row 1 with a token after padding\. Pad"),
-        ({"decoder_inputs_embeds": torch.ones(1, 3, 32)}, "The target has 1 rows and the source 2; "),
+        (
+            {"decoder_inputs_embeds": torch.ones(1, 3, 32)},
+            "decoder_input_ids: rows do not match the source; got 1 for 2 source rows",
+        ),
         ({"attention_mask": torch.ones(2, 1, 6, 6)}, r"attention_mask: .* got shape \(2, 1, 6, 6\), expected \(2, 6\)"),
     ],
     ids=str,

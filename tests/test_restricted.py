@@ -224,9 +224,7 @@ def test_attention_that_takes_no_window_is_an_error(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "of_the_test", lambda *_: None)
     model = tiny_model(attention_window=REACH)
     model.config._attn_implementation_internal = "of_the_test"
-    with pytest.raises(
-        ValueError, match="attention_window: no window can be applied; got the attention implementation"
-    ):
+    with pytest.raises(ValueError, match="attention_window: cannot be applied; got the attention implementation"):
         model(input_ids=random_tokens(1, 3), decoder_input_ids=random_tokens(1, 3))
 
 

@@ -282,10 +282,10 @@ def test_tokenizer_that_is_trained_anew_promises_no_words() -> None:
     ("texts", "size", "algorithm", "message"),
     [
         (TEXTS, 320, "unigram", r"algorithm: unknown; got 'unigram', expected one of bpe, wordpiece\."),
-        ("corpus.txt", 300, "bpe", r"texts is the str 'corpus\.txt'; give the texts themselves"),
-        (["a", 7], 300, "wordpiece", r"texts: holds a int, 7; give only texts"),
-        (TEXTS, 258, "bpe", r"vocab_size \(258\) cannot hold the 256 bytes .* at least 259"),
-        (["ab ba"], 8, "wordpiece", r"vocab_size \(8\) cannot hold the 5 characters .* at least 9"),
+        ("corpus.txt", 300, "bpe", r"texts: a single text; got 'corpus\.txt', expected an iterable"),
+        (["a", 7], 300, "wordpiece", r"texts: contains something that is not a text; got 7 of type int, expected str"),
+        (TEXTS, 258, "bpe", r"vocab_size \(258\) is too small for the 256 bytes .* at least 259"),
+        (["ab ba"], 8, "wordpiece", r"vocab_size \(8\) is too small for the 5 characters .* at least 9"),
     ],
 )
 def test_texts_size_or_algorithm_without_a_vocabulary_is_an_error(

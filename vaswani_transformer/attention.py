@@ -54,8 +54,8 @@ def scaled_dot_product_attention(
 
 @contextmanager
 def disabled_cudnn() -> Generator[None]:
-    others = (cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.math_sdp_enabled)
-    is_one_of_several = cuda.cudnn_sdp_enabled() and any(is_enabled() for is_enabled in others)
+    alternatives = (cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.math_sdp_enabled)
+    is_one_of_several = cuda.cudnn_sdp_enabled() and any(is_enabled() for is_enabled in alternatives)
     if is_one_of_several:
         cuda.enable_cudnn_sdp(False)
     try:
@@ -119,11 +119,12 @@ class MultiHeadAttention(nn.Module):
         self.value_head_dim = config.value_head_dim
         self.scaling = self.head_dim**-0.5
         self.dropout = config.attention_dropout
-        keys, values = config.num_heads * self.head_dim, config.num_heads * self.value_head_dim
-        self.q_proj = nn.Linear(config.d_model, keys, bias=config.attention_bias)
-        self.k_proj = nn.Linear(config.d_model, keys, bias=config.attention_bias)
-        self.v_proj = nn.Linear(config.d_model, values, bias=config.attention_bias)
-        self.o_proj = nn.Linear(values, config.d_model, bias=config.attention_bias)
+        key_width = config.num_heads * self.head_dim
+        value_width = config.num_heads * self.value_head_dim
+        self.q_proj = nn.Linear(config.d_model, key_width, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.d_model, key_width, bias=config.attention_bias)
+        self.v_proj = nn.Linear(config.d_model, value_width, bias=config.attention_bias)
+        self.o_proj = nn.Linear(value_width, config.d_model, bias=config.attention_bias)
 
     @property
     def is_flash(self) -> bool:
@@ -135,7 +136,8 @@ class MultiHeadAttention(nn.Module):
     def project_key_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Return the keys (B, H, K, d_k) and values (B, H, K, d_v) of `memory` (B, K, d_model)."""
         keys = self.split_heads(self.k_proj(memory), self.head_dim)
-        return keys, self.split_heads(self.v_proj(memory), self.value_head_dim)
+        values = self.split_heads(self.v_proj(memory), self.value_head_dim)
+        return keys, values
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: object
@@ -156,8 +158,9 @@ class MultiHeadAttention(nn.Module):
             attended, weights = attention(
                 self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
             )
-        has_weights = weights is not None and weights.dim() == 4  # flex attention returns log-sum-exps (B, H, Q)
-        return attended[..., : self.value_head_dim], weights if has_weights else None  # (B, Q, H, d_v)
+        if weights is not None and weights.dim() != 4:  # flex attention returns log-sum-exps (B, H, Q)
+            weights = None
+        return attended[..., : self.value_head_dim], weights  # (B, Q, H, d_v), (B, H, Q, K)
 
 
 class SelfAttention(MultiHeadAttention):
@@ -165,7 +168,9 @@ class SelfAttention(MultiHeadAttention):
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys (B, H, Q, d_k) and values (B, H, Q, d_v) of `hidden_states` (B, Q, d_model)."""
-        return self.split_heads(self.q_proj(hidden_states), self.head_dim), *self.project_key_values(hidden_states)
+        queries = self.split_heads(self.q_proj(hidden_states), self.head_dim)
+        keys, values = self.project_key_values(hidden_states)
+        return queries, keys, values
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: object
@@ -232,7 +237,7 @@ class CrossAttention(MultiHeadAttention):
         batch, _, length, _ = query.shape
         is_token = attention_mask[:, : key.shape[2]].bool()  # (B, K)
         counts = is_token.sum(-1, dtype=torch.int32)  # (B,)
-        tokens = is_token.flatten().nonzero()[:, 0]  # the only synchronization
+        tokens = is_token.flatten().nonzero()[:, 0]  # indices into B K; the only synchronization
 
         def without_padding(heads: Tensor) -> Tensor:
             rows = heads.transpose(1, 2).flatten(0, 1)  # (B K, H, width)
@@ -263,10 +268,15 @@ class CrossAttention(MultiHeadAttention):
         rows, length = hidden_states.shape[:2]
         key, value = self.source_key_values(memory, past_key_values)  # (B, H, K, d_k), (B, H, K, d_v)
         query = self.q_proj(hidden_states)
-        if beams_share_source := rows != key.shape[0]:
+
+        # The target rows of a source become one longer row of queries.
+        beams_share_source = rows != key.shape[0]
+        if beams_share_source:
             query = query.reshape(key.shape[0], -1, query.shape[-1])  # (B, k Q, H d_k)
         query = self.split_heads(query, self.head_dim)  # (B, H, k Q, d_k)
         attended, weights = self.attend(query, key, value, attention_mask, **kwargs)  # (B, k Q, H, d_v)
+
+        # And back.
         if beams_share_source:
             attended = attended.reshape(rows, length, *attended.shape[2:])  # (k B, Q, H, d_v)
             if weights is not None:

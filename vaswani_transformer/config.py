@@ -11,20 +11,26 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.generation import GenerationConfig
 from transformers.utils import TRANSFORMERS_DYNAMIC_MODULE_NAME
 
-MAX_LAYERS = 1000  # a typing error here would exhaust the memory
+MAX_LAYERS = 1000  # a typo here would exhaust the memory
 TOKEN_IDS = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
 """Special tokens that a configuration and its GenerationConfig share."""
 SEARCH_SETTINGS = ("length_penalty_type", "max_source_relative_length")
+"""Settings that this package adds to the GenerationConfig of every model."""
 NAR_SETTINGS = (
-    *("num_iterations", "length_beam_size", "return_history", "num_latent_samples", "latent_temperature"),
+    "num_iterations",
+    "length_beam_size",
+    "return_history",
+    "num_latent_samples",
+    "latent_temperature",
     "length_weight",
 )
-"""Settings that this package adds to a GenerationConfig."""
+"""Settings that this package adds to the GenerationConfig of non-autoregressive models."""
 
 
 def as_token_ids(value: Any) -> list[int]:
     """Return token ids as a list; `value` is None, an integer, a list or a tensor."""
-    value = value.tolist() if hasattr(value, "tolist") else value
+    if hasattr(value, "tolist"):
+        value = value.tolist()
     if value is None:
         return []
     return [value] if isinstance(value, int) else list(value)
@@ -42,30 +48,36 @@ def checked_field(is_valid: Callable[[Any], bool], problem: str) -> Callable[...
 
 
 positive_int = checked_field(
-    lambda value: value is None or value >= 1, "is not positive; give a whole number of at least 1."
+    lambda value: value is None or value >= 1,
+    "is not positive; expected an integer of at least 1.",
 )
 layer_count = checked_field(
-    lambda value: 1 <= value <= MAX_LAYERS, f"is no number of layers; give at least 1 and at most {MAX_LAYERS:,}."
+    lambda value: 1 <= value <= MAX_LAYERS,
+    f"is not a valid number of layers; expected 1 to {MAX_LAYERS:,}.",
 )
 unit_rate = checked_field(
-    lambda value: 0 <= value < 1, "is outside [0, 1); give a rate of at least 0 and below 1, for example 0.1."
+    lambda value: 0 <= value < 1,
+    "is outside [0, 1); expected a rate of at least 0 and below 1, for example 0.1.",
 )
 positive_float = checked_field(
-    lambda value: 0 < value < float("inf"), "is not positive and finite; give a number above 0, for example 1e-6."
+    lambda value: 0 < value < float("inf"),
+    "is not positive and finite; expected a number above 0, for example 1e-6.",
 )
 loss_weight = checked_field(
-    lambda value: 0 <= value < float("inf"), "is negative or not finite; give a number of at least 0, for example 1.0."
+    lambda value: 0 <= value < float("inf"),
+    "is negative or not finite; expected a number of at least 0, for example 1.0.",
 )
 activation_name = checked_field(
-    lambda value: value in ACT2FN, f"is not an activation function; the paper's is 'relu', others: {', '.join(ACT2FN)}."
+    lambda value: value in ACT2FN,
+    f"is not an activation function; expected 'relu' as in the paper, or one of {', '.join(ACT2FN)}.",
 )
 position_embedding_type = checked_field(
     lambda value: value in ("sinusoidal", "learned"),
-    "is not a position embedding; choose 'sinusoidal' (3.5) or 'learned' (Table 3, E).",
+    "is not a position embedding; expected 'sinusoidal' (3.5) or 'learned' (Table 3, E).",
 )
 always_true = checked_field(
     lambda value: value is True,
-    "contradicts the models, which have an encoder and a decoder; expected True. Leave it out.",
+    "must be True: all models here are encoder-decoders. Leave it out.",
 )
 
 _BIG = {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout": 0.3}
@@ -197,10 +209,13 @@ class VaswaniTransformerConfig(PreTrainedConfig):
         """Return the id of a required special token, such as "pad_token_id" or "target_start_token_id".
 
         Raises:
-            ValueError: the configuration has none, or several.
+            ValueError: the configuration defines no such token, or several.
         """
-        if not isinstance(value := getattr(self, name), int):
-            raise ValueError(f"{name}: no single token; got {value!r}, expected an id. Set it in the configuration.")
+        value = getattr(self, name)
+        if not isinstance(value, int):
+            raise ValueError(
+                f"{name}: not a single token id; got {value!r}, expected an integer. Set it in the configuration."
+            )
         return value
 
     def make_generation_config(self, **settings: Any) -> GenerationConfig:
@@ -208,16 +223,19 @@ class VaswaniTransformerConfig(PreTrainedConfig):
         return GenerationConfig(**{name: getattr(self, name) for name in TOKEN_IDS}, **settings)
 
     def _get_generation_parameters(self) -> dict[str, Any]:
-        """Return the settings of `generate()` that this configuration has by mistake."""
-        own = {name: getattr(self, name) for name in (*SEARCH_SETTINGS, *NAR_SETTINGS) if hasattr(self, name)}
-        return super()._get_generation_parameters() | own
+        """Return the settings of `generate()` that were put on this configuration by mistake."""
+        misplaced = super()._get_generation_parameters()
+        for name in (*SEARCH_SETTINGS, *NAR_SETTINGS):
+            if hasattr(self, name):
+                misplaced[name] = getattr(self, name)
+        return misplaced
 
     def check_generation_settings(self, generation_config: GenerationConfig | None) -> None:
         """Raise ValueError if `generate()` would ignore settings on this configuration."""
         if generation_config is None and (settings := self._get_generation_parameters()):
             raise ValueError(
-                f"model.config: generate() reads no settings there; got {settings}, expected none. Set them on "
-                "model.generation_config, or give them to generate()."
+                f"model.config: generate() does not read settings from it; got {settings}, expected none. Set them on "
+                "model.generation_config, or pass them to generate()."
             )
 
     def validate_architecture(self) -> None:
@@ -225,12 +243,12 @@ class VaswaniTransformerConfig(PreTrainedConfig):
         if self.position_embedding == "sinusoidal" and self.d_model % 2:
             raise ValueError(
                 f"d_model ({self.d_model}) must be even for sinusoidal positions, which come in pairs of a sine and a "
-                'cosine; give an even d_model or position_embedding="learned".'
+                'cosine; use an even d_model or position_embedding="learned".'
             )
         if self.d_model % self.num_heads and (self.d_k is None or self.d_v is None):
             raise ValueError(
                 f"d_model ({self.d_model}) must be divisible by num_heads ({self.num_heads}) when d_k or d_v is not "
-                "given; change one of them or give both d_k and d_v."
+                "set; change one of them, or set both d_k and d_v."
             )
 
     def validate_token_ids(self) -> None:
@@ -239,8 +257,8 @@ class VaswaniTransformerConfig(PreTrainedConfig):
             for token_id in as_token_ids(getattr(self, name, None)):
                 if not 0 <= token_id < self.vocab_size:
                     raise ValueError(
-                        f"{name} ({token_id}) is outside the vocabulary of {self.vocab_size} entries; give an id from "
-                        f"0 to {self.vocab_size - 1} or a larger vocab_size."
+                        f"{name} ({token_id}) is outside the vocabulary of {self.vocab_size} entries; use an id from "
+                        f"0 to {self.vocab_size - 1}, or a larger vocab_size."
                     )
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
@@ -273,18 +291,19 @@ class VaswaniTransformerConfig(PreTrainedConfig):
 
         Args:
             name: a row of Table 3 ("base", "big", "A-h1" ... "E"), "big-en-fr" (6.1), "parsing" or
-                "parsing-semi-supervised" (6.3). The paper does not give the heads and dropout of the parsers; this
+                "parsing-semi-supervised" (6.3). The paper does not state the heads and dropout of the parsers; this
                 package uses 8 heads of width 128 and a dropout rate of 0.1.
             **overrides: fields with other values.
 
         Raises:
-            ValueError: the paper has no model of that name, or the configuration has no such field. The message lists
-                the valid names.
+            ValueError: the name is not a model of the paper, or an override is not a field. The message lists the valid
+                names.
         """
         if name not in PAPER_SETTINGS:
             raise ValueError(f"{name!r} is not a model of the paper; choose one of {', '.join(PAPER_SETTINGS)}.")
         fields = [field.name for field in dataclasses.fields(cls)]
-        if unknown := sorted(overrides.keys() - {*fields, *cls.attribute_map, "attn_implementation"}):
+        unknown = sorted(overrides.keys() - {*fields, *cls.attribute_map, "attn_implementation"})
+        if unknown:
             own_fields = sorted(set(fields) - {field.name for field in dataclasses.fields(PreTrainedConfig)})
             raise ValueError(f"{unknown[0]}: not a field of {cls.__name__}; choose one of {', '.join(own_fields)}.")
         settings: dict[str, Any] = PAPER_SETTINGS[name] | overrides

@@ -117,12 +117,15 @@ class LearnedPositions(nn.Module):
 
     def forward(self, positions: Tensor, max_position: int | None = None) -> Tensor:
         """Return the encodings (B or 1, S, d_model) of `positions` (B or 1, S)."""
-        is_sure = torch.compiler.is_compiling() or (max_position is not None and max_position <= self.size)
-        if not is_sure and positions.numel() and (length := int(positions.max()) + 1) > self.size:
-            raise ValueError(
-                f"A text of {length} tokens is longer than the table of {self.size} learned positions; "
-                'shorten it, or train with a larger max_position_embeddings or with position_embedding="sinusoidal".'
-            )
+        is_known_to_fit = max_position is not None and max_position <= self.size
+        # Reading the largest position synchronizes with an accelerator, and would break a compiled graph.
+        if positions.numel() and not (is_known_to_fit or torch.compiler.is_compiling()):
+            length = int(positions.max()) + 1
+            if length > self.size:
+                raise ValueError(
+                    f"A text of {length} tokens is longer than the table of {self.size} learned positions; shorten "
+                    'it, or train with a larger max_position_embeddings or with position_embedding="sinusoidal".'
+                )
         return self.table(positions)  # (B or 1, S, d_model)
 
     def first_positions(self, count: int) -> Tensor:

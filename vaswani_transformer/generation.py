@@ -40,8 +40,10 @@ WEIGHTS = ("length_penalty", "length_penalty_type", "early_stopping")  # no effe
 @functools.cache
 def default_settings() -> dict[str, Any]:
     """Return the defaults of Transformers' settings and of those that `PaperBeamSearch` adds."""
-    own = {"length_penalty_type": "power"}
-    return vars(GenerationConfig()) | GenerationConfig._get_default_generation_params() | own
+    defaults = dict(vars(GenerationConfig()))
+    defaults.update(GenerationConfig._get_default_generation_params())
+    defaults["length_penalty_type"] = "power"
+    return defaults
 
 
 def refuse(name: str, problem: str, value: object, expected: str) -> Never:
@@ -65,7 +67,8 @@ def check_call(generation_config: object, **call: object) -> None:
     """Raise ValueError for arguments of `generate()` of a wrong type or shape."""
     if generation_config is not None and not isinstance(generation_config, GenerationConfig):
         refuse("generation_config", "wrong type", generation_config, "a GenerationConfig(...)")
-    check_inputs(**{name: value for name, value in call.items() if name in INPUT_SHAPES and name != "encoder_outputs"})
+    checked = INPUT_SHAPES.keys() - {"encoder_outputs"}  # which may be a tuple or a dictionary
+    check_inputs(**{name: value for name, value in call.items() if name in checked})
 
 
 @dataclass(eq=False)
@@ -84,12 +87,12 @@ class SourceLimitCriteria(StoppingCriteria):
 class CallSettings:
     """Settings of one `generate()` call: its arguments, else its generation config, else that of the model.
 
-    A limit in the call disables a saved `max_source_relative_length`. A saved `max_length` applies only without another
-    limit, and only if it is not Transformers' default, which Seq2SeqTrainer saves. With a limit per source, the end
-    token is not forced.
+    A limit in the call disables a saved `max_source_relative_length`. A saved `max_length` applies only if no other
+    limit is set, and only if it is not Transformers' default, which Seq2SeqTrainer saves. With a limit per source, the
+    end token is not forced.
 
     Attributes:
-        inputs: arguments that are no settings.
+        inputs: arguments that are not settings.
         given: settings of the call, including None.
         saved: settings of the model, excluding None.
         values: effective settings, excluding None.
@@ -99,37 +102,59 @@ class CallSettings:
     def __init__(self, generation_config: GenerationConfig | None, model: Any, kwargs: dict[str, Any]) -> None:
         self.generation_config = GenerationConfig() if generation_config is None else generation_config
         self.is_autoregressive = getattr(model, "is_autoregressive", True)
-        is_learned = getattr(model.config, "position_embedding", None) == "learned"
-        self.num_positions: int | None = model.config.max_position_embeddings if is_learned else None
-        own = SEARCH_SETTINGS if self.is_autoregressive else (*SEARCH_SETTINGS, *NAR_SETTINGS)
+        self.num_positions: int | None = None
+        if getattr(model.config, "position_embedding", None) == "learned":
+            self.num_positions = model.config.max_position_embeddings
+
+        # Arguments that are not settings are inputs of the model.
+        added = SEARCH_SETTINGS if self.is_autoregressive else (*SEARCH_SETTINGS, *NAR_SETTINGS)
         configured = vars(self.generation_config)
-        self.inputs = {name: value for name, value in kwargs.items() if name not in {*configured, *own}}
-        self.given = {name: value for name, value in configured.items() if value is not None or name in own}
-        for name in kwargs.keys() - self.inputs.keys():
+        settings = {*configured, *added}
+        self.inputs = {name: value for name, value in kwargs.items() if name not in settings}
+
+        # Arguments override the generation config. There, None means that Transformers' setting is not set; in an
+        # argument, and for a setting of this package, it disables the saved value.
+        self.given = {name: value for name, value in configured.items() if value is not None or name in added}
+        for name in kwargs.keys() & settings:
             self.given[name] = BEAM_DEFAULTS.get(name) if kwargs[name] is None else kwargs[name]
+
         self.saved = {name: value for name, value in vars(model.generation_config).items() if value is not None}
-        values = self.saved | self.given
-        if "max_source_relative_length" not in self.given and any(self.given.get(name) is not None for name in LIMITS):
+        self.values = self.effective_values()
+
+    def effective_values(self) -> dict[str, Any]:
+        """Return the settings of the call, else those of the model, without limits that the call disables."""
+        values = {**self.saved, **self.given}
+
+        # A limit in the call replaces the saved limit per source.
+        has_call_limit = any(self.given.get(name) is not None for name in LIMITS)
+        if has_call_limit and "max_source_relative_length" not in self.given:
             values.pop("max_source_relative_length", None)
         values = {name: value for name, value in values.items() if value is not None}
+
+        # A saved `max_length` gives way to every other limit, since it may be Transformers' default.
         is_default = self.saved.get("max_length") == DEFAULT_LENGTH
-        has_other_limit = not values.keys().isdisjoint({"max_source_relative_length", "max_new_tokens"})
+        has_other_limit = "max_source_relative_length" in values or "max_new_tokens" in values
         if "max_length" not in self.given and (is_default or has_other_limit):
             values.pop("max_length", None)
-        forced, ends = (as_token_ids(values.get(name)) for name in ("forced_eos_token_id", "eos_token_id"))
+
+        # Transformers forces the end token at one length for all targets, which does not suit a limit per source.
+        forced = as_token_ids(values.get("forced_eos_token_id"))
+        ends = as_token_ids(values.get("eos_token_id"))
         if "max_source_relative_length" in values and set(forced) <= set(ends):
             values.pop("forced_eos_token_id", None)
-        self.values = values
+        return values
 
     def search(self) -> dict[str, Any]:
         """Return the settings that commands record: those that are set, beams and length penalty."""
         hidden = ("_", "output_", "return_", "transformers_version", "use_cache")
-        hidden += WEIGHTS if self.is_autoregressive and self.values.get("num_beams", 1) == 1 else ()
+        if self.is_autoregressive and self.values.get("num_beams", 1) == 1:
+            hidden += WEIGHTS
+        always_recorded = ("num_beams", "length_penalty", "length_penalty_type")
         return {
             name: value
             for name, value in sorted(self.values.items())
             if not name.startswith(hidden)
-            if name in ("num_beams", *WEIGHTS[:2]) or value != default_settings().get(name)
+            if name in always_recorded or value != default_settings().get(name)
         }
 
     def check(self) -> None:
@@ -137,15 +162,21 @@ class CallSettings:
         for name, least in (("length_penalty", -math.inf), ("num_beams", 1), ("max_source_relative_length", 0)):
             if name in self.values:
                 check_number(name, self.values[name], least)
-        if isinstance(watermark := self.given.get("watermarking_config"), dict):
+
+        watermark = self.given.get("watermarking_config")
+        if isinstance(watermark, dict):
             refuse("watermarking_config", "wrong type", watermark, "a WatermarkingConfig(...)")
-        if (penalty := self.values.get("length_penalty_type", "power")) not in LENGTH_PENALTY_TYPES:
+
+        penalty = self.values.get("length_penalty_type", "power")
+        if penalty not in LENGTH_PENALTY_TYPES:
             refuse("length_penalty_type", "unknown", penalty, f"one of {', '.join(LENGTH_PENALTY_TYPES)}")
-        if self.values.keys() >= {"forced_eos_token_id", "max_source_relative_length"}:
-            forced, relative = (self.values[name] for name in ("forced_eos_token_id", "max_source_relative_length"))
+
+        forced = self.values.get("forced_eos_token_id")
+        relative = self.values.get("max_source_relative_length")
+        if forced is not None and relative is not None:
             raise ValueError(
-                "forced_eos_token_id: forces one length on all targets, and max_source_relative_length gives each "
-                f"source its own; got {forced!r} and {relative}. Set one of them to None."
+                "forced_eos_token_id: conflicts with max_source_relative_length, since it forces every target to the "
+                f"same length; got {forced!r} and {relative}, expected one of them. Set the other to None."
             )
 
     @functools.cached_property
@@ -155,40 +186,63 @@ class CallSettings:
         if prompt is None:
             return 1
         start = self.values.get("decoder_start_token_id", self.values.get("bos_token_id", -1))
-        return prompt.shape[1] + int((prompt[:, 0] != torch.as_tensor(start, device=prompt.device)).all())
+        lacks_start = (prompt[:, 0] != torch.as_tensor(start, device=prompt.device)).all()
+        return prompt.shape[1] + int(lacks_start)  # Transformers puts the start token before such a prompt
 
     def common_limit(self) -> int | None:
         """Return the limit of new tokens that all targets share; None if there is none."""
         if "max_new_tokens" in self.values:
             return self.values["max_new_tokens"]
-        return self.values["max_length"] - self.prompt_length if "max_length" in self.values else None
+        if "max_length" in self.values:
+            return self.values["max_length"] - self.prompt_length
+        return None
+
+    def inferred_mask(self, inputs: Tensor | None) -> Tensor | None:
+        """Return the mask (B, S) that Transformers infers from the source; None without a source."""
+        encoded = self.inputs.get("encoder_outputs")
+        sources = (inputs, self.inputs.get("input_ids"), self.inputs.get("inputs_embeds"), encoded and encoded[0])
+        source = next((tensor for tensor in sources if tensor is not None), None)
+        if source is None:
+            return None
+        pad = self.values.get("pad_token_id")
+        ends = as_token_ids(self.values.get("eos_token_id"))
+        if source.dim() == 2 and pad is not None and pad not in ends:
+            return source.ne(pad)
+        return torch.ones(source.shape[:2], device=source.device)
 
     def source_limits(self, inputs: Tensor | None = None) -> Tensor | None:
         """Return the source-dependent limit (B,) of new tokens; None if there is none."""
-        relative, mask = self.values.get("max_source_relative_length"), self.inputs.get("attention_mask")
+        relative = self.values.get("max_source_relative_length")
         if relative is None:
             return None
+        mask = self.inputs.get("attention_mask")
         if mask is None:
-            encoded = self.inputs.get("encoder_outputs")
-            given = (inputs, self.inputs.get("input_ids"), self.inputs.get("inputs_embeds"), encoded and encoded[0])
-            source = next((tensor for tensor in given if tensor is not None), None)
-            if source is None:
-                return None
-            pad, ends = self.values.get("pad_token_id"), as_token_ids(self.values.get("eos_token_id"))
-            if source.dim() == 2 and pad is not None and pad not in ends:
-                mask = source.ne(pad)  # as Transformers infers it
-            else:
-                mask = torch.ones(source.shape[:2], device=source.device)
-        limits = mask.ne(0).sum(-1) + relative
-        return limits if self.num_positions is None else limits.clamp(max=self.num_positions + 1 - self.prompt_length)
+            mask = self.inferred_mask(inputs)
+        if mask is None:
+            return None
+        limits = mask.ne(0).sum(-1) + relative  # (B,)
+        if self.num_positions is None:
+            return limits
+        return limits.clamp(max=self.num_positions + 1 - self.prompt_length)
 
     def target_limits(self) -> Tensor:
         """Return the limit (B,) of new tokens of each target; the arguments must include `attention_mask`."""
-        limits, common = self.source_limits(), self.common_limit()
+        common = self.common_limit()
+        limits = self.source_limits()
         if limits is None:
             mask = self.inputs["attention_mask"]
-            limits = torch.full((len(mask),), DEFAULT_LENGTH if common is None else common, device=mask.device)
+            return torch.full((len(mask),), DEFAULT_LENGTH if common is None else common, device=mask.device)
         return limits if common is None else limits.clamp(max=common)
+
+    def longest_limit(self, limits: Tensor | None) -> int | None:
+        """Return the largest number of new tokens of any target; None for Transformers' default."""
+        common = self.common_limit()
+        if limits is not None and len(limits):
+            largest = int(limits.max())
+            return largest if common is None else min(largest, common)
+        if common is None and "max_length" in self.saved.keys() & self.given.keys():
+            return DEFAULT_LENGTH  # the call sets the saved `max_length` to None
+        return common
 
     def for_transformers(self, limits: Tensor | None) -> tuple[GenerationConfig, dict[str, None]]:
         """Return a generation config with limits (B,) of the sources, and the saved settings that the call disables.
@@ -200,24 +254,26 @@ class CallSettings:
         vars(config).update({name: self.values.get(name) for name in self.given})
         config.length_penalty_type = self.values.get("length_penalty_type", "power")
         if self.values.get("num_beams", 1) == 1:  # Transformers would warn of saved ones
-            config.length_penalty, config.early_stopping = 1.0, False
+            config.length_penalty = 1.0
+            config.early_stopping = False
         switched_off = dict.fromkeys(self.saved.keys() - self.values.keys() - {"max_length", *SEARCH_SETTINGS})
-        longest = self.common_limit()
-        if limits is not None and len(limits):
-            longest = min(int(limits.max()), math.inf if longest is None else longest)
-        elif longest is None and "max_length" in self.saved.keys() & self.given.keys():  # None against a saved one
-            longest = DEFAULT_LENGTH
+
+        # Transformers gets the longest limit, in the setting that the call uses; criteria end the shorter targets.
+        longest = self.longest_limit(limits)
         if longest is None:
-            return config, switched_off  # Transformers' default
-        max_length, most = self.prompt_length + longest, self.num_positions
+            return config, switched_off
+        max_length = self.prompt_length + longest
         if "max_new_tokens" in self.values:
             config.max_new_tokens = longest
         else:
             config.max_length = max_length
+
+        # The last token is not an input, so it needs no position.
+        most = self.num_positions
         if most is not None and max_length - 1 > most:
             raise ValueError(
-                f"max_length ({max_length}, with the start token) goes beyond the table of {most} learned positions; "
-                f"ask for a max_length of at most {most + 1} or max_new_tokens of at most {most}."
+                f"max_length ({max_length}, including the start token) exceeds the {most} learned positions; use "
+                f"max_length <= {most + 1} or max_new_tokens <= {most}."
             )
         return config, switched_off
 
@@ -227,9 +283,12 @@ def default_limit(model: Any, **settings: Any) -> dict[str, Any]:
 
     It replaces Transformers' default of 20 tokens. Non-autoregressive models and those of other packages need none.
     """
-    values = CallSettings(settings.pop("generation_config", None), model, settings).values
+    generation_config = settings.pop("generation_config", None)
+    values = CallSettings(generation_config, model, settings).values
     has_limit = not values.keys().isdisjoint({*LIMITS, *PAPER_LIMIT})
-    return PAPER_LIMIT if hasattr(model, "use_paper_decoding") and not has_limit else {}
+    if has_limit or not hasattr(model, "use_paper_decoding"):
+        return {}
+    return PAPER_LIMIT
 
 
 def search_settings(
@@ -239,9 +298,11 @@ def search_settings(
 
     The search handles limits and end tokens itself, and calls only the other criteria.
     """
+    # Limits and end tokens, from the criteria that express them.
     rows = max(config.num_beams, config.num_return_sequences)
     limits = torch.full((len(prompt) // rows,), config.max_length - prompt.shape[1], device=prompt.device)
-    ends, others = [prompt.new_empty(0)], StoppingCriteriaList()
+    ends = [prompt.new_empty(0)]
+    remaining = StoppingCriteriaList()
     for criterion in criteria:
         if type(criterion) is EosTokenCriteria:
             ends.append(torch.as_tensor(criterion.eos_token_id, device=prompt.device).flatten())
@@ -250,14 +311,18 @@ def search_settings(
         elif type(criterion) is MaxLengthCriteria:
             limits = limits.clamp(max=criterion.max_length - prompt.shape[1])
         else:
-            others.append(criterion)
+            remaining.append(criterion)
     end_tokens = torch.cat(ends)
-    pad = config.pad_token_id if config.pad_token_id is not None else next(iter(end_tokens.tolist()), -1)
+    pad = config.pad_token_id
+    if pad is None:
+        pad = next(iter(end_tokens.tolist()), -1)
+
+    # Processors that can drop sources follow the search, on copies, since the caller may use them again.
+    follows = bool(processors) and all(hasattr(processor, "keep") for processor in processors)
+    if follows:
+        processors = type(processors)(map(copy.copy, processors))
     scores: list[Tensor] = []
     keeps_scores = bool(config.return_dict_in_generate and config.output_scores)
-    follows = bool(processors) and all(hasattr(processor, "keep") for processor in processors)
-    if follows:  # do not change the caller's processors
-        processors = type(processors)(map(copy.copy, processors))
 
     def keep(sources: Tensor) -> None:
         for processor in processors:
@@ -282,7 +347,7 @@ def search_settings(
         do_sample=bool(config.do_sample),
         process=process if processors or keeps_scores else None,
         keep=keep if follows and not (keeps_scores or config.do_sample) else None,
-        ends=(lambda tokens: others(tokens, tuple(scores) or None)) if others else None,
+        ends=(lambda tokens: remaining(tokens, tuple(scores) or None)) if remaining else None,
         compacts=compacts,
     )
     return settings, scores
@@ -329,8 +394,11 @@ class PaperBeamSearch(GenerationMixin):
         """
         check_call(generation_config, inputs=inputs, **kwargs)
         self.config.check_generation_settings(generation_config)
-        if (encoded := kwargs.get("encoder_outputs")) is not None:  # Transformers may repeat the rows of the copy
+        encoded = kwargs.get("encoder_outputs")
+        if encoded is not None:  # a copy, since Transformers may repeat its rows
             kwargs["encoder_outputs"] = BaseModelOutput(**as_encoder_output(encoded))
+
+        # The settings of this package become settings and criteria that Transformers knows.
         call = CallSettings(generation_config, self, kwargs)
         call.check()
         limits = call.source_limits(inputs)
@@ -340,8 +408,8 @@ class PaperBeamSearch(GenerationMixin):
             stopping_criteria = StoppingCriteriaList([*(stopping_criteria or []), criterion])
         if self.training and self.model.decoder.gradient_checkpointing:  # excludes a cache in Transformers
             config.use_cache = False
-        others = caller_inputs(call.inputs) | switched_off
-        return super().generate(inputs, config, logits_processor, stopping_criteria, *args, **others)
+        arguments = {**caller_inputs(call.inputs), **switched_off}
+        return super().generate(inputs, config, logits_processor, stopping_criteria, *args, **arguments)
 
     def make_stepper(self, inputs: dict[str, Any], beams_per_source: int, **options: bool) -> Stepper:
         """Return the stepper of a search; arguments as in `ModelStepper`."""
@@ -357,24 +425,33 @@ class PaperBeamSearch(GenerationMixin):
         **model_kwargs: Any,
     ) -> Any:
         """Run a beam search for `generate()` from `input_ids` (k B, T)."""
-        config, k = generation_config, generation_config.num_beams
-        given = input_ids, logits_processor, stopping_criteria, config
+        config = generation_config
+        k = config.num_beams
         if config.prefill_chunk_size is not None or config.low_memory:
             if config.length_penalty_type == "gnmt":
                 raise ValueError(
-                    'generate(): length_penalty_type="gnmt" goes with neither prefill_chunk_size nor low_memory; leave '
+                    'generate(): length_penalty_type="gnmt" does not support prefill_chunk_size or low_memory; leave '
                     'these out, or set length_penalty_type="power".'
                 )
-            return super()._beam_search(*given, synced_gpus=synced_gpus, **model_kwargs)
-        is_shared, records = shares_sources(model_kwargs), bool(config.return_dict_in_generate)
+            return super()._beam_search(
+                input_ids, logits_processor, stopping_criteria, config, synced_gpus=synced_gpus, **model_kwargs
+            )
+
+        # Beams share the encoder outputs of their source. Finished sources stay in the batch if a caller's cache, the
+        # recorded outputs or other processes need every row.
+        is_shared = shares_sources(model_kwargs)
+        records = bool(config.return_dict_in_generate)
         inputs = share_sources(model_kwargs, k) if is_shared else model_kwargs
         stepper = self.make_stepper(inputs, k, records=records, synced=synced_gpus)
-        settings, scores = search_settings(*given, is_shared and not records and not synced_gpus)
+        compacts = is_shared and not records and not synced_gpus
+        settings, scores = search_settings(input_ids, logits_processor, stopping_criteria, config, compacts)
         hypotheses = beam_search(stepper, input_ids, settings)
         if isinstance(stepper, ModelStepper):
             stepper.finish()
         if not records:
             return hypotheses.tokens
+
+        # What a caller asks for in addition to the tokens.
         if is_shared and stepper.cache is not None:  # callers expect a row per beam
             stepper.cache.cross_attention_cache.batch_repeat_interleave(k)
         return GenerateBeamEncoderDecoderOutput(
@@ -396,12 +473,22 @@ class PaperBeamSearch(GenerationMixin):
         **model_kwargs: Any,
     ) -> Any:
         """Run greedy search or sampling for `generate()`; Transformers' loop handles output beyond tokens."""
-        config, rows = generation_config, generation_config.num_return_sequences
-        given = input_ids, logits_processor, stopping_criteria, config
+        config = generation_config
         is_shared = shares_sources(model_kwargs) and not config.is_assistant and config.prefill_chunk_size is None
-        if is_shared and not (config.return_dict_in_generate or streamer is not None or synced_gpus):
+        returns_tokens_only = not (config.return_dict_in_generate or streamer is not None or synced_gpus)
+        if is_shared and returns_tokens_only:
+            rows = config.num_return_sequences
             stepper = self.make_stepper(share_sources(model_kwargs, rows), rows)
-            return greedy_search(stepper, input_ids, search_settings(*given)[0])
+            settings, _ = search_settings(input_ids, logits_processor, stopping_criteria, config)
+            return greedy_search(stepper, input_ids, settings)
         if is_shared and model_kwargs.get(CACHE) is not None:
             model_kwargs[CACHE] = empty_cache(self.config)
-        return super()._sample(*given, synced_gpus=synced_gpus, streamer=streamer, **model_kwargs)
+        return super()._sample(
+            input_ids,
+            logits_processor,
+            stopping_criteria,
+            config,
+            synced_gpus=synced_gpus,
+            streamer=streamer,
+            **model_kwargs,
+        )

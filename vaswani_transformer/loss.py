@@ -38,23 +38,31 @@ class LossWorkspace:
     """
 
     def __init__(self, hidden: Tensor, projection: Tensor, mean_weight: Tensor, smoothing: float) -> None:
-        self.projection, self.mean_weight, self.smoothing = projection, mean_weight, smoothing
-        is_on_cpu = hidden.device.type == "cpu"
+        self.projection = projection
+        self.mean_weight = mean_weight
+        self.smoothing = smoothing
         self.size = max(1, min(chunk_size(hidden.device), hidden.shape[0]))
-        self.rows = min(CACHE_ROWS, self.size) if is_on_cpu and not torch.compiler.is_compiling() else self.size
+
+        # On a CPU, the passes over the logits run over few rows at a time, which stay in the cache.
+        self.rows = self.size
+        if hidden.device.type == "cpu" and not torch.compiler.is_compiling():
+            self.rows = min(CACHE_ROWS, self.size)
+
         self.logits = hidden.new_empty(self.size, projection.shape[0])
         self.logits_fp32 = None
         if hidden.dtype != mean_weight.dtype:
             self.logits_fp32 = mean_weight.new_empty(self.rows, projection.shape[0])
 
     def loss_and_gradient(self, states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss (n, 1) of `targets` (n, 1) given states (n, d_model), and its gradient (n, V).
+        """Return the loss (n, 1) of `targets` (n, 1) after states (n, d_model), and its gradient (n, V).
 
         The gradient is softmax(z) - (1 - eps) onehot(y); the caller subtracts eps / V.
         """
         logits = torch.mm(states, self.projection.T, out=self.logits[: states.shape[0]])  # (n, V)
         blocks = zip(logits.split(self.rows), targets.split(self.rows), strict=True)
-        logsumexp, true_logits = map(torch.cat, zip(*(self.logits_to_grad_(*block) for block in blocks), strict=True))
+        results = [self.logits_to_grad_(*block) for block in blocks]
+        logsumexp = torch.cat([block_logsumexp for block_logsumexp, _ in results])  # (n, 1)
+        true_logits = torch.cat([block_true_logits for _, block_true_logits in results])  # (n, 1)
         mean = states.to(self.mean_weight.dtype) @ self.mean_weight[:, None]  # mean(z), (n, 1)
         loss = (1 - self.smoothing) * (logsumexp - true_logits) + self.smoothing * (logsumexp - mean)
         return loss, logits
@@ -62,7 +70,8 @@ class LossWorkspace:
     def logits_to_grad_(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Replace logits z (r, V) by softmax(z) - (1 - eps) onehot(y) in place; return logsumexp(z) and z_y (r, 1)."""
         wide = logits if self.logits_fp32 is None else self.logits_fp32[: logits.shape[0]].copy_(logits)
-        true_logits, largest = wide.gather(1, targets), wide.amax(1, keepdim=True)  # (r, 1)
+        true_logits = wide.gather(1, targets)  # (r, 1)
+        largest = wide.amax(1, keepdim=True)  # (r, 1)
         probs = torch.softmax(wide, 1, out=wide)  # (r, V), in place
         logsumexp = largest - probs.amax(1, keepdim=True).log()  # (r, 1)
         probs.scatter_add_(1, targets, torch.full_like(true_logits, self.smoothing - 1))
@@ -109,12 +118,15 @@ class FusedLinearCrossEntropy(torch.autograd.Function):
         loss = torch.zeros((), dtype=wide, device=hidden.device)
         token_losses = torch.empty(hidden.shape[0], dtype=wide, device=hidden.device)
         workspace = LossWorkspace(hidden, projection, mean_weight, smoothing)
+
+        # Add up the chunks; eps / V, the same for every token, is subtracted from their sum below.
         for start in range(0, hidden.shape[0], workspace.size):
             rows = slice(start, start + workspace.size)
             states = hidden[rows]  # (n, d_model)
             token_loss, gradient = workspace.loss_and_gradient(states, labels[rows, None])  # (n, 1), (n, V)
             if is_target is not None:
-                token_loss, gradient = token_loss * is_target[rows, None], gradient * is_target[rows, None]
+                token_loss = token_loss * is_target[rows, None]
+                gradient = gradient * is_target[rows, None]
             token_losses[rows] = token_loss.squeeze(1)
             loss = loss + token_loss.sum()  # `+=` has a gradient of zero where torch 2.11 compiles it
             if grad_hidden is not None:
@@ -123,6 +135,8 @@ class FusedLinearCrossEntropy(torch.autograd.Function):
                 grad_weight.addmm_(gradient.T, states)
             elif grad_weight is not None:
                 grad_weight += gradient.T @ states
+
+        # Rows without a loss get no gradient, and the smoothing takes none from them.
         if is_target is not None:
             hidden = hidden * is_target[:, None]
             grad_hidden = None if grad_hidden is None else grad_hidden * is_target[:, None]
@@ -156,7 +170,9 @@ def recount(num_items: Tensor | int | None, before: Tensor, after: Tensor) -> Te
     """Adjust a Trainer's count of the labels `before` to the labels `after` of the same batch."""
     if num_items is None:
         return None
-    return num_items * (after.ne(-100).sum() / before.ne(-100).sum().clamp(min=1))
+    count_before = before.ne(-100).sum().clamp(min=1)
+    count_after = after.ne(-100).sum()
+    return num_items * (count_after / count_before)
 
 
 def without_padding(
@@ -173,8 +189,8 @@ def without_padding(
     is_whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
     if labels.dim() != 2 or labels.shape[1] == 0 or not is_whole:
         raise ValueError(
-            f"labels: no token ids; got shape {tuple(labels.shape)} of {labels.dtype}, expected whole numbers (texts, "
-            "tokens), at least one token each. Give an empty text its end token, and -100 where none counts."
+            f"labels: not token ids; got shape {tuple(labels.shape)} of {labels.dtype}, expected integers of shape "
+            "(batch, length), length >= 1. End an empty text with its end token, and put -100 where no token counts."
         )
     pad = config.pad_token_id
     if pad is None or pad in as_token_ids(config.eos_token_id):
@@ -213,13 +229,21 @@ def summed_cross_entropy(
     device_type = hidden.device.type
     if torch.is_autocast_enabled(device_type):
         hidden = hidden.to(torch.get_autocast_dtype(device_type))
-    hidden, flat_labels = hidden.flatten(0, -2), labels.flatten().to(hidden.device)
-    is_target, targets = flat_labels.ne(-100), None  # (N,)
-    if torch.compiler.is_compiling():  # a graph needs fixed shapes
+
+    # Leave out positions without a loss: in a graph, which needs fixed shapes, by a mask; else by an index, with one
+    # synchronization for the number of target tokens.
+    hidden = hidden.flatten(0, -2)  # (N, d_model)
+    flat_labels = labels.flatten().to(hidden.device)  # (N,)
+    is_target = flat_labels.ne(-100)  # (N,)
+    targets = None
+    if torch.compiler.is_compiling():
         flat_labels = flat_labels.masked_fill(~is_target, 0)
-    else:  # one synchronization, for the number of target tokens
+    else:
         targets = is_target.nonzero()[:, 0]
-        hidden, flat_labels, is_target = hidden.index_select(0, targets), flat_labels.index_select(0, targets), None
+        hidden = hidden.index_select(0, targets)
+        flat_labels = flat_labels.index_select(0, targets)
+        is_target = None
+
     with torch.autocast(device_type, enabled=False):
         needs_grad = hidden.requires_grad, weight.requires_grad
         loss, token_losses, *_ = FusedLinearCrossEntropy.apply(

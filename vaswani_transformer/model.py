@@ -32,7 +32,7 @@ from .stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
 class EncoderDecoder(VaswaniTransformerPreTrainedModel):
     """Encoder and decoder with a shared embedding matrix (3.1, 3.4), without the output projection.
 
-    Subclasses with another decoder set `decoder_class`.
+    Subclasses with a different decoder set `decoder_class`.
     """
 
     decoder_class: ClassVar[type[VaswaniTransformerDecoder]] = VaswaniTransformerDecoder
@@ -58,9 +58,10 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Use a different module for source and target embeddings, or tie both stacks to the resized `shared`."""
-        is_other, self.shared = value is not self.shared, cast(ScaledEmbedding, value)
+        is_different = value is not self.shared
+        self.shared = cast(ScaledEmbedding, value)
         for stack in (self.encoder, self.decoder):
-            if is_other:
+            if is_different:
                 stack.embed_tokens = self.shared
             stack.embed_tokens.weight = self.shared.weight
             stack.embed_tokens.num_embeddings = self.shared.num_embeddings
@@ -73,16 +74,16 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
         norm: Any = self.encoder.layers[0].self_attn_add_norm
         if hasattr(norm, "modules_to_save") and any(name == "norm" for name, _ in norm.named_children()):
             raise ValueError(
-                "modules_to_save: PEFT wraps each module whose name ends so, and loads none in another; got an end of "
-                'both "add_norm" and "add_norm.norm", expected of one. Give modules_to_save=["add_norm.norm"].'
+                "modules_to_save: PEFT wraps every module whose name ends like this, but cannot load a nested one; got "
+                'an ending of both "add_norm" and "add_norm.norm", expected of one. Use ["add_norm.norm"].'
             )
         if isinstance(self.shared, nn.Embedding):
             return
         if not all(hasattr(module, "token_adapter") for module in (self.shared, self.encoder.embed_tokens)):
             raise ValueError(
-                f"`shared` is wrapped in a {type(self.shared).__name__}, which would learn nothing: both stacks embed "
-                'with modules of their own. Give PEFT modules_to_save=["embed_tokens"] without ensure_weight_tying '
-                "or, where the output projection is tied, trainable_token_indices."
+                f"`shared` is wrapped in a {type(self.shared).__name__}, which would learn nothing: encoder and "
+                'decoder embed with their own modules. Use modules_to_save=["embed_tokens"] without '
+                "ensure_weight_tying or, if the output projection is tied, trainable_token_indices."
             )
 
     @can_return_tuple
@@ -183,13 +184,15 @@ class LMOutput(Seq2SeqLMOutput):
 
 
 def can_return_whole_tuple(forward: Callable[..., LMOutput]) -> Callable[..., Any]:
-    """Decorate `forward` as Transformers' `can_return_tuple`, but compute logits for a tuple, which has no names."""
+    """Decorate `forward` as `can_return_tuple` does, but compute logits for a tuple, whose fields lack names."""
     as_tuple = can_return_tuple(forward)
 
     @functools.wraps(forward)
     def wrapper(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
-        wanted = kwargs.get("return_dict")
-        if not (self.config.return_dict if wanted is None else wanted) and kwargs.get("skip_logits") is None:
+        returns_dict = kwargs.get("return_dict")
+        if returns_dict is None:
+            returns_dict = self.config.return_dict
+        if not returns_dict and kwargs.get("skip_logits") is None:
             kwargs["skip_logits"] = False
         return as_tuple(self, *args, **kwargs)
 
@@ -227,17 +230,19 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
         """
         if getattr(self.lm_head, "bias", None) is not None:
             raise ValueError(
-                "lm_head: its bias would be lost when the model is loaded; got one of "
-                f"{self.lm_head.out_features} numbers, expected none. Save a projection without bias."
+                "lm_head: its bias would be lost when the model is loaded; got "
+                f"{self.lm_head.out_features} numbers, expected None. Save a projection without bias."
             )
         if self.is_remote_code():
             # Imported here only. This line also makes the Hub's loader copy the file.
             from .pipeline import PUBLISHED_PIPELINES
 
             self.config.custom_pipelines = PUBLISHED_PIPELINES
-            body, auto_map = self.body_class, getattr(self.config, "auto_map", None) or {}
+            body = self.body_class
             if body.__module__ == type(self).__module__:  # not for a user's subclass
-                self.config.auto_map = auto_map | {"AutoModel": f"{body.__module__.rpartition('.')[2]}.{body.__name__}"}
+                file = body.__module__.rpartition(".")[2]
+                auto_map = getattr(self.config, "auto_map", None) or {}
+                self.config.auto_map = {**auto_map, "AutoModel": f"{file}.{body.__name__}"}
         return super().save_pretrained(*args, **kwargs)
 
     def loss_and_logits(
@@ -252,9 +257,14 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
         if labels is not None and labels.shape != hidden_states.shape[:-1]:
             raise ValueError(
                 f"labels: do not fit the target; got shape {tuple(labels.shape)}, expected "
-                f"{tuple(hidden_states.shape[:-1])}. Give one label for each target token, -100 where none counts."
+                f"{tuple(hidden_states.shape[:-1])}. Pass a label for each target token, -100 where none counts."
             )
-        skip_logits = labels is not None and (self.training if skip_logits is None else skip_logits)
+
+        # Logits: those that the caller wants to keep.
+        if skip_logits is None:
+            skip_logits = self.training
+        if labels is None:  # then they are the only result
+            skip_logits = False
         keeps_all = isinstance(logits_to_keep, int) and logits_to_keep == 0
         logits = None
         if not skip_logits:
@@ -262,6 +272,8 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
             logits = self.lm_head(hidden_states if keeps_all else hidden_states[:, kept])  # (k B, T, V)
         if labels is None:
             return None, logits
+
+        # Loss: from all logits if they exist or if an adapter changes them, else without a (k B, T, V) tensor.
         if logits is not None and keeps_all:
             return cross_entropy(logits, labels, self.smoothing, num_items_in_batch), logits
         if self.has_plain_projection:
@@ -293,7 +305,7 @@ def shift_right(labels: Tensor, config: VaswaniTransformerConfig) -> Tensor:
         raise ValueError(
             f"bos_token_id ({config.bos_token_id}), decoder_start_token_id ({config.decoder_start_token_id}) and "
             f"pad_token_id ({config.pad_token_id}) leave labels without a start or without padding; set pad_token_id "
-            "and one of the other two, or give decoder_input_ids."
+            "and one of the other two, or pass decoder_input_ids."
         )
     shifted = nn.functional.pad(labels[:, :-1], (1, 0), value=config.target_start_token_id)  # (B, T)
     return shifted.masked_fill(shifted == -100, config.pad_token_id)
@@ -343,7 +355,7 @@ class VaswaniTransformerForConditionalGeneration(ProjectedModel, PaperBeamSearch
 
         Returns:
             With `labels`, the `loss` in nats per target token, label-smoothed in training mode. In evaluation mode it
-            is the negative log-likelihood, whose exponential is the paper's perplexity. It is 0 if `labels` have no
+            is the negative log-likelihood, whose exponential is the paper's perplexity. It is 0 if `labels` contain no
             token. `logits` are (k B, T, V), or None if omitted. Other fields are those of `VaswaniTransformerModel`.
 
         Raises:
@@ -352,7 +364,8 @@ class VaswaniTransformerForConditionalGeneration(ProjectedModel, PaperBeamSearch
         num_items_in_batch = kwargs.pop("num_items_in_batch", None)
         if labels is not None:
             labels, num_items_in_batch = without_padding(labels, num_items_in_batch, self.config)
-            use_cache = False if use_cache is None else use_cache
+            if use_cache is None:  # a whole target needs none
+                use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = shift_right(labels, self.config)
         outputs = self.model(
@@ -372,5 +385,5 @@ class VaswaniTransformerForConditionalGeneration(ProjectedModel, PaperBeamSearch
         loss, logits = self.loss_and_logits(
             outputs.last_hidden_state, labels, logits_to_keep, skip_logits, num_items_in_batch
         )
-        others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
-        return LMOutput(loss=loss, logits=logits, **others)
+        other_fields = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+        return LMOutput(loss=loss, logits=logits, **other_fields)

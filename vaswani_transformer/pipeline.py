@@ -30,14 +30,14 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
 
     On a CPU a prepared model is faster: pass the result of `prepare_for_inference` as `model`, with its `tokenizer`.
 
-    With `batch_size` a list is batched by length, and the results keep the order of the list. A text of only white
-    space has an empty translation.
+    With `batch_size` a list is batched by length, and the results keep the order of the list. The translation of a text
+    of only white space is empty.
 
     Args, of the pipeline or of a call:
         clean_up_tokenization_spaces: remove spaces before punctuation; None for the tokenizer's setting.
         truncation: truncate texts at the tokenizer's `model_max_length`; a bool, or a strategy of the tokenizer.
         **generate_kwargs: arguments of `generate()`, such as `num_beams=1` or `max_new_tokens=100`, which override the
-            generation config. Without a length limit, targets of this package's models have at most 50 tokens more
+            generation config. Without a length limit, targets of this package's models are at most 50 tokens longer
             than their sources. With `return_dict_in_generate` and `output_scores` beam search adds `score`.
     """
 
@@ -79,11 +79,19 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
         texts = [check_text(text, f"Text {index}") for index, text in enumerate(inputs)]
         if not texts:
             return []
-        lengths = [len(tokens) for tokens in source_encoder(self.tokenizer)(texts, verbose=False)["input_ids"]]
+
+        # Texts of similar length share a batch, the longest first.
+        encoded = source_encoder(self.tokenizer)(texts, verbose=False)
+        lengths = [len(tokens) for tokens in encoded["input_ids"]]
         order = sorted(range(len(texts)), key=lengths.__getitem__, reverse=True)
-        by_index = dict(zip(order, super().__call__([texts[index] for index in order], *args, **kwargs), strict=True))
+        sorted_results = super().__call__([texts[index] for index in order], *args, **kwargs)
+        by_index = dict(zip(order, sorted_results, strict=True))
+
+        # Back in the order of the texts; a single translation needs no list around it.
         results = [by_index[index] for index in range(len(texts))]
-        return [result[0] for result in results] if all(len(result) == 1 for result in results) else results
+        if all(len(result) == 1 for result in results):
+            return [result[0] for result in results]
+        return results
 
     def preprocess(self, input_: Any, **encode_kwargs: Any) -> dict[str, Any]:
         """Return a text's tokens and mask (1, S), and a flag (1,): False for a text of only white space."""

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self, cast
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
+from transformers import __version__ as transformers_version
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationConfig, GenerationMixin
@@ -32,7 +33,22 @@ PRIVATE_NAMES: dict[type, str] = {
         "_tied_weights_keys _tp_plan"
     ),
 }
-"""Private names of Transformers that the models use; all `KNOWN_VERSIONS` have them."""
+"""Private names of Transformers that the models use; all `KNOWN_VERSIONS` define them."""
+
+
+def check_private_names() -> None:
+    """Raise ImportError unless this version of Transformers defines all `PRIVATE_NAMES`."""
+    missing = []
+    for owner, names in PRIVATE_NAMES.items():
+        missing += [f"{owner.__name__}.{name}" for name in names.split() if not hasattr(owner, name)]
+    if missing:
+        raise ImportError(
+            f"transformers: lacks {', '.join(missing)}, which the models need; got version {transformers_version}, "
+            f"expected {KNOWN_VERSIONS}. Install one of these."
+        )
+
+
+check_private_names()  # once, before a model of an unsupported version fails halfway
 _ATTENTION_PLAN = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "o_proj": "rowwise"}
 _FEED_FORWARD_PLAN = {"layers.*.feed_forward.fc1": "colwise", "layers.*.feed_forward.fc2": "rowwise"}
 
@@ -40,8 +56,8 @@ _FEED_FORWARD_PLAN = {"layers.*.feed_forward.fc1": "colwise", "layers.*.feed_for
 def given_cache(past_key_values: Cache | None, kwargs: dict[str, Any]) -> Cache | None:
     """Remove the cache from `kwargs` and return it, under either of Transformers' names.
 
-    If both are given, a nonempty `cache` takes precedence: PEFT's prefix tuning passes its prefix as `past_key_values`
-    at every step of `generate()`.
+    A nonempty `cache` takes precedence over `past_key_values`, since PEFT's prefix tuning passes its prefix under the
+    second name at every step of `generate()`.
     """
     cache = kwargs.pop("cache", None)
     is_empty = cache is None or (past_key_values is not None and cache.get_seq_length() == 0)
@@ -50,8 +66,11 @@ def given_cache(past_key_values: Cache | None, kwargs: dict[str, Any]) -> Cache 
 
 def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
     """Return a stack's tensor-parallel plan, which splits heads, inner units and the rows of embeddings."""
-    plan = {f"layers.*.{name}.{proj}": style for name in attentions for proj, style in _ATTENTION_PLAN.items()}
-    return {"embed_tokens": "embedding_rowwise"} | plan | _FEED_FORWARD_PLAN
+    plan = {"embed_tokens": "embedding_rowwise", **_FEED_FORWARD_PLAN}
+    for name in attentions:
+        for projection, style in _ATTENTION_PLAN.items():
+            plan[f"layers.*.{name}.{projection}"] = style
+    return plan
 
 
 INPUT_SHAPES = {
@@ -63,7 +82,7 @@ INPUT_SHAPES = {
 
 
 def check_inputs(**inputs: object) -> None:
-    """Raise ValueError for an input in `INPUT_SHAPES` that is a list, or has no dimension of texts."""
+    """Raise ValueError for an input in `INPUT_SHAPES` that is a list, or lacks the batch dimension."""
     for name, value in inputs.items():
         shape = INPUT_SHAPES.get(name)
         if isinstance(value, Tensor) and (shape is None or value.dim() == len(shape)):
@@ -85,12 +104,16 @@ def as_encoder_output(outputs: Mapping[str, Any] | Sequence[Any] | Tensor) -> Ba
     names = ("last_hidden_state", "hidden_states", "attentions")
     values: dict[str, Any]
     if isinstance(outputs, Mapping):
-        values, got = {name: outputs.get(name) for name in names}, f"keys {sorted(outputs)}"
+        values = {name: outputs.get(name) for name in names}
+        got = f"keys {sorted(outputs)}"
     else:
-        values, got = dict(zip(names, outputs, strict=False)), f"a {type(outputs).__name__} of {len(outputs)}"
-    if not isinstance(states := values.get("last_hidden_state"), Tensor):
+        values = dict(zip(names, outputs, strict=False))
+        got = f"a {type(outputs).__name__} of {len(outputs)}"
+    states = values.get("last_hidden_state")
+    if not isinstance(states, Tensor):
         raise ValueError(
-            f"encoder_outputs: no last_hidden_state; got {got}, expected what get_encoder() of the model returns."
+            f"encoder_outputs: last_hidden_state is missing; got {got}, expected the output of the model's encoder. "
+            "Pass what get_encoder() returns."
         )
     check_inputs(encoder_outputs=states)
     return BaseModelOutput(**cast(Any, values))
@@ -101,14 +124,14 @@ def embed_text(
 ) -> Tensor:
     """Return the scaled embeddings (B, S, d_model) of `input_ids` (B, S), or `inputs_embeds` if given."""
     if (input_ids is None) == (inputs_embeds is None):
-        given = "neither was" if input_ids is None else "both were"
-        raise ValueError(f"Give exactly one of {prefix}input_ids and {prefix}inputs_embeds; {given} given.")
+        got = "neither" if input_ids is None else "both"
+        raise ValueError(f"Pass exactly one of {prefix}input_ids and {prefix}inputs_embeds; got {got}.")
     check_inputs(**{f"{prefix}input_ids": input_ids, f"{prefix}inputs_embeds": inputs_embeds})
     embedded = embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
     if 0 in embedded.shape[:2]:
         raise ValueError(
-            f"{prefix}input_ids: nothing to read; got shape {tuple(embedded.shape[:2])}, expected at least one text of "
-            "at least one token. Leave empty batches out, and give an empty text its end token."
+            f"{prefix}input_ids: empty batch or sequence; got shape {tuple(embedded.shape[:2])}, expected at least one "
+            "text of at least one token. Skip empty batches, and end an empty text with its end token."
         )
     return embedded
 
@@ -121,14 +144,14 @@ def check_mask(attention_mask: object, rows: int, tokens: int, name: str, querie
     check_inputs(**{name: attention_mask})
     if not isinstance(attention_mask, Tensor) or attention_mask.shape == (rows, tokens):
         return
-    shape, four = tuple(attention_mask.shape), ""
+    shape = tuple(attention_mask.shape)
+    expected = f"{(rows, tokens)}, a number for each token"
     if queries is not None:
         if len(shape) == 4 and shape[0] in (1, rows) and shape[2] in (1, queries) and shape[3] == tokens:
             return
-        four = f", or {(rows, 1, 1, tokens)}"
+        expected += f", or {(rows, 1, 1, tokens)}"
     raise ValueError(
-        f"{name}: does not fit the tokens; got shape {shape}, expected {(rows, tokens)}, a number for each token{four}."
-        " Give the mask of these texts, or none."
+        f"{name}: does not fit the tokens; got shape {shape}, expected {expected}. Pass the mask of these texts."
     )
 
 
@@ -139,7 +162,7 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
         is_stack: whether the class is an encoder or decoder, which several model families share.
 
     Raises:
-        ValueError: the configuration belongs to another model family, and the class is not a stack.
+        ValueError: the configuration belongs to a different model family, and the class is not a stack.
     """
 
     is_stack: ClassVar[bool] = False
@@ -158,24 +181,19 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
 
     def __init__(self, config: VaswaniTransformerConfig, *args: Any, **kwargs: Any) -> None:
-        owned = [(owner, name) for owner, names in PRIVATE_NAMES.items() for name in names.split()]
-        if missing := [f"{owner.__name__}.{name}" for owner, name in owned if not hasattr(owner, name)]:
-            raise RuntimeError(
-                f"This Transformers has no {', '.join(missing)}, which the models need; "
-                f"install Transformers {KNOWN_VERSIONS}."
-            )
         saved = config.model_type
         expected = saved if self.is_stack else getattr(self.config_class, "model_type", saved)
         if saved != expected and saved.startswith(FAMILY_PREFIX) and expected.startswith(FAMILY_PREFIX):
             raise ValueError(
-                f"{config.name_or_path or 'config'}: holds a model of another family; got {saved}, expected {expected} "
-                f"for {type(self).__name__}. Load it with {self._own_auto_class}, which takes the class that fits."
+                f"{config.name_or_path or 'config'}: was saved from a different model family; got {saved}, "
+                f"expected {expected} for {type(self).__name__}. Load it with {self._own_auto_class}, which picks the "
+                "right class."
             )
         super().__init__(config, *args, **kwargs)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialize as tensor2tensor does, since the paper gives no initialization.
+        """Initialize as tensor2tensor does, since the paper does not state an initialization.
 
         Projections are Glorot-uniform. Embeddings and learned positions are normal with standard deviation
         d_model^-0.5. Biases are 0, and norms have gain 1.
@@ -203,7 +221,8 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
 
     def with_remote_code(self) -> Self:
         """Return a shallow copy, registered for its Auto class, whose `save_pretrained` adds code and `auto_map`."""
-        published, published.config = copy.copy(self), copy.copy(self.config)
+        published = copy.copy(self)
+        published.config = copy.copy(self.config)
         published._auto_class = self._own_auto_class
         vars(published.config).update(auto_map={}, _auto_class="AutoConfig")
         published.is_remote_code = lambda: True  # the class is not registered
@@ -216,10 +235,10 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         """Save the model; add code only after `register_for_auto_class()` or with `push_to_hub=True`.
 
-        The configuration has an `auto_map` only if the code is saved. Shards replace an earlier single file.
+        The configuration contains an `auto_map` only if the code is saved. Shards replace an earlier single file.
 
         Raises:
-            ValueError: loading the folder would not give this model.
+            ValueError: loading the folder would not return this model.
         """
         self.check_saved_as_it_is(Path(save_directory))
         if kwargs.get("push_to_hub") and not self.is_remote_code():
@@ -230,12 +249,15 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
         if not (self.is_remote_code() and self.can_generate()):
             self.config.__dict__.pop("custom_pipelines", None)
         super().save_pretrained(save_directory, *args, **kwargs)
-        folder, name = Path(save_directory), ".".join(filter(None, ("model", kwargs.get("variant"))))
+
+        # Loading prefers a single file, so one of an earlier save would win over these shards.
+        folder = Path(save_directory)
+        name = ".".join(filter(None, ("model", kwargs.get("variant"))))
         if any(folder.glob(f"{name}-*-of-*.safetensors")):
             (folder / f"{name}.safetensors").unlink(missing_ok=True)
 
     def check_saved_as_it_is(self, folder: Path) -> None:
-        """Raise ValueError if a model loaded from `folder` would get an adapter, or another scale of embeddings."""
+        """Raise ValueError if a model loaded from `folder` would get an adapter, or a different scale of embeddings."""
         if (folder / "adapter_config.json").exists() and not self._hf_peft_config_loaded:
             raise ValueError(
                 f"{folder}: contains adapter_config.json, so loading it would apply that adapter to this model, whose "
@@ -244,7 +266,7 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
         if self.config.scale_embedding and type(self.get_input_embeddings()) is nn.Embedding:
             raise ValueError(
                 "embeddings: a loaded model would multiply them by sqrt(d_model); got an Embedding, expected a "
-                "ScaledEmbedding. Set config.scale_embedding to False, and the loaded model uses them unscaled."
+                "ScaledEmbedding. Set config.scale_embedding to False to keep them unscaled."
             )
 
     @property

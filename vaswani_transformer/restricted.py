@@ -44,16 +44,20 @@ class Band:
     @classmethod
     def over(cls, queries: Tensor, attention_mask: Tensor | None, reach: int, is_causal: bool) -> "Band":
         """Return the neighborhoods of `queries` (B, n, d_model); padding may attend to itself."""
-        length, device = queries.shape[1], queries.device
-        block, after = max(reach, MIN_BLOCK), 0 if is_causal else reach
-        keys, rows = torch.arange(reach + block + after, device=device), torch.arange(block, device=device)
+        length = queries.shape[1]
+        device = queries.device
+        block = max(reach, MIN_BLOCK)
+        after = 0 if is_causal else reach
+        keys = torch.arange(reach + block + after, device=device)
+        rows = torch.arange(block, device=device)
         distance = keys - reach - rows[:, None]  # (c, w)
         is_near = (distance >= -reach) & (distance <= after)
         is_token = torch.ones(1, length, dtype=torch.bool, device=device)
         if attention_mask is not None:
             is_token = attention_mask.to(device).ne(0)  # (B, n)
         is_key = nn.functional.pad(is_token, (reach, -length % block + after)).unfold(1, len(keys), block)  # (B, N, w)
-        return cls(((is_near & is_key[:, :, None]) | (distance == 0))[:, :, None], reach)
+        allowed = (is_near & is_key[:, :, None]) | (distance == 0)  # (B, N, c, w)
+        return cls(allowed[:, :, None], reach)
 
     def attend(
         self, attend: Callable, query: Tensor, key: Tensor, value: Tensor, **kwargs: object
@@ -81,40 +85,48 @@ def window_mask(
 ) -> Tensor | BlockMask | Band | None:
     """Return the mask of the neighborhoods of `queries` (B, Q, d_model) in the attention implementation's format.
 
-    None is a mask that may be omitted. `attention_mask` is (B, K), 0 at padding, or a mask (B, 1, Q, K) to combine with
-    the window; `cache` has earlier tokens.
+    None means that no mask is needed. `attention_mask` is (B, K), 0 at padding, or a mask (B, 1, Q, K) to combine with
+    the window; `cache` contains earlier tokens.
 
     Raises:
         ValueError: the attention implementation does not support a window, or the mask is a `BlockMask`.
     """
-    reach, implementation = config.attention_window or 0, config._attn_implementation or "eager"
-    takes_window = implementation in ("eager", "sdpa", "flex_attention") or "flash" in implementation
-    if isinstance(attention_mask, BlockMask) or not takes_window:
+    reach = config.attention_window or 0
+    implementation = config._attn_implementation or "eager"
+    supports_window = implementation in ("eager", "sdpa", "flex_attention") or "flash" in implementation
+    if isinstance(attention_mask, BlockMask) or not supports_window:
         raise ValueError(
-            f"attention_window: no window can be applied; got the attention implementation {implementation!r} and "
+            f"attention_window: cannot be applied; got the attention implementation {implementation!r} and "
             f"a mask of type {type(attention_mask).__name__}, expected eager, sdpa, flex_attention or a flash "
             "attention, and a tensor. Choose with set_attn_implementation, or set attention_window=None."
         )
-    length, is_on_cpu = queries.shape[1], queries.device.type == "cpu"
+    length = queries.shape[1]
+    is_on_cpu = queries.device.type == "cpu"
     is_4d = attention_mask is not None and attention_mask.dim() == 4
     is_dynamic = cache is not None and not cache.is_compileable
     is_newest = is_causal and length == 1 and attention_mask is None
     if is_newest and is_dynamic and cache.get_mask_sizes(1, 0)[0] <= reach + 1:
         return None  # the token attends to every key
+
+    # A band computes whole texts at once, and is worth it only for long ones.
     is_first = cache is None or (is_dynamic and cache.get_seq_length() == 0)
     is_long = length >= 4 * max(reach, MIN_BLOCK) and (attention_mask is None or attention_mask.shape[1] == length)
     if implementation == "sdpa" and is_on_cpu and is_first and is_long and not torch.compiler.is_compiling():
         return Band.over(queries, attention_mask, reach, is_causal)
+
+    # Otherwise Transformers makes the mask, and reads the window from `sliding_window`.
     windowed: Any = copy.copy(config)
     windowed.sliding_window = reach + is_causal  # a causal window counts the token itself
     if is_4d:
         windowed._attn_implementation = "sdpa"  # its masks are boolean
     may_skip = is_on_cpu and not is_4d  # on an accelerator the check would synchronize
-    given = (windowed, queries, None if is_4d else attention_mask)
+    padding = None if is_4d else attention_mask
     if is_causal:
-        mask = create_sliding_window_causal_mask(*given, cache, allow_is_causal_skip=may_skip)
+        mask = create_sliding_window_causal_mask(windowed, queries, padding, cache, allow_is_causal_skip=may_skip)
     else:
-        mask = create_bidirectional_sliding_window_mask(*given, allow_is_bidirectional_skip=may_skip)
+        mask = create_bidirectional_sliding_window_mask(
+            windowed, queries, padding, allow_is_bidirectional_skip=may_skip
+        )
     if attention_mask is None or not is_4d:
         return mask
     lowest = False if attention_mask.dtype == torch.bool else torch.finfo(attention_mask.dtype).min

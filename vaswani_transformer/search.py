@@ -74,7 +74,7 @@ class SearchSettings:
         do_sample: whether to sample candidates instead of taking the most likely.
         process: maps tokens (k B, T) and next-token scores (k B, V) to new scores; or None.
         keep: restricts `process` to these sources, as `Stepper.keep`; None if it always gets all of them.
-        ends: returns whether rows of tokens (R, T) end for another reason than limits and end tokens; or None.
+        ends: returns whether rows of tokens (R, T) end for a reason other than limits and end tokens; or None.
         compacts: whether to drop finished sources from the batch.
     """
 
@@ -111,7 +111,9 @@ class SearchSettings:
     def is_last(self, tokens: Tensor, limits: Tensor, new_tokens: int) -> Tensor:
         """Return whether each of the new `tokens` is an end token or reaches its limit."""
         is_end = tokens == self.end_tokens if self.end_tokens.numel() == 1 else torch.isin(tokens, self.end_tokens)
-        return is_end | (limits <= new_tokens) if new_tokens >= self.shortest else is_end
+        if new_tokens < self.shortest:
+            return is_end
+        return is_end | (limits <= new_tokens)
 
 
 @dataclass
@@ -141,8 +143,9 @@ class SearchState:
     @classmethod
     def start(cls, prompt: Tensor, settings: SearchSettings) -> "SearchState":
         """Return the initial state for k equal rows per source (k B, T); only the first of them is continued."""
-        k, device = settings.num_beams, prompt.device
+        k = settings.num_beams
         num_sources = len(prompt) // k
+        device = prompt.device
         scores = torch.zeros(num_sources, k, dtype=torch.float32, device=device)
         scores[:, 1:] = NOT_FINISHED
         beams = torch.stack((prompt, torch.full_like(prompt, -1)))
@@ -159,7 +162,9 @@ class SearchState:
 
 def length_penalty(length: Tensor | int, alpha: float, length_penalty_type: str = "gnmt") -> Tensor | float:
     """Return the divisor of log P(Y | X): lp(Y) = ((5 + |Y|) / 6)^alpha for "gnmt" (6.1), |Y|^alpha for "power"."""
-    return ((5 + length) / 6) ** alpha if length_penalty_type == "gnmt" else length**alpha
+    if length_penalty_type == "gnmt":
+        return ((5 + length) / 6) ** alpha
+    return length**alpha
 
 
 def score_bound(state: SearchState, new_tokens: int, settings: SearchSettings) -> Tensor:
@@ -168,7 +173,8 @@ def score_bound(state: SearchState, new_tokens: int, settings: SearchSettings) -
     log P can only decrease. Under "gnmt" the bound uses the length limit, or the next length if alpha is not positive.
     Under "power" it uses the current length, as Transformers does, unless `early_stopping` is "never".
     """
-    alpha, is_gnmt = settings.alpha, settings.length_penalty_type == "gnmt"
+    alpha = settings.alpha
+    is_gnmt = settings.length_penalty_type == "gnmt"
     length: Tensor | int = new_tokens + 1 if is_gnmt else new_tokens
     if alpha > 0 and (is_gnmt or settings.early_stopping == "never"):
         length = state.limits
@@ -179,8 +185,11 @@ def can_improve(state: SearchState, new_tokens: int, settings: SearchSettings) -
     """Return whether an open beam of each source can still enter its n best (A,), or its k best under "power"."""
     scores = state.hypothesis_scores[state.active]  # (A, k)
     last = settings.num_returned if settings.length_penalty_type == "gnmt" else settings.num_beams
-    improves = ~(score_bound(state, new_tokens, settings)[:, 0] <= scores[:, last - 1])  # True for NaN, reported later
-    return improves & (scores[:, -1] == NOT_FINISHED) if settings.early_stopping is True else improves
+    bound = score_bound(state, new_tokens, settings)[:, 0]  # (A,)
+    improves = ~(bound <= scores[:, last - 1])  # True for NaN, reported later
+    if settings.early_stopping is True:
+        return improves & (scores[:, -1] == NOT_FINISHED)
+    return improves
 
 
 def next_log_probs(stepper: Stepper, tokens: Tensor) -> Tensor:
@@ -203,12 +212,19 @@ def top_continuations(log_probs: Tensor, scores: Tensor, count: int) -> tuple[Te
     Returns:
         log P (A, `count`) including the next token, in descending order, and indices into each source's k V.
     """
-    (sources, k), vocabulary = scores.shape, log_probs.shape[1]
+    sources, k = scores.shape
+    vocabulary = log_probs.shape[1]
     groups = vocabulary // TOPK_GROUP
-    if k * groups < count:
-        return (log_probs.reshape(sources, k, -1) + scores[:, :, None]).flatten(1).topk(count, dim=1)
+    if k * groups < count:  # a small vocabulary
+        continued = log_probs.reshape(sources, k, -1) + scores[:, :, None]  # (A, k, V)
+        return continued.flatten(1).topk(count, dim=1)
+
+    # The groups with the largest maxima contain the best continuations.
     grouped = log_probs[:, : groups * TOPK_GROUP].view(-1, TOPK_GROUP, groups)
-    best = grouped.amax(1).add_(scores.reshape(-1, 1)).view(sources, -1).topk(count, dim=1).indices  # (A, C)
+    maxima = grouped.amax(1).add_(scores.reshape(-1, 1)).view(sources, -1)  # (A, k G)
+    best = maxima.topk(count, dim=1).indices  # (A, C)
+
+    # So only their members, and the ungrouped tokens, need to be compared.
     indices, beams = members_of_groups(best, k, vocabulary)
     values = log_probs.reshape(sources, -1).gather(1, indices).add_(scores.gather(1, beams))
     values, order = values.topk(count, dim=1)
@@ -272,35 +288,48 @@ def select_continuations(
 
 def extend(state: SearchState, rows: Tensor, tokens: Tensor) -> Tensor:
     """Return the beams (2, R, T + 1) of `rows` (R,), extended by `tokens` (R,)."""
-    return torch.cat((state.beams.index_select(1, rows), torch.stack((tokens, rows)).unsqueeze(2)), dim=2)
+    beams = state.beams.index_select(1, rows)  # (2, R, T)
+    last = torch.stack((tokens, rows)).unsqueeze(2)  # (2, R, 1)
+    return torch.cat((beams, last), dim=2)
 
 
 def ended(state: SearchState, rows: Tensor, tokens: Tensor, new_tokens: int, settings: SearchSettings) -> Tensor:
     """Return whether each candidate (A, C) ends its target."""
     is_end = settings.is_last(tokens, state.limits, new_tokens)
-    if settings.ends is not None:  # gets candidates of all B sources, zeros for dropped ones
-        sequences = extend(state, rows.flatten(), tokens.flatten())[0].unflatten(0, rows.shape)  # (A, C, T + 1)
-        everyone = sequences.new_zeros(state.hypotheses.shape[1], *sequences.shape[1:])
-        everyone[state.active] = sequences
-        is_end = is_end | settings.ends(everyone.flatten(0, 1)).view(everyone.shape[:2])[state.active]
-    return is_end
+    if settings.ends is None:
+        return is_end
+
+    # Criteria get the candidates of all B sources, zeros for the dropped ones.
+    candidates = extend(state, rows.flatten(), tokens.flatten())[0].unflatten(0, rows.shape)  # (A, C, T + 1)
+    of_all_sources = candidates.new_zeros(state.hypotheses.shape[1], *candidates.shape[1:])  # (B, C, T + 1)
+    of_all_sources[state.active] = candidates
+    meets_criteria = settings.ends(of_all_sources.flatten(0, 1)).view(of_all_sources.shape[:2])  # (B, C)
+    return is_end | meets_criteria[state.active]
 
 
 def add_hypotheses(state: SearchState, scores: Tensor, rows: Tensor, tokens: Tensor, is_end: Tensor) -> None:
     """Merge the ended candidates among the k best (A, k) of each active source into its hypotheses."""
     is_end = is_end & state.is_active[:, None]
-    having = is_end.any(1).nonzero()[:, 0]  # (S,), sources with an ended candidate
-    if not len(having):
+    with_ends = is_end.any(1).nonzero()[:, 0]  # (S,), sources with an ended candidate
+    if not len(with_ends):
         return
     state.has_hypotheses = True
-    sources, k = state.active[having], is_end.shape[1]
-    scores = scores[having].masked_fill(~is_end[having], -torch.inf)  # (S, k)
-    targets = extend(state, rows[having].flatten(), tokens[having].flatten()).unflatten(1, (-1, k))  # (2, S, k, T + 1)
+
+    # The ended candidates as new hypotheses; those that did not end lose every comparison.
+    k = is_end.shape[1]
+    scores = scores[with_ends].masked_fill(~is_end[with_ends], -torch.inf)  # (S, k)
+    targets = extend(state, rows[with_ends].flatten(), tokens[with_ends].flatten())  # (2, S k, T + 1)
+    targets = targets.unflatten(1, (-1, k))  # (2, S, k, T + 1)
+
+    # The k best of the earlier and the new ones, all padded to one length.
+    sources = state.active[with_ends]
     hypotheses = pad(state.hypotheses, (0, targets.shape[3] - state.hypotheses.shape[3]), value=-1)
     merged = torch.cat((hypotheses[:, sources], targets), dim=2)  # (2, S, 2 k, T + 1)
-    best, order = torch.cat((state.hypothesis_scores[sources], scores), dim=1).topk(k, dim=1)
+    merged_scores = torch.cat((state.hypothesis_scores[sources], scores), dim=1)  # (S, 2 k)
+    best, order = merged_scores.topk(k, dim=1)
     hypotheses[:, sources] = merged[:, torch.arange(len(order), device=order.device)[:, None], order]
-    state.hypothesis_scores[sources], state.hypotheses = best, hypotheses
+    state.hypotheses = hypotheses
+    state.hypothesis_scores[sources] = best
 
 
 def drop_finished(state: SearchState, stepper: Stepper, settings: SearchSettings) -> None:
@@ -332,26 +361,41 @@ class Hypotheses:
 
 def beam_search(stepper: Stepper, prompt: Tensor, settings: SearchSettings) -> Hypotheses:
     """Search the n best targets of each source that begin with `prompt` (k B, T), k equal rows per source."""
-    state, k, new_tokens = SearchState.start(prompt, settings), settings.num_beams, 0
+    state = SearchState.start(prompt, settings)
+    k = settings.num_beams
+    new_tokens = 0
     while True:
+        # Candidates: more than k, so that k open beams remain if some of them end.
         new_tokens += 1
-        log_probs, rows, tokens = select_continuations(next_log_probs(stepper, state.beams[0]), state, settings)
+        log_probs = next_log_probs(stepper, state.beams[0])
+        log_probs, rows, tokens = select_continuations(log_probs, state, settings)
+
+        # Those among the k best that end become hypotheses.
         is_end = ended(state, rows, tokens, new_tokens, settings)
         has_ends = bool(is_end.any())
         if has_ends:
             scores = log_probs[:, :k] / length_penalty(new_tokens, settings.alpha, settings.length_penalty_type)
             add_hypotheses(state, scores, rows[:, :k], tokens[:, :k], is_end[:, :k])
             state.is_active &= ~is_end.all(1)
+
+        # The k best of the others are the new beams.
         if has_ends or settings.do_sample:  # else the first k candidates are the best
             log_probs, order = (log_probs + is_end * NOT_FINISHED).topk(k, dim=1)
-            rows, tokens = rows.gather(1, order), tokens.gather(1, order)
+            rows = rows.gather(1, order)
+            tokens = tokens.gather(1, order)
         rows = rows[:, :k].flatten()
-        state.beams, state.scores = extend(state, rows, tokens[:, :k].flatten()), log_probs[:, :k]
+        state.beams = extend(state, rows, tokens[:, :k].flatten())
+        state.scores = log_probs[:, :k]
+
+        # Counting active sources synchronizes with an accelerator, so only once one may be finished.
         if state.has_hypotheses:
             state.is_active &= can_improve(state, new_tokens, settings)
-        num_active = int(state.is_active.sum()) if has_ends or state.has_hypotheses else state.active.shape[0]
+        num_active = state.active.shape[0]
+        if has_ends or state.has_hypotheses:
+            num_active = int(state.is_active.sum())
         if num_active == 0:
             return best_hypotheses(state, prompt.shape[1], settings)
+
         stepper.reorder(rows)
         if num_active < state.active.shape[0] and settings.compacts and not settings.reads_all_rows:
             drop_finished(state, stepper, settings)
@@ -377,12 +421,18 @@ def next_tokens(logits: Tensor, rows: Tensor, tokens: Tensor, settings: SearchSe
         if settings.process is not None:
             values = settings.process(tokens[rows], values)
         values = values.argmax(-1)
-    if rows.shape[0] < tokens.shape[0]:  # zeros for the others
+
+    # Finished rows get zeros.
+    if rows.shape[0] < tokens.shape[0]:
         values = values.new_zeros(len(tokens), *values.shape[1:]).index_copy_(0, rows, values)
     if not settings.reads_all_rows:
         return values
+
+    # Sampling, and processors that cannot drop rows, get all of them.
     scores = values if settings.process is None else settings.process(tokens, values)
-    return torch.multinomial(scores.softmax(-1), 1)[:, 0] if settings.do_sample else scores.argmax(-1)
+    if settings.do_sample:
+        return torch.multinomial(scores.softmax(-1), 1)[:, 0]
+    return scores.argmax(-1)
 
 
 def greedy_search(stepper: Stepper, prompt: Tensor, settings: SearchSettings) -> Tensor:
@@ -390,12 +440,15 @@ def greedy_search(stepper: Stepper, prompt: Tensor, settings: SearchSettings) ->
 
     Without end tokens, rows continue after their limits, as in Transformers.
     """
-    tokens, new_tokens = prompt, 0
+    tokens = prompt
+    new_tokens = 0
     active = torch.arange(len(prompt), device=prompt.device).view(len(settings.limits), -1)  # (B, n), rows to decode
     limits = settings.limits.repeat_interleave(active.shape[1], output_size=len(prompt))  # (n B,)
-    is_over, rows = torch.zeros_like(limits, dtype=torch.bool), active.flatten()
+    is_over = torch.zeros_like(limits, dtype=torch.bool)
+    rows = active.flatten()
     summed = torch.zeros(len(prompt), dtype=torch.float32, device=prompt.device)  # logits of the chosen tokens
     while True:
+        # One token for every row; `<pad>` after the end.
         new_tokens += 1
         decoded = tokens[rows] if rows.shape[0] < tokens.shape[0] else tokens
         logits = stepper.step(decoded)
@@ -404,6 +457,8 @@ def greedy_search(stepper: Stepper, prompt: Tensor, settings: SearchSettings) ->
         if settings.end_tokens.numel():
             chosen = chosen.masked_fill(is_over, settings.pad_token)
         tokens = torch.cat((tokens, chosen[:, None]), dim=1)
+
+        # Which rows are finished.
         is_end = settings.is_last(chosen, limits, new_tokens)
         if settings.ends is not None:
             is_end = is_end | settings.ends(tokens)
@@ -413,6 +468,8 @@ def greedy_search(stepper: Stepper, prompt: Tensor, settings: SearchSettings) ->
         if bool(is_over.all()):
             report_nan(summed.isnan().view(len(settings.limits), -1).any(1))
             return tokens
+
+        # Sources of which all rows are finished leave the batch.
         kept = (~is_over[active].all(1)).nonzero()[:, 0]
         if len(kept) < len(active) and settings.compacts and len(settings.end_tokens):
             stepper.keep(kept)

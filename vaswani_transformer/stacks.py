@@ -67,13 +67,16 @@ class VaswaniTransformerEncoder(VaswaniTransformerPreTrainedModel):
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         rows, length = inputs_embeds.shape[:2]
         check_mask(attention_mask, rows, length, "attention_mask", queries=length)
-        max_position = length if position_ids is None else None
+
+        max_position = None
         if position_ids is None:
             position_ids = text_positions(inputs_embeds, attention_mask)  # (B or 1, S)
+            max_position = length
         if self.config.attention_window is None:
             mask = padding_mask(self.config, inputs_embeds, attention_mask)
         else:
             mask = window_mask(self.config, inputs_embeds, attention_mask)
+
         hidden_states = self.input_embedding(inputs_embeds, position_ids, max_position)
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask, **kwargs)  # (B, S, d_model)
@@ -93,8 +96,8 @@ def check_rows(rows: int, sources: int) -> None:
     """Raise ValueError unless the number of target rows is a multiple of that of source rows."""
     if rows % sources:
         raise ValueError(
-            f"The target has {rows} rows and the source {sources}; give each source row the same number of target "
-            "rows, or one row each."
+            f"decoder_input_ids: rows do not match the source; got {rows} for {sources} source rows, expected a "
+            f"multiple of {sources}. Pass the same number of target rows for each source row."
         )
 
 
@@ -153,9 +156,12 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
         past_key_values = given_cache(past_key_values, kwargs)
         if use_cache and past_key_values is None:
             past_key_values = empty_cache(self.config)
+
+        # Positions and masks of the new tokens.
         position_ids, max_position = self.target_positions(inputs_embeds, attention_mask, position_ids, past_key_values)
         mask = self.self_attention_mask(inputs_embeds, attention_mask, past_key_values)
         source_mask = self.source_mask(inputs_embeds, encoder_hidden_states, encoder_attention_mask)
+
         hidden_states = self.run_layers(
             self.input_embedding(inputs_embeds, position_ids, max_position),
             mask,
@@ -189,10 +195,15 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
     ) -> tuple[Tensor, int | None]:
         """Return the positions (k B or 1, T) of the new tokens, and an exclusive upper bound if known."""
         rows, length = inputs_embeds.shape[:2]
-        past = 0 if cache is None else cache.get_seq_length()  # a tensor in a static cache, whose masks may be wider
+
+        # The masks of a static cache, whose length is a tensor, may be wider than the tokens.
+        past = 0 if cache is None else cache.get_seq_length()
+        is_static = not isinstance(past, int) or (cache is not None and cache.is_compileable)
         is_expanded = isinstance(attention_mask, Tensor) and attention_mask.dim() == 4  # as for a static cache
-        if isinstance(past, int) and not is_expanded and not (cache is not None and cache.is_compileable):
+        if not (is_static or is_expanded):
             check_mask(attention_mask, rows, past + length, "decoder_attention_mask")
+
+        # The caller's positions, else those that the mask counts, else those after the cached tokens.
         if position_ids is not None:
             return position_ids, None
         if attention_mask is not None and attention_mask.dim() == 2:
@@ -208,7 +219,8 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
         """Return the cross-attention mask for the concatenated target rows of each source."""
         if encoder_hidden_states is None:
             return None
-        rows, (sources, length) = inputs_embeds.shape[0], encoder_hidden_states.shape[:2]
+        rows = inputs_embeds.shape[0]
+        sources, length = encoder_hidden_states.shape[:2]
         queries = inputs_embeds.shape[1] * max(1, rows // sources)
         check_mask(attention_mask, sources, length, "attention_mask", queries)
         if rows != sources:

@@ -20,7 +20,7 @@ TARGET_INPUTS = ("decoder_attention_mask", "decoder_position_ids")
 
 
 class GivenCache(EncoderDecoderCache):
-    """A caller's cache, with a row for each beam; the search's own cache has a row for each source."""
+    """A caller's cache, with a row for each beam; a cache of the search has a row for each source."""
 
     def __init__(self, cache: EncoderDecoderCache) -> None:
         super().__init__(cache.self_attention_cache, cache.cross_attention_cache)
@@ -33,9 +33,12 @@ def caller_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
     cache = given_cache(inputs.pop("past_key_values", None), inputs)
     if cache is not None:
         inputs[CACHE] = GivenCache(cache) if isinstance(cache, EncoderDecoderCache) else cache
-        prompt, name = inputs.get("decoder_input_ids"), "decoder_attention_mask"
-        if prompt is not None and inputs.get(name) is None and 0 < cache.get_seq_length() < prompt.shape[1]:
-            inputs[name] = torch.ones_like(prompt)  # tells Transformers that the cache holds a prefix
+        prompt = inputs.get("decoder_input_ids")
+        has_mask = inputs.get("decoder_attention_mask") is not None
+        if prompt is not None and not has_mask and 0 < cache.get_seq_length() < prompt.shape[1]:
+            inputs["decoder_attention_mask"] = torch.ones_like(
+                prompt
+            )  # tells Transformers that the cache contains a prefix
     return inputs
 
 
@@ -76,7 +79,10 @@ class ModelStepper:
     ) -> None:
         if inputs.get("use_cache") and inputs.get(CACHE) is None:
             inputs = inputs | {CACHE: empty_cache(model.config)}
-        self.model, self.inputs, self.beams_per_source, self.synced = model, inputs, beams_per_source, synced
+        self.model = model
+        self.inputs = inputs
+        self.beams_per_source = beams_per_source
+        self.synced = synced
         self.records: list[Any] | None = [] if records else None
         self.last_inputs: dict[str, Any] = {}
 
@@ -104,6 +110,8 @@ class ModelStepper:
         outputs = self.model(**self.last_inputs, return_dict=True)
         if outputs.get(CACHE) is not None:
             self.inputs[CACHE] = outputs[CACHE]
+
+        # The next step sees one token more.
         if (mask := self.inputs.get("decoder_attention_mask")) is not None:
             self.inputs["decoder_attention_mask"] = torch.cat((mask, mask.new_ones(len(mask), 1)), dim=1)
         if (positions := self.inputs.get("decoder_position_ids")) is not None:
@@ -143,7 +151,7 @@ class ModelStepper:
                     layer.batch_select_indices(index.to(layer.keys.device))
 
     def any_peer(self, goes_on: bool) -> bool:
-        """Return whether any process takes another step."""
+        """Return whether any process takes one more step."""
         counter = torch.tensor(float(goes_on), device=self.model.device)
         torch.distributed.all_reduce(counter)
         return bool(counter > 0)
@@ -164,7 +172,8 @@ class ModelStepper:
             outputs["logits"] = tuple(logits[:, -1].float() for logits in each_step("logits"))
         if config.output_attentions:
             outputs["encoder_attentions"] = encoder_outputs.get("attentions")
-            outputs |= {name: each_step(name) for name in ("decoder_attentions", "cross_attentions")}
+            outputs["decoder_attentions"] = each_step("decoder_attentions")
+            outputs["cross_attentions"] = each_step("cross_attentions")
         if config.output_hidden_states:
             outputs["encoder_hidden_states"] = encoder_outputs.get("hidden_states")
             outputs["decoder_hidden_states"] = each_step("decoder_hidden_states")

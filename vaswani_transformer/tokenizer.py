@@ -41,8 +41,8 @@ def train_byte_pair_encoding(texts: Iterable[str], vocab_size: int) -> Tokenizer
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     if vocab_size < (min_size := len(alphabet) + len(SPECIAL_TOKENS)):
         raise ValueError(
-            f"vocab_size ({vocab_size}) cannot hold the {len(alphabet)} bytes and {len(SPECIAL_TOKENS)} special "
-            f"tokens; give at least {min_size}."
+            f"vocab_size ({vocab_size}) is too small for the {len(alphabet)} bytes and {len(SPECIAL_TOKENS)} special "
+            f"tokens; use at least {min_size}."
         )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
@@ -56,7 +56,7 @@ def train_byte_pair_encoding(texts: Iterable[str], vocab_size: int) -> Tokenizer
 
 
 def train_word_piece(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Learn word pieces with marked word beginnings (English-French in the paper); unknown characters give `<unk>`.
+    """Learn word pieces with marked word beginnings (English-French in the paper); unknown characters become `<unk>`.
 
     A word consists of letters and digits. A single space between two words is implied, and other spaces are characters,
     so texts of known characters in NFC are encoded without loss. If no text has an uppercase letter, input is
@@ -71,8 +71,8 @@ def train_word_piece(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     alphabet = sorted({*frequent, *LITERAL})
     if vocab_size < (min_size := len(alphabet) + len(names)):
         raise ValueError(
-            f"vocab_size ({vocab_size}) cannot hold the {len(alphabet)} characters of the texts and of marks, and "
-            f"{len(names)} special tokens; give at least {min_size}."
+            f"vocab_size ({vocab_size}) is too small for the {len(alphabet)} characters of texts and marks and the "
+            f"{len(names)} special tokens; use at least {min_size}."
         )
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN_TOKEN["unk_token"], fuse_unk=True))
     marks = [
@@ -116,7 +116,10 @@ def each_text(texts: Iterable[Any]) -> Iterator[str]:
         elif isinstance(text, str):
             yield text
         else:
-            raise TypeError(f"texts: holds a {type(text).__name__}, {text!r}; give only texts.")
+            raise TypeError(
+                f"texts: contains something that is not a text; got {text!r} of type {type(text).__name__}, expected "
+                "str. Convert it, or leave it out."
+            )
 
 
 class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
@@ -139,7 +142,7 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
 
         Args:
             texts: the training texts, or lists of them.
-            vocab_size: number of entries; a small amount of text may give fewer.
+            vocab_size: number of entries; a small amount of text may yield fewer.
             algorithm: "bpe", lossless for any text in NFC, or "wordpiece", lossless for texts in NFC of the characters
                 of `texts`. Other texts are encoded as their NFC.
 
@@ -148,7 +151,9 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
             ValueError: the algorithm is unknown, or the vocabulary is too small for its alphabet.
         """
         if isinstance(texts, str):
-            raise TypeError(f"texts is the str {texts!r}; give the texts themselves, such as [text] or an open file.")
+            raise TypeError(
+                f"texts: a single text; got {texts!r}, expected an iterable of texts. Pass [text] or an open file."
+            )
         name = algorithm.lower().replace("-", "").replace("_", "")
         if name not in ALGORITHMS:
             raise ValueError(f"algorithm: unknown; got {algorithm!r}, expected one of {', '.join(ALGORITHMS)}.")
@@ -168,7 +173,8 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
         return range(*self.init_kwargs.get(PASSING_KEY, (0, 0)))
 
     def __len__(self) -> int:
-        entries, passing = super().__len__(), self.passing_ids
+        entries = super().__len__()
+        passing = self.passing_ids
         return passing.start if passing and passing.stop == entries else entries
 
     def get_vocab(self) -> dict[str, int]:
@@ -270,18 +276,19 @@ def source_encoder(tokenizer: Callable[..., Any]) -> Callable[..., Any]:
 def unknown_words(tokenizer: Any, encoded: Any, texts: Sequence[str]) -> list[list[str]]:
     """Return the unknown words of each text.
 
-    These are words with an `<unk>`, as they stand in the text; white space is no word. If the vocabulary contains every
-    word of its training texts, they include words with a letter or digit that are not a single entry.
+    These are words with an `<unk>`, as they stand in the text; white space is not a word. If the vocabulary contains
+    every word of its training texts, they include words with a letter or digit that are not a single entry.
 
     Args:
         tokenizer: the tokenizer; with one written in Python, words are separated by white space.
         encoded: its result for `texts`.
         texts: the texts.
     """
-    unknown_id, holds_all_words = tokenizer.unk_token_id, tokenizer.init_kwargs.get(ALL_WORDS_KEY, False)
+    unknown_id = tokenizer.unk_token_id
+    holds_all_words = tokenizer.init_kwargs.get(ALL_WORDS_KEY, False)
     if not encoded.is_fast:
         has_unknown = [unknown_id is not None and unknown_id in ids for ids in encoded["input_ids"]]
-        words = [text.split() if has else [] for text, has in zip(texts, has_unknown, strict=True)]
+        words = [text.split() if lacks else [] for text, lacks in zip(texts, has_unknown, strict=True)]
         return [[word for word in line if unknown_id in tokenizer(word)["input_ids"]] for line in words]
     results = []
     for text, ids, encoding in zip(texts, encoded["input_ids"], encoded.encodings, strict=True):
@@ -293,7 +300,7 @@ def unknown_words(tokenizer: Any, encoded: Any, texts: Sequence[str]) -> list[li
         lacked = []
         for positions in pieces.values():
             word = text[encoding.offsets[positions[0]][0] : encoding.offsets[positions[-1]][1]].strip()
-            # The mark before a word is aligned with the character before it, which is no letter.
+            # The mark before a word is aligned with the character before it, which is not a letter.
             if encoding.tokens[positions[0]].startswith(WORD_START) and re.match(r"[^\w\s].", word, re.DOTALL):
                 word = word[1:]
             is_split = holds_all_words and len(positions) > 1 and any(map(str.isalnum, word))
@@ -319,14 +326,16 @@ def needed_entries(tokenizer: Any) -> int:
 def check_vocabulary(model: Any, tokenizer: Any) -> None:
     """Raise ValueError unless a model has an embedding for every token, and a CMLM the tokenizer's `<mask>`."""
     name = model.config.name_or_path or type(model).__name__
-    entries, mask_token_id = len(model.get_input_embeddings().weight), getattr(model.config, "mask_token_id", None)
+    entries = len(model.get_input_embeddings().weight)
     needed = needed_entries(tokenizer)
     if needed > entries:
         raise ValueError(
-            f"{name}: its tokenizer has {needed} entries and the model {entries}; give a model with its own."
+            f"{name}: its tokenizer has {needed} entries, the model only {entries}; use the tokenizer of this model."
         )
-    if mask_token_id is not None and (token_id := tokenizer.mask_token_id) != mask_token_id:
+    mask_token_id = getattr(model.config, "mask_token_id", None)
+    if mask_token_id is not None and mask_token_id != tokenizer.mask_token_id:
         raise ValueError(
-            f"{name}: its tokenizer does not fit the model's mask_token_id; got {token_id} for <mask>, expected "
-            f'{mask_token_id}. Save the tokenizer to which add_special_tokens({{"mask_token": "<mask>"}}) gave this id.'
+            f"{name}: its tokenizer does not fit the model's mask_token_id; got {tokenizer.mask_token_id} for <mask>, "
+            f"expected {mask_token_id}. Save the tokenizer whose <mask> was added with "
+            'add_special_tokens({"mask_token": "<mask>"}).'
         )

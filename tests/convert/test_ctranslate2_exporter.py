@@ -117,7 +117,7 @@ def test_model_that_ctranslate2_cannot_represent_is_an_error_that_leaves_no_file
     with user_error(message):
         to_ctranslate2(make(), None, tmp_path / "converted")
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a b"], vocab_size=270)
-    with pytest.raises(ValueError, match=r"its tokenizer has \d+ entries and the model 99"):
+    with pytest.raises(ValueError, match=r"its tokenizer has \d+ entries, the model only 99"):
         to_ctranslate2(tiny_model(), tokenizer, tmp_path / "converted")
     assert list(tmp_path.iterdir()) == []
 

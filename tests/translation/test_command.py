@@ -294,7 +294,7 @@ def test_closed_standard_stream_is_an_error_that_names_the_option(
 def test_model_that_does_not_fit_ends_the_command_with_one_line(run: Run, folder: str, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(folder)
     save(tmp_path / "other", tiny_model(), tokenizer)
-    expected = f"{tmp_path}/other: its tokenizer has {len(tokenizer)} entries and the model 99; give a model with its "
+    expected = f"{tmp_path}/other: its tokenizer has {len(tokenizer)} entries, the model only 99; use the tokenizer of "
     assert error_line(run(stdin="cat\n", model=tmp_path / "other")).startswith(expected)
     MarianConfig(vocab_size=9, pad_token_id=1, decoder_start_token_id=1).save_pretrained(tmp_path)
     assert error_line(run("--dtype=int8", "--device=cpu", stdin="cat\n", model=tmp_path)) == (
