@@ -30,9 +30,9 @@ from vaswani_transformer.cpu.linear import chosen_layouts
 from vaswani_transformer.parsing.constraint import tree_constraint
 from vaswani_transformer.support.command_line import length_penalty_argument, positive_argument
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
+from vaswani_transformer.support.loading import LoadOptions, add_load_options, load_model_and_tokenizer
+from vaswani_transformer.support.output import ResumableFile
 from vaswani_transformer.tokenizer import text_encoder
-from vaswani_transformer.translation.loading import LoadOptions, add_load_options, load_model_and_tokenizer
-from vaswani_transformer.translation.output import ResumableFile
 from vaswani_transformer.translation.translator import Translation, Translator
 
 RESULTS_DEPEND_ON = ("beams", "length_penalty", "min_length_difference", "max_length_difference", "dtype")

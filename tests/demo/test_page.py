@@ -20,7 +20,7 @@ from vaswani_transformer.demo.page import (
     page_content,
     title_and_examples,
 )
-from vaswani_transformer.translation.loading import LoadOptions
+from vaswani_transformer.support.loading import LoadOptions
 
 gr: Any = pytest.importorskip("gradio")
 

@@ -24,8 +24,8 @@ from training.data import load_pairs
 from training.distill import main
 from training.recipe import load_recipe
 from vaswani_transformer.cpu.linear import chosen_layouts
+from vaswani_transformer.support.output import ResumableFile
 from vaswani_transformer.translation import Hypothesis, Translation
-from vaswani_transformer.translation.output import ResumableFile
 from vaswani_transformer.translation.translator import Translator
 
 SOURCES = list(PAIRS) * 2

@@ -38,9 +38,10 @@ from vaswani_transformer import (
 from vaswani_transformer.cpu import linear
 from vaswani_transformer.cpu.fast_path import PreparedEncoder
 from vaswani_transformer.cpu.model import Prepared
-from vaswani_transformer.translation import command, loading
+from vaswani_transformer.support import loading
+from vaswani_transformer.support.loading import LoadOptions
+from vaswani_transformer.translation import command
 from vaswani_transformer.translation.command import LineFormat, TranslationOptions
-from vaswani_transformer.translation.loading import LoadOptions
 from vaswani_transformer.translation.translator import Hypothesis, Translation, translate
 
 

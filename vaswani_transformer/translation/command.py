@@ -24,9 +24,9 @@ from transformers.utils import logging
 from ..cpu.linear import chosen_layouts
 from ..support.command_line import MODEL_HELP, length_penalty_argument, positive_argument
 from ..support.errors import OutputError, UserError, check_open, exit_on_user_error, one_line
+from ..support.loading import LoadOptions, add_load_options, load_model_and_tokenizer
 from ..support.modes import is_non_autoregressive
-from .loading import LoadOptions, add_load_options, load_model_and_tokenizer
-from .output import ResumableFile, StreamOutput
+from ..support.output import ResumableFile, StreamOutput
 from .translator import NanError, TooLong, TooLongError, Translation, Translator
 
 RESULTS_DO_NOT_DEPEND_ON = {

@@ -3,7 +3,7 @@
 B texts in a batch, S source, T target, V vocabulary, n translations per text, R = n B hypotheses.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal, NoReturn, cast
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..batching.inference import batches_by_length, log_probabilities, pad_rows
 from ..config import as_token_ids
 from ..generation import CallSettings, default_limit
 from ..search import length_penalty, nan_handler
@@ -19,8 +20,6 @@ from ..support.errors import UserError
 from ..support.modes import eval_mode, is_non_autoregressive
 from ..tokenizer import check_text, check_vocabulary, source_encoder, unknown_words
 
-SCORING_TOKENS = 2048  # target tokens scored at a time
-MIN_TEXT_TOKENS = 16  # smallest size of a text in a batch, to limit the number of beams
 DEFAULT_MAX_SOURCE_TOKENS = 1024  # for models without a limit of positions
 
 TooLong = Literal["truncate", "keep", "error"]
@@ -86,53 +85,6 @@ class TooLongError(UserError):
             f'Text {index} has {tokens} tokens, more than {limit}; shorten it, or set too_long="truncate".'
         )
         self.index, self.tokens, self.limit = index, tokens, limit
-
-
-def pad_rows(rows: list[list[int]], value: int, device: torch.device) -> Tensor:
-    """Return rows of unequal lengths as one tensor, padded on the right with `value`."""
-    width = max(map(len, rows))
-    return torch.tensor([row + [value] * (width - len(row)) for row in rows], device=device)
-
-
-@torch.no_grad()
-def log_probabilities(
-    model: PreTrainedModel,
-    input_ids: Tensor,
-    attention_mask: Tensor,
-    labels: Tensor,
-    decoder_input_ids: Tensor | None = None,
-) -> Tensor:
-    """Return log P(Y | X) (R,) of the targets in nats, including `</s>`.
-
-    Args:
-        model: any encoder-decoder of Transformers, in evaluation mode.
-        input_ids, attention_mask: (R, S), the sources.
-        labels: (R, T), the targets including the end tokens, padded with -100.
-        decoder_input_ids: (R, T), the decoder's input; None for the labels shifted by the model.
-    """
-    rows, sums = max(1, SCORING_TOKENS // labels.shape[1]), []
-    for batch in (slice(start, start + rows) for start in range(0, labels.shape[0], rows)):
-        gold = labels[batch]
-        read = {} if decoder_input_ids is None else {"decoder_input_ids": decoder_input_ids[batch]}
-        logits = model(input_ids=input_ids[batch], attention_mask=attention_mask[batch], labels=gold, **read).logits
-        logits = logits.float()  # (rows, T, V)
-        scores = logits.gather(-1, gold.clamp(min=0).unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)  # (rows, T)
-        sums.append(scores.masked_fill(gold == -100, 0.0).sum(1))
-    return torch.cat(sums)
-
-
-def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
-    """Return batches of text indices with at most `batch_tokens` tokens each, including padding, longest first.
-
-    A text with more tokens is a separate batch. Texts of 0 tokens are omitted.
-    """
-    order = sorted((index for index, length in enumerate(lengths) if length), key=lambda index: -lengths[index])
-    batches, start = [], 0
-    while start < len(order):
-        size = max(1, batch_tokens // max(lengths[order[start]], MIN_TEXT_TOKENS))
-        batches.append(order[start : start + size])
-        start += size
-    return batches
 
 
 class NanError(UserError):

@@ -12,8 +12,8 @@ from typing import Any, BinaryIO
 
 from transformers.utils import logging
 
-from ..support.errors import UserError
-from ..support.files import read_json, write_atomically, write_errors
+from .errors import UserError
+from .files import read_json, write_atomically, write_errors
 
 logger = logging.get_logger(__name__)
 

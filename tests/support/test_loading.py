@@ -30,8 +30,8 @@ from training import average, distill, publish, score, train
 from vaswani_transformer import VaswaniFlowSeqConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.convert import command as convert
 from vaswani_transformer.parsing import command as parse
-from vaswani_transformer.support.checked_loading import load_errors, load_model, load_tokenizer
 from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.support.loading import load_errors, load_model, load_tokenizer
 from vaswani_transformer.tokenizer import check_vocabulary
 from vaswani_transformer.translation import command as translate
 
@@ -116,7 +116,7 @@ def test_no_command_runs_a_models_code_or_asks_for_it(
 SOURCES = [path for folder in ("vaswani_transformer", "training") for path in (ROOT / folder).rglob("*.py")]
 
 
-def test_only_checked_loading_calls_from_pretrained() -> None:
+def test_only_loading_calls_from_pretrained() -> None:
     """So no other load can forget `trust_remote_code`, without which Transformers asks and reads standard input."""
     files = set()
     for path in SOURCES:
@@ -124,7 +124,7 @@ def test_only_checked_loading_calls_from_pretrained() -> None:
         names = [getattr(node.func, "attr", getattr(node.func, "id", "")) for node in nodes]
         if {"from_pretrained", "pipeline"} & set(names):
             files.add(path.name)
-    assert files == {"checked_loading.py"}
+    assert files == {"loading.py"}
 
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=9)

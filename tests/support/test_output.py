@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.helpers import user_error
 from vaswani_transformer.support.errors import OutputError
-from vaswani_transformer.translation.loading import LoadOptions
-from vaswani_transformer.translation.output import ResumableFile
+from vaswani_transformer.support.loading import LoadOptions
+from vaswani_transformer.support.output import ResumableFile
 
 SETTINGS = {"model": "m", "beams": 4}
 
