@@ -65,7 +65,7 @@ def test_tree_of_any_output_has_the_words_of_its_line(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--draw", "--output=trees.ptb"], "--draw writes many lines a tree"),
+        (["--draw", "--output=trees.ptb"], "--draw writes several lines for each tree"),
         (["--too_long=error", "--max_source_tokens=2"], "standard input, line 1: "),
     ],
 )
