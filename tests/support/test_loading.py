@@ -154,7 +154,7 @@ BROKEN: dict[str, tuple[dict[str, int], Callable[[Tensor], Tensor], str]] = {
         f"{UNFIT}missing: model.encoder.layers.2.feed_forward.fc1.bias, ",
     ),
     "layer less": ({"decoder_layers": 1}, torch.clone, f"{UNFIT}unexpected: model.decoder.layers.1.cross_attn.k_proj."),
-    "shape": ({}, lambda bias: bias[:-1].clone(), f"{UNFIT}of another shape: {BIAS} "),
+    "shape": ({}, lambda bias: bias[:-1].clone(), f"{UNFIT}of a different shape: {BIAS} "),
     "nan": ({}, lambda bias: bias.index_fill(0, torch.tensor([3]), math.nan), NOT_FINITE),
     "inf": ({}, lambda bias: bias.index_fill(0, torch.tensor([3]), math.inf), NOT_FINITE),
 }

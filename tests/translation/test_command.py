@@ -193,7 +193,7 @@ def test_lines_with_unknown_words_are_counted_in_one_line_at_the_end(run: Run, f
     assert (errors, status) == (f"standard input: {warning}.\n", 0)
     assert run("--max_length=5", stdin=lines(SOURCES), model=folder_of_words)[1:] == ("", 0)
     _, errors, _ = run("--interactive", "--max_length=5", stdin=lines(texts[:2]), model=folder_of_words)
-    assert errors == "Unknown words, whose results are guesses: 'warld'.\n"
+    assert errors == "Out-of-vocabulary words (their translations are guesses): 'warld'.\n"
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [("auto", "float32"), ("int8", "int8"), ("float16", None)])
@@ -249,7 +249,7 @@ def test_batch_too_large_for_the_device_ends_the_command_with_the_way_out(
         (["--input=/nothing"], "/nothing: No such file or directory"),
         ([f"--output={ROOT}"], f"{ROOT}: Is a directory"),
         ([f"--input={__file__}", f"--output={__file__}"], f"--output={__file__}: is the input, which stays unchanged;"),
-        (["--device=meta"], "--device=meta: holds shapes without numbers; give --device=cpu"),
+        (["--device=meta"], "--device=meta: contains shapes without numbers; use --device=cpu"),
         (["--nbest=5"], "--nbest: more than the search finds; got 5, expected at most 4. Use a larger --beams"),
         (["--iterations=2"], "--iterations=2: "),
         (["--length_beam=2"], "--length_beam=2: "),
@@ -290,7 +290,7 @@ def test_closed_standard_stream_is_an_error_that_names_the_option(
 ) -> None:
     monkeypatch.setattr(sys, stream, None)
     form = TranslationFormat(TranslationOptions(folder))
-    with user_error(rf"standard (in|out)put: is closed; give {option}\."):
+    with user_error(rf"standard (in|out)put: is closed; use {option}\."):
         translate_lines(form, lambda: load_translator(form.options))
 
 
@@ -301,8 +301,8 @@ def test_model_that_does_not_fit_ends_the_command_with_one_line(run: Run, folder
     assert error_line(run(stdin="cat\n", model=tmp_path / "other")).startswith(expected)
     MarianConfig(vocab_size=9, pad_token_id=1, decoder_start_token_id=1).save_pretrained(tmp_path)
     assert error_line(run("--dtype=int8", "--device=cpu", stdin="cat\n", model=tmp_path)) == (
-        f"--dtype=int8: is for models of this package on a CPU, not for {tmp_path} on cpu; give another --dtype, or "
-        "--device=cpu.\n"
+        f"--dtype=int8: is for models of this package on a CPU, not for {tmp_path} on cpu; "
+        "choose a different --dtype, or --device=cpu.\n"
     )
 
 
@@ -370,7 +370,9 @@ def test_unfinished_output_of_other_settings_or_another_model_is_an_error_and_ot
         run(*arguments, "--window=4")
     for options, model, problem in ((["--scores"], folder, "scores"), ([], saved, "model")):
         line = error_line(run(*arguments, *options, model=model))
-        assert line.startswith(f"{path}: was made with another {problem}; it stays unchanged: give the same command")
+        assert line.startswith(
+            f"{path}: was written with a different {problem}; it stays unchanged: rerun the original command"
+        )
         assert path.read_text() == lines(TARGETS[:4])
     assert run(*arguments, "--batch_tokens=10")[2] == 0
     assert path.read_text() == lines(TARGETS)
@@ -458,7 +460,7 @@ def test_full_output_device_ends_the_command_with_one_line(folder: str) -> None:
         process = start(folder, stdin=subprocess.PIPE, stdout=full, stderr=subprocess.PIPE)
     _, errors = process.communicate(b"cat\n")
     assert (errors.decode(), process.returncode) == (
-        "standard output: cannot be written: No space left on device; make room, or give another --output.\n",
+        "standard output: cannot be written: No space left on device; make room, or choose a different --output.\n",
         2,
     )
 

@@ -278,7 +278,7 @@ def test_tokenizer_without_padding_is_an_error() -> None:
 
 
 def test_single_text_is_not_taken_for_a_list_of_its_characters(model_and_tokenizer: ModelAndTokenizer) -> None:
-    with pytest.raises(TypeError, match=r"texts is the str 'hello world'; give a list of texts, for example \[text\]"):
+    with pytest.raises(TypeError, match=r"texts is the str 'hello world'; pass a list of texts, for example \[text\]"):
         translate(*model_and_tokenizer, "hello world")
 
 

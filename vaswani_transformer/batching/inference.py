@@ -35,13 +35,17 @@ def log_probabilities(
         labels: (R, T), the targets including the end tokens, padded with -100.
         decoder_input_ids: (R, T), the decoder's input; None for the labels shifted by the model.
     """
-    rows, sums = max(1, SCORING_TOKENS // labels.shape[1]), []
-    for batch in (slice(start, start + rows) for start in range(0, labels.shape[0], rows)):
+    rows = max(1, SCORING_TOKENS // labels.shape[1])
+    sums = []
+    for start in range(0, labels.shape[0], rows):
+        batch = slice(start, start + rows)
         gold = labels[batch]
-        read = {} if decoder_input_ids is None else {"decoder_input_ids": decoder_input_ids[batch]}
-        logits = model(input_ids=input_ids[batch], attention_mask=attention_mask[batch], labels=gold, **read).logits
-        logits = logits.float()  # (rows, T, V)
-        scores = logits.gather(-1, gold.clamp(min=0).unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)  # (rows, T)
+        inputs = {"input_ids": input_ids[batch], "attention_mask": attention_mask[batch], "labels": gold}
+        if decoder_input_ids is not None:
+            inputs["decoder_input_ids"] = decoder_input_ids[batch]
+        logits = model(**inputs).logits.float()  # (rows, T, V)
+        chosen = logits.gather(-1, gold.clamp(min=0).unsqueeze(-1)).squeeze(-1)  # (rows, T)
+        scores = chosen - logits.logsumexp(-1)
         sums.append(scores.masked_fill(gold == -100, 0.0).sum(1))
     return torch.cat(sums)
 
@@ -51,10 +55,13 @@ def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> list[list[in
 
     A text with more tokens is a separate batch. Texts of 0 tokens are omitted.
     """
-    order = sorted((index for index, length in enumerate(lengths) if length), key=lambda index: -lengths[index])
-    batches, start = [], 0
+    order = [index for index, length in enumerate(lengths) if length]
+    order.sort(key=lambda index: -lengths[index])
+    batches = []
+    start = 0
     while start < len(order):
-        size = max(1, batch_tokens // max(lengths[order[start]], MIN_TEXT_TOKENS))
+        longest = lengths[order[start]]
+        size = max(1, batch_tokens // max(longest, MIN_TEXT_TOKENS))
         batches.append(order[start : start + size])
         start += size
     return batches

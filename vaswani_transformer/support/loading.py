@@ -80,7 +80,7 @@ def load_config(name: str, trust_remote_code: bool = False, **settings: Any) -> 
 def check_size(name: str, model_class: Any, config: PreTrainedConfig, **settings: Any) -> None:
     """Check before allocation that a configuration does not describe a larger model than the stored weights."""
     first = next(filter(None, (find_file(name, file, **settings) for file in WEIGHTS)), None)
-    if first is None:  # another format
+    if first is None:  # a different format
         return
     files = [first]
     if first.suffix == ".json":
@@ -116,13 +116,14 @@ def check_finite(name: str, weights: Mapping[str, Tensor]) -> None:
     broken = [key for key, weight in stored.items() if not torch.isfinite(weight).all()]
     if broken:
         dtype = str(weights[broken[0]].dtype).removeprefix("torch.")
-        fix = "give a checkpoint from before training diverged, or another copy of the file."
+        fix = "use a checkpoint from before training diverged, or a different copy of the file."
         raise UserError(f"{name}: NaN or infinite numbers in {list_names(broken)} ({dtype}); {fix}")
 
 
 def check_search(name: str, config: PreTrainedConfig, **source: Any) -> bool:
     """Check the saved search of a model; return False if the model, of a different package, has none."""
-    path, fix = find_file(name, GENERATION_CONFIG, **source), "restore it, or save the model again."
+    path = find_file(name, GENERATION_CONFIG, **source)
+    fix = "restore it, or save the model again."
     if path is None:
         if isinstance(config, VaswaniTransformerConfig):
             raise UserError(f"{name}: has no {GENERATION_CONFIG}, which this package saves with every model; {fix}")
@@ -143,13 +144,20 @@ def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: 
     if "config" not in settings:
         settings["config"] = load_config(name, **source)
     with load_errors(name):
+        # Before memory is allocated for the model:
         check_size(name, model_class, settings["config"], **source)
         has_search = check_search(name, settings["config"], **source)
         model, info = model_class.from_pretrained(
             name, output_loading_info=True, ignore_mismatched_sizes=True, **{"trust_remote_code": False} | settings
         )
+
+        # Missing or mismatched weights would be random numbers.
         shapes = [f"{key} {tuple(got)}, expected {tuple(expected)}" for key, got, expected in info["mismatched_keys"]]
-        problems = {"missing": info["missing_keys"], "unexpected": info["unexpected_keys"], "of another shape": shapes}
+        problems = {
+            "missing": info["missing_keys"],
+            "unexpected": info["unexpected_keys"],
+            "of a different shape": shapes,
+        }
         differences = "; ".join(f"{problem}: {list_names(sorted(keys))}" for problem, keys in problems.items() if keys)
         if differences:
             raise UserError(f"{name}: its weights do not fit its config.json; {differences}. {FIX_OF_CONFIG}")
@@ -219,14 +227,19 @@ def load_model_and_tokenizer(options: LoadOptions) -> tuple[PreTrainedModel, Pre
     with load_errors(f"--device={options.device}"):
         device = torch.zeros(1, device=options.device or accelerator or "cpu").device
     if device.type == "meta":
-        raise UserError("--device=meta: holds shapes without numbers; give --device=cpu or an accelerator.")
-    name, dtype, is_on_cpu = options.model, options.dtype, device.type == "cpu"
+        raise UserError("--device=meta: contains shapes without numbers; use --device=cpu or an accelerator.")
+
+    # A model of this package is packed for the CPU, from its float32 weights.
+    name = options.model
+    dtype = options.dtype
+    is_on_cpu = device.type == "cpu"
     settings: dict[str, Any] = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
     config = load_config(name, **settings)
     is_prepared = isinstance(config, VaswaniTransformerConfig) and is_on_cpu and dtype != "float16"
     if dtype == "int8" and not is_prepared:
-        fix = "give another --dtype, or --device=cpu"
+        fix = "choose a different --dtype, or --device=cpu"
         raise UserError(f"--dtype=int8: is for models of this package on a CPU, not for {name} on {device}; {fix}.")
+
     tokenizer = load_tokenizer(name, config=config, **settings)
     loads_float32 = is_prepared or (dtype == "auto" and is_on_cpu)
     model = load_model(name, dtype="float32" if loads_float32 else dtype, config=config, **settings)

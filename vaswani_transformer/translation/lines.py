@@ -205,7 +205,7 @@ def check_input_stays(options: LineOptions, source: BinaryIO) -> None:
 def open_output(options: LineOptions) -> StreamOutput:
     """Return the output: standard output, a pipe or device, or a resumable file."""
     if options.output is None:
-        check_open("stdout", "give --output")
+        check_open("stdout", "use --output")
         return StreamOutput(sys.stdout.buffer, "standard output")
     if options.output.exists() and not options.output.is_file():
         return StreamOutput(options.output.open("wb"), str(options.output))
@@ -272,7 +272,7 @@ def translate_lines(form: LineFormat[Any], load: Callable[[], Translator]) -> No
     options = form.options
     name = "standard input" if options.input is None else str(options.input)
     if options.input is None:
-        check_open("stdin", "give --input")
+        check_open("stdin", "use --input")
     source = sys.stdin.buffer if options.input is None else options.input.open("rb")
     check_input_stays(options, source)
 
