@@ -146,7 +146,7 @@ def test_damaged_file_of_a_model_is_an_error_of_one_line_or_none(saved: Path, fi
 
 BIAS = "model.encoder.layers.0.feed_forward.fc1.bias"
 UNFIT = "its weights do not fit its config.json; "
-NOT_FINITE = f"NaN or infinite numbers in {BIAS} (float32); give a checkpoint"
+NOT_FINITE = f"NaN or infinite numbers in {BIAS} (float32); use a checkpoint"
 BROKEN: dict[str, tuple[dict[str, int], Callable[[Tensor], Tensor], str]] = {
     "layer more": (
         {"encoder_layers": 3},

@@ -144,7 +144,7 @@ def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: 
     if "config" not in settings:
         settings["config"] = load_config(name, **source)
     with load_errors(name):
-        # Before memory is allocated for the model:
+        # The checks come before memory is allocated for the model.
         check_size(name, model_class, settings["config"], **source)
         has_search = check_search(name, settings["config"], **source)
         model, info = model_class.from_pretrained(
