@@ -29,8 +29,8 @@ from transformers.utils import logging
 from bench.measuring import Row, clock, make_parser, median_ratio, report, rotated, sources_of, table
 from training.metrics import bleu, chrf, text_statistics
 from vaswani_transformer import prepare_for_inference
-from vaswani_transformer.support.checked_loading import load_model, load_tokenizer
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
+from vaswani_transformer.support.loading import load_model, load_tokenizer
 from vaswani_transformer.support.modes import is_non_autoregressive
 from vaswani_transformer.tokenizer import check_vocabulary, text_encoder
 

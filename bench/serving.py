@@ -35,7 +35,7 @@ from transformers.utils import logging
 
 from bench.measuring import ROOT, Row, in_turns, make_parser, report, resident_mib
 from vaswani_transformer.convert import to_ctranslate2
-from vaswani_transformer.support.checked_loading import load_model, load_tokenizer
+from vaswani_transformer.support.loading import load_model, load_tokenizer
 
 OURS = """
 import torch

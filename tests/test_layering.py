@@ -39,7 +39,8 @@ ROOMS = dict.fromkeys(FOLDERS, ()) | {
     "convert": ("translation",),
     "demo": ("figures", "parsing", "translation"),
     "parsing": ("translation",),
-    "translation": ("cpu",),
+    "support": ("cpu",),
+    "translation": ("batching", "cpu"),
 }
 LIBRARIES = {"huggingface_hub", "tokenizers", "torch", "transformers"} | sys.stdlib_module_names
 # The pattern by which Transformers' loader finds imports of sibling files, anywhere in the text.

@@ -19,9 +19,9 @@ from training.texts import SIDES, read_files, read_split
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.batching.tokens import ArrowRows
 from vaswani_transformer.parsing.linear import linear_tokens
-from vaswani_transformer.support.checked_loading import load_tokenizer
 from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.support.files import read_json
+from vaswani_transformer.support.loading import load_tokenizer
 from vaswani_transformer.tokenizer import source_encoder
 
 logger = logging.getLogger(__name__)

@@ -30,9 +30,9 @@ from vaswani_transformer.cpu.linear import chosen_layouts
 from vaswani_transformer.parsing.constraint import tree_constraint
 from vaswani_transformer.support.command_line import CommandParser, length_penalty_argument, positive_argument
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
+from vaswani_transformer.support.loading import LoadOptions, add_load_options, load_model_and_tokenizer
+from vaswani_transformer.support.output import ResumableFile
 from vaswani_transformer.tokenizer import text_encoder
-from vaswani_transformer.translation.loading import LoadOptions, add_load_options, load_model_and_tokenizer
-from vaswani_transformer.translation.output import ResumableFile
 from vaswani_transformer.translation.translator import Translation, Translator
 
 RESULTS_DEPEND_ON = ("beams", "length_penalty", "min_length_difference", "max_length_difference", "dtype")
@@ -50,7 +50,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
     parser.add_argument("--max_length_difference", type=int, default=20, metavar="N", help="the same at most (20)")
     size: dict[str, Any] = {"type": positive_argument, "default": 2048, "metavar": "N"}
     parser.add_argument("--batch_tokens", help="source tokens at once (2048)", **size)
-    parser.add_argument("--window", dest="sort_lines", help="lines sorted by length at once (2048)", **size)
+    parser.add_argument("--window", help="lines sorted by length at once (2048)", **size)
     add_load_options(parser)
     return parser.parse_known_args(arguments)
 
@@ -58,7 +58,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
 def load_teacher(options: argparse.Namespace, recipe: Recipe) -> Translator:
     """Return the teacher's translator, for a parser constrained to well-formed trees."""
     model, tokenizer = load_model_and_tokenizer(LoadOptions.of(options))
-    settings: dict[str, Any] = {"batch_tokens": options.batch_tokens, "sort_lines": options.sort_lines}
+    settings: dict[str, Any] = {"batch_tokens": options.batch_tokens, "sort_lines": options.window}
     given = {"num_beams": options.beams, "length_penalty": options.length_penalty}
     settings |= {name: value for name, value in given.items() if value is not None}
     constraint = tree_constraint(model, tokenizer) if recipe.data.kind == "trees" else None
@@ -93,7 +93,7 @@ def write_share(
     """Write the pairs of the remaining sources, a window at a time, and count dropped pairs in the record."""
     encode, dropped = text_encoder(translator.tokenizer), dropped_pairs(output)
     with tqdm(initial=output.done, unit="line", disable=None) as bar:  # None: shown in a terminal
-        while window := list(itertools.islice(sources, options.sort_lines)):
+        while window := list(itertools.islice(sources, options.window)):
             lines = []
             for translation in translator(window, progress=bar.update):
                 text = translation.text.strip()

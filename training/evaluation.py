@@ -16,8 +16,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from vaswani_transformer.batching.inference import pad_rows
 from vaswani_transformer.support.modes import eval_mode, has_likelihood, is_non_autoregressive
-from vaswani_transformer.translation.translator import Constraint, Hypothesis, Translator, pad_rows
+from vaswani_transformer.translation.translator import Constraint, Hypothesis, Translator
 
 ROWS = 8  # rows of logits whose float32 loss is computed at a time
 Statistics = Callable[[Tensor, dict[str, Tensor]], dict[str, Tensor]]

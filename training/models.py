@@ -7,8 +7,8 @@ from transformers import PreTrainedTokenizerBase, set_seed
 
 from training.fields import FAMILIES, Recipe
 from training.machine import uses_cpu
-from vaswani_transformer.support.checked_loading import load_model, load_tokenizer
 from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.support.loading import load_model, load_tokenizer
 
 logger = logging.getLogger(__name__)
 ENCODER_SHAPE = (

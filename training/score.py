@@ -22,13 +22,13 @@ from training.machine import commit, hardware, versions
 from training.metrics import lm_scores
 from training.recipe import load_recipe
 from training.tasks import make_task
+from vaswani_transformer.batching.inference import batches_by_length
 from vaswani_transformer.support.command_line import CommandParser, positive_argument
 from vaswani_transformer.support.errors import UserError, check_open, exit_on_user_error
 from vaswani_transformer.support.files import write_atomically, write_errors
+from vaswani_transformer.support.loading import LoadOptions, add_load_options, load_model_and_tokenizer
 from vaswani_transformer.support.modes import has_likelihood
 from vaswani_transformer.tokenizer import source_encoder
-from vaswani_transformer.translation.loading import LoadOptions, add_load_options, load_model_and_tokenizer
-from vaswani_transformer.translation.translator import batches_by_length
 
 LM_TARGETS = 1_000_000  # largest number of training targets for the language model
 

@@ -150,7 +150,7 @@ def test_command_converts_a_folder_and_never_overwrites_one_without_force(
     assert capsys.readouterr().out.endswith("for CTranslate2, int8\n")
     before = (tmp_path / "converted" / "model.bin").read_bytes()
     used = error_line(run_main(main, call, capsys))
-    assert "the folder is in use; name another, or replace the model in it with --force" in used
+    assert "the folder is in use; choose a different one, or replace the model in it with --force" in used
     main([*call[:-1], "--force"])
     assert (tmp_path / "converted" / "model.bin").read_bytes() != before
     capsys.readouterr()  # of the conversion

@@ -20,7 +20,7 @@ from vaswani_transformer.demo.page import (
     page_content,
     title_and_examples,
 )
-from vaswani_transformer.translation.loading import LoadOptions
+from vaswani_transformer.support.loading import LoadOptions
 
 gr: Any = pytest.importorskip("gradio")
 
@@ -66,7 +66,7 @@ def test_drawing_and_finished_targets_are_those_of_the_search() -> None:
 def test_unknown_words_are_named() -> None:
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["hello world"], vocab_size=60, algorithm="wordpiece")
     content = page_content(tiny_model(vocab_size=len(tokenizer)), tokenizer, "hello zebra", max_new_tokens=3)
-    assert content.note == "Unknown words, whose results are guesses: 'zebra'."
+    assert content.note == "Out-of-vocabulary words (their translations are guesses): 'zebra'."
 
 
 def page_in(frame: str) -> str:

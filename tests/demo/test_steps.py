@@ -9,11 +9,11 @@ from torch import Tensor
 from tests.builders import family_of_pairs, small_model, source
 from tests.helpers import FLOAT32, WITH_SCORES, tiny_model
 from vaswani_transformer import VaswaniTransformerTokenizer, parse, prepare_for_inference
+from vaswani_transformer.batching.inference import log_probabilities
 from vaswani_transformer.demo.page import page_content
 from vaswani_transformer.demo.steps import RecordingTranslator
 from vaswani_transformer.figures.search import best_finished
 from vaswani_transformer.parsing import draw_tree_text
-from vaswani_transformer.translation.translator import log_probabilities
 
 END = 2
 

@@ -41,9 +41,9 @@ def run(folder: str, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
 def test_model_that_is_no_parser_is_refused(run: Run, saved: Path) -> None:
     for options in ((), ("--interactive",)):
         assert error_line(run(*options, stdin="I know\n", model=saved)).startswith(
-            f"{saved}: is no parser; its vocabulary has no tags of trees. Give a model"
+            f"{saved}: is not a parser: its vocabulary has no tree tags. Use a model"
         )
-    with pytest.raises(ValueError, match="is no parser"):
+    with pytest.raises(ValueError, match="is not a parser"):
         list(parse(*model_of_pairs(), ["I know"]))
 
 
@@ -65,7 +65,7 @@ def test_tree_of_any_output_has_the_words_of_its_line(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--draw", "--output=trees.ptb"], "--draw writes many lines a tree"),
+        (["--draw", "--output=trees.ptb"], "--draw writes several lines for each tree"),
         (["--too_long=error", "--max_source_tokens=2"], "standard input, line 1: "),
     ],
 )
@@ -77,7 +77,7 @@ def test_parse_takes_text_or_words_and_returns_the_commands_trees(parser: ModelA
     actual = list(parse(*parser, ["The dog slept.", TREES[1].words], num_beams=2))
     assert actual == [(TREES[0], False), (TREES[1], False)]
     assert list(parse(*parser, ["The dog slept.", TREES[1].words], num_beams=2, skip=1)) == actual[1:]
-    with pytest.raises(TypeError, match="give a list of sentences"):
+    with pytest.raises(TypeError, match="pass a list of sentences"):
         next(parse(*parser, "The dog slept."))
     for word in ("New York", ""):
         with pytest.raises(ValueError, match=rf"^sentences: a word is empty or has white space; got '{word}', exp"):

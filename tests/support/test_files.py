@@ -65,9 +65,9 @@ def test_force_replaces_the_complete_model(tmp_path: Path) -> None:
 def test_folder_without_a_model_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     for path, force, message in [
-        (tmp_path, False, "the folder is in use; name another, or replace the model in it with --force"),
-        (tmp_path, True, r"the folder has no config\.json, so it holds no model to replace"),
-        (tmp_path / "notes.txt", True, "is a file; name a folder"),
+        (tmp_path, False, "the folder is in use; choose a different one, or replace the model in it with --force"),
+        (tmp_path, True, r"the folder does not contain a model \(config\.json is missing\)"),
+        (tmp_path / "notes.txt", True, "is a file; choose a folder"),
     ]:
         with user_error(message), atomic_folder(path, force):
             pass

@@ -24,8 +24,8 @@ from training.data import load_pairs
 from training.distill import main
 from training.recipe import load_recipe
 from vaswani_transformer.cpu.linear import chosen_layouts
+from vaswani_transformer.support.output import ResumableFile
 from vaswani_transformer.translation import Hypothesis, Translation
-from vaswani_transformer.translation.output import ResumableFile
 from vaswani_transformer.translation.translator import Translator
 
 SOURCES = list(PAIRS) * 2
@@ -169,9 +169,12 @@ def test_search_is_the_models_unless_it_is_given(distill: Run, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--beams=2"], "00000-of-00004.jsonl: was made with another beams; it stays unchanged: give the same command"),
+        (
+            ["--beams=2"],
+            "00000-of-00004.jsonl: was written with a different beams; it stays unchanged: rerun",
+        ),
         (["--shard=1/2"], "holds another number of shares; give the same command"),
-        (["--data.train=test.jsonl"], "was made from another input, whose first 3 texts differ"),
+        (["--data.train=test.jsonl"], "was written from a different input: the first 3 texts differ"),
     ],
 )
 def test_distillation_that_cannot_be_written_ends_the_command_with_one_line(
@@ -188,7 +191,7 @@ def test_another_teacher_of_the_same_name_is_an_error(distill: Run, saved: Path,
     distill()
     tokenizer = model_of_pairs()[1]
     other = save(tmp_path / saved.name, tiny_model(vocab_size=len(tokenizer)), tokenizer)
-    assert "was made with another teacher" in error_line(distill(model=other))
+    assert "was written with a different teacher" in error_line(distill(model=other))
 
 
 @pytest.mark.slow

@@ -229,7 +229,10 @@ def test_another_archive_of_a_set_that_changes_is_no_silent_replacement(copy: Co
             lambda copy: (copy / "splits.md").write_bytes(b"## dev\n"),
             r"splits\.md is not the file that the set is made from; got SHA-256 ",
         ),
-        (lambda copy: (copy.parent / "set" / "mine").mkdir(parents=True), r"set: the folder is in use; name another"),
+        (
+            lambda copy: (copy.parent / "set" / "mine").mkdir(parents=True),
+            r"set: the folder is in use; choose",
+        ),
     ],
     ids=["an incomplete copy", "a changed copy", "a folder in use"],
 )

@@ -30,7 +30,7 @@ from training.metrics import bleu, chrf, lm_scores, text_statistics, tokenized_b
 from training.recipe import load_recipe
 from training.score import main
 from training.tasks import make_task
-from vaswani_transformer.translation.loading import LoadOptions
+from vaswani_transformer.support.loading import LoadOptions
 
 Score = Callable[..., tuple[dict[str, Any], str]]  # runs the command; returns what it wrote and what it printed
 SOURCES = list(PAIRS)

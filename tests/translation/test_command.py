@@ -38,9 +38,11 @@ from vaswani_transformer import (
 from vaswani_transformer.cpu import linear
 from vaswani_transformer.cpu.fast_path import PreparedEncoder
 from vaswani_transformer.cpu.model import Prepared
-from vaswani_transformer.translation import command, loading
-from vaswani_transformer.translation.command import LineFormat, TranslationOptions
-from vaswani_transformer.translation.loading import LoadOptions
+from vaswani_transformer.support import loading
+from vaswani_transformer.support.loading import LoadOptions
+from vaswani_transformer.translation import command
+from vaswani_transformer.translation.command import TranslationFormat, TranslationOptions
+from vaswani_transformer.translation.lines import load_translator, translate_lines
 from vaswani_transformer.translation.translator import Hypothesis, Translation, translate
 
 
@@ -90,7 +92,7 @@ def test_json_lines_give_json_lines(run: Run, folder: str) -> None:
 
 def test_line_ends_only_at_a_line_feed_and_a_byte_order_mark_is_no_text() -> None:
     stream = "\ufeffone\r\n\n  two\rthree \u2028four\n\ufefffive \ufeff"
-    form = LineFormat(TranslationOptions("a model"))
+    form = TranslationFormat(TranslationOptions("a model"))
     texts = [form.read(line, "f") for line in io.BytesIO(stream.encode())]
     assert texts == ["one", "", "two\rthree \u2028four", "five \ufeff"]
 
@@ -106,7 +108,7 @@ def test_line_ends_only_at_a_line_feed_and_a_byte_order_mark_is_no_text() -> Non
 def test_text_of_json_lines_is_in_the_field_of_the_option(
     row: dict[str, Any], field: str | None, language: str | None
 ) -> None:
-    form = LineFormat(TranslationOptions("a model", format="jsonl", field=field, source=language))
+    form = TranslationFormat(TranslationOptions("a model", format="jsonl", field=field, source=language))
     assert form.read(json.dumps(row).encode(), "f") == "a\nb"
 
 
@@ -124,14 +126,14 @@ def test_text_of_json_lines_is_in_the_field_of_the_option(
     ],
 )
 def test_line_without_a_text_is_an_error_that_names_it(line: str, language: str | None, message: str) -> None:
-    form = LineFormat(TranslationOptions("a model", format="jsonl", source=language))
+    form = TranslationFormat(TranslationOptions("a model", format="jsonl", source=language))
     with user_error(message):
         form.read(line.encode(), "f")
 
 
 def test_translation_is_written_on_one_line() -> None:
     translation = Translation([Hypothesis("a\nb\r\nc\rd", 1, None)], 1, False, 1)
-    form = LineFormat(TranslationOptions("a model"))
+    form = TranslationFormat(TranslationOptions("a model"))
     assert form.write(translation, 1) == ["a b  c d"]
 
 
@@ -187,11 +189,11 @@ def folder_of_words(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_lines_with_unknown_words_are_counted_in_one_line_at_the_end(run: Run, folder_of_words: Path) -> None:
     texts = [SOURCES[0], f"{SOURCES[0]} warld", SOURCES[1], "§ \x1b"]
     _, errors, status = run("--max_length=5", stdin=lines(texts), model=folder_of_words)
-    warning = "lines with words that the vocabulary lacks, so guesses: 2 (line 2: 'warld')"
+    warning = "2 lines contain out-of-vocabulary words, so the results are guesses (first: line 2, 'warld')"
     assert (errors, status) == (f"standard input: {warning}.\n", 0)
     assert run("--max_length=5", stdin=lines(SOURCES), model=folder_of_words)[1:] == ("", 0)
     _, errors, _ = run("--interactive", "--max_length=5", stdin=lines(texts[:2]), model=folder_of_words)
-    assert errors == "Unknown words, whose results are guesses: 'warld'.\n"
+    assert errors == "Out-of-vocabulary words (their translations are guesses): 'warld'.\n"
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [("auto", "float32"), ("int8", "int8"), ("float16", None)])
@@ -225,7 +227,7 @@ def test_line_that_is_too_long_is_truncated_with_a_warning_or_kept_or_an_error(r
     assert errors == ("standard input, line 3: 19 tokens, more than 9, so it was truncated; see --too_long.\n")
     output, errors, status = run("--max_source_tokens=9", "--too_long=error", "--window=1", stdin=source)
     assert (output, status) == (lines([TARGETS[0], ""]), 2)
-    assert errors == ("standard input, line 3: 19 tokens, more than 9; shorten it, or give another --too_long.\n")
+    assert errors == ("standard input, line 3: 19 tokens, more than 9; shorten it, or choose a different --too_long.\n")
 
 
 def test_batch_too_large_for_the_device_ends_the_command_with_the_way_out(
@@ -233,21 +235,22 @@ def test_batch_too_large_for_the_device_ends_the_command_with_the_way_out(
 ) -> None:
     error = torch.OutOfMemoryError("tried to allocate 9 GiB\nand more")
     monkeypatch.setattr(VaswaniTransformerForConditionalGeneration, "generate", Mock(side_effect=error))
-    fix = "give a smaller --batch_tokens or fewer --beams."
+    fix = "use a smaller --batch_tokens or fewer --beams."
     assert error_line(run(stdin="cat\n")) == f"The device has too little memory for a batch; {fix}\n"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--interactive", "--output=x"], "--interactive reads and writes lines of text; leave out --input"),
-        (["--field=x"], "--field and --source are of JSON Lines; give --format=jsonl as well."),
+        (["--interactive", "--output=x"], "--interactive uses standard input and output; leave out --input"),
+        (["--interactive", "--format=jsonl"], "--interactive reads and writes plain text; leave out --format."),
+        (["--field=x"], "--field and --source select the text of JSON Lines; add --format=jsonl."),
         (["--format=jsonl", "--field=x", "--source=en"], "argument --source: not allowed with argument --field"),
         (["--input=/nothing"], "/nothing: No such file or directory"),
         ([f"--output={ROOT}"], f"{ROOT}: Is a directory"),
-        ([f"--input={__file__}", f"--output={__file__}"], f"--output={__file__}: is the input; it stays unchanged."),
-        (["--device=meta"], "--device=meta: holds shapes without numbers; give --device=cpu"),
-        (["--nbest=5"], "--nbest: more than the search finds; got 5, expected at most 4. Give a larger --beams"),
+        ([f"--input={__file__}", f"--output={__file__}"], f"--output={__file__}: is the input, which stays unchanged;"),
+        (["--device=meta"], "--device=meta: contains shapes without numbers; use --device=cpu"),
+        (["--nbest=5"], "--nbest: more than the search finds; got 5, expected at most 4. Use a larger --beams"),
         (["--iterations=2"], "--iterations=2: "),
         (["--length_beam=2"], "--length_beam=2: "),
         (["--format=jsonl"], "standard input, line 1: got cat, expected"),
@@ -277,7 +280,7 @@ def test_output_that_is_the_input_by_another_name_is_an_error(run: Run, tmp_path
         (tmp_path / "folder").mkdir()
         other = tmp_path / "folder" / ".." / "source.txt"
     line = error_line(run(f"--input={source}", f"--output={other}"))
-    assert line == f"--output={other}: is the input; it stays unchanged. Give another --output.\n"
+    assert line == f"--output={other}: is the input, which stays unchanged; choose a different --output.\n"
     assert source.read_text() == "cat\n"
 
 
@@ -286,9 +289,9 @@ def test_closed_standard_stream_is_an_error_that_names_the_option(
     run: Run, folder: str, monkeypatch: pytest.MonkeyPatch, stream: str, option: str
 ) -> None:
     monkeypatch.setattr(sys, stream, None)
-    form = LineFormat(TranslationOptions(folder))
-    with user_error(rf"standard (in|out)put: is closed; give {option}\."):
-        command.translate_lines(form)
+    form = TranslationFormat(TranslationOptions(folder))
+    with user_error(rf"standard (in|out)put: is closed; use {option}\."):
+        translate_lines(form, lambda: load_translator(form.options))
 
 
 def test_model_that_does_not_fit_ends_the_command_with_one_line(run: Run, folder: str, tmp_path: Path) -> None:
@@ -298,16 +301,16 @@ def test_model_that_does_not_fit_ends_the_command_with_one_line(run: Run, folder
     assert error_line(run(stdin="cat\n", model=tmp_path / "other")).startswith(expected)
     MarianConfig(vocab_size=9, pad_token_id=1, decoder_start_token_id=1).save_pretrained(tmp_path)
     assert error_line(run("--dtype=int8", "--device=cpu", stdin="cat\n", model=tmp_path)) == (
-        f"--dtype=int8: is for models of this package on a CPU, not for {tmp_path} on cpu; give another --dtype, or "
-        "--device=cpu.\n"
+        f"--dtype=int8: is for models of this package on a CPU, not for {tmp_path} on cpu; "
+        "choose a different --dtype, or --device=cpu.\n"
     )
 
 
-def interrupted(stop_at: int) -> Callable[[LineFormat, Translation, int], list[str]]:
+def interrupted(stop_at: int) -> Callable[[TranslationFormat, Translation, int], list[str]]:
     """Return a method that stops the command, like a signal, before it writes result number `stop_at`."""
-    write = LineFormat.write
+    write = TranslationFormat.write
 
-    def stop(form: LineFormat, translation: Translation, number: int) -> list[str]:
+    def stop(form: TranslationFormat, translation: Translation, number: int) -> list[str]:
         if number == stop_at:
             raise KeyboardInterrupt
         return write(form, translation, number)
@@ -325,12 +328,12 @@ def test_interrupted_output_resumes_to_the_bytes_of_an_uninterrupted_one(
     arguments = [*options, "--input", source]
     assert run(*arguments, "--output", uninterrupted) == ("", "", 0)
     with monkeypatch.context() as patch:
-        patch.setattr(LineFormat, "write", interrupted(4))
+        patch.setattr(TranslationFormat, "write", interrupted(4))
         assert run(*arguments, "--output", path) == ("", "Interrupted; the same command resumes it.\n", 130)
     path.write_bytes(path.read_bytes() + b"a part")
     assert run(*arguments, "--output", path) == ("", f"{path}: resumes after line 2 of {source}.\n", 0)
     assert path.read_bytes() == uninterrupted.read_bytes()
-    monkeypatch.setattr(LineFormat, "load", lambda _: pytest.fail("the model is loaded"))
+    monkeypatch.setattr(command, "load_translator", lambda _: pytest.fail("the model is loaded"))
     assert run(*arguments, "--output", path) == ("", f"{path}: is finished already and stays unchanged.\n", 0)
 
 
@@ -343,7 +346,7 @@ def test_resumed_output_has_the_layouts_of_its_record_whatever_the_times(
     monkeypatch.setattr(linear, "best_times", lambda products, rows: [2.0, 1.0])
     run(*arguments, uninterrupted)
     with monkeypatch.context() as patch:
-        patch.setattr(LineFormat, "write", interrupted(4))
+        patch.setattr(TranslationFormat, "write", interrupted(4))
         run(*arguments, path)
     recorded = dict(linear.chosen_layouts)
     linear.chosen_layouts.clear()
@@ -363,11 +366,13 @@ def test_unfinished_output_of_other_settings_or_another_model_is_an_error_and_ot
     source.write_text(lines(SOURCES))
     arguments = ("--input", source, "--output", path)
     with monkeypatch.context() as patch:
-        patch.setattr(LineFormat, "write", interrupted(5))
+        patch.setattr(TranslationFormat, "write", interrupted(5))
         run(*arguments, "--window=4")
     for options, model, problem in ((["--scores"], folder, "scores"), ([], saved, "model")):
         line = error_line(run(*arguments, *options, model=model))
-        assert line.startswith(f"{path}: was made with another {problem}; it stays unchanged: give the same command")
+        assert line.startswith(
+            f"{path}: was written with a different {problem}; it stays unchanged: rerun the original command"
+        )
         assert path.read_text() == lines(TARGETS[:4])
     assert run(*arguments, "--batch_tokens=10")[2] == 0
     assert path.read_text() == lines(TARGETS)
@@ -455,7 +460,7 @@ def test_full_output_device_ends_the_command_with_one_line(folder: str) -> None:
         process = start(folder, stdin=subprocess.PIPE, stdout=full, stderr=subprocess.PIPE)
     _, errors = process.communicate(b"cat\n")
     assert (errors.decode(), process.returncode) == (
-        "standard output: cannot be written: No space left on device; make room, or give another --output.\n",
+        "standard output: cannot be written: No space left on device; make room, or choose a different --output.\n",
         2,
     )
 
@@ -473,6 +478,6 @@ def test_scores_of_nan_end_the_command_with_the_line(run: Run, monkeypatch: pyte
         output, errors, status = run(beams, stdin=b"hello world\nthis is a book this good morning\nhello\n")
         assert (output, status) == ("", 2)
         assert errors == (
-            "standard input, line 2: the scores of its translation are NaN; give --dtype=float32, and check that the "
+            "standard input, line 2: the scores of its translation are NaN; use --dtype=float32, and check that the "
             "model's weights are finite.\n"
         )

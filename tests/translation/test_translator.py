@@ -20,7 +20,6 @@ from vaswani_transformer.translation.translator import (
     Hypothesis,
     TooLongError,
     Translator,
-    batches_by_length,
     translate,
 )
 
@@ -60,19 +59,6 @@ class Echo(Translator):
         self.batches.append(sources)
         echoes = self.tokenizer.batch_decode(sources, skip_special_tokens=True)
         return [[Hypothesis(text, len(row), None)] for text, row in zip(echoes, sources, strict=True)]
-
-
-lengths_of_texts = st.lists(st.integers(1, 60), max_size=40)
-
-
-@given(lengths=lengths_of_texts, budget=st.integers(1, 300))
-def test_batch_keeps_to_its_budget_and_every_text_is_in_one(lengths: list[int], budget: int) -> None:
-    batches = batches_by_length(lengths, budget)
-    assert sorted(itertools.chain(*batches)) == list(range(len(lengths)))
-    for batch in batches:
-        assert len(batch) == 1 or len(batch) * max(16, *(lengths[index] for index in batch)) <= budget
-    ordered = [lengths[index] for batch in batches for index in batch]
-    assert ordered == sorted(lengths, reverse=True)
 
 
 texts_of_letters = st.lists(st.text("ab ", max_size=12), max_size=30)
@@ -300,7 +286,7 @@ def test_tokenizer_without_padding_is_an_error() -> None:
 
 
 def test_single_text_is_not_taken_for_a_list_of_its_characters(model_and_tokenizer: ModelAndTokenizer) -> None:
-    with pytest.raises(TypeError, match=r"texts is the str 'hello world'; give a list of texts, for example \[text\]"):
+    with pytest.raises(TypeError, match=r"texts is the str 'hello world'; pass a list of texts, for example \[text\]"):
         translate(*model_and_tokenizer, "hello world")
 
 

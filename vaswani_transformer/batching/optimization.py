@@ -28,7 +28,7 @@ def paper_schedule(optimizer: Optimizer, d_model: int, warmup_steps: int = 4000,
     if wrong := [rate for rate in rates if rate != 1]:
         raise ValueError(
             f"optimizer: equation (3) is multiplied by its learning rate; got lr={wrong[0]:g}, expected 1 in each "
-            "parameter group. Give paper_adam(model.parameters()), or lr=1.0 and a `scale`."
+            "parameter group. Pass paper_adam(model.parameters()), or lr=1.0 and a `scale`."
         )
     return LambdaLR(optimizer, lambda done: scale * learning_rate(done + 1, d_model, warmup_steps))
 
@@ -43,10 +43,11 @@ def paper_adam(parameters: Iterable[nn.Parameter]) -> Adam:
         ValueError: `parameters` contain something other than parameters.
     """
     parameters = list(parameters)
-    if others := [each for each in parameters if not isinstance(each, Tensor)]:
+    if others := [parameter for parameter in parameters if not isinstance(parameter, Tensor)]:
+        kind = type(others[0]).__name__
         raise ValueError(
-            f"parameters: a group or a name is none; got a {type(others[0]).__name__}, expected parameters only. Give "
-            "model.parameters()."
+            f"parameters: expected parameters, not groups or (name, parameter) pairs; got a {kind}. "
+            "Pass model.parameters()."
         )
     parameters = [parameter for parameter in parameters if parameter.requires_grad]
     is_fusable = all(each.is_floating_point() and each.device.type in FUSED_DEVICES for each in parameters)

@@ -59,20 +59,24 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             rank = launch.process_index if rank is None else rank
         if min(num_processes, accumulation) < 1 or not 0 <= rank < num_processes:
             raise ValueError(
-                f"num_processes, rank, accumulation: leave this rank no batch; got {num_processes}, {rank} and "
-                f"{accumulation}, expected at least 1, a rank below it, and at least 1. Correct them."
+                f"invalid num_processes, rank or accumulation; got {num_processes}, {rank} and {accumulation}, "
+                "expected num_processes >= 1, 0 <= rank < num_processes, accumulation >= 1."
             )
         sources, targets = (np.asarray(side, dtype=np.int32) for side in (source_lengths, target_lengths))
         if len(sources) != len(targets):
             counts = f"{len(sources)} and {len(targets)}"
-            raise ValueError(f"source_lengths, target_lengths: got {counts}, expected as many. Give each pair's two.")
-        self.num_processes, self.rank, self.accumulation = num_processes, rank, accumulation
-        self.seed, self.epoch, self._epoch = seed, epoch, 0
+            raise ValueError(f"source_lengths, target_lengths: must have the same length; got {counts}.")
+        self.num_processes = num_processes
+        self.rank = rank
+        self.accumulation = accumulation
+        self.seed = seed
+        self.epoch = epoch
+        self._epoch = 0
         self.micro_batches = num_processes * accumulation
         if len(sources) < self.micro_batches:
             raise ValueError(
                 f"{len(sources)} pairs cannot be split over the {self.micro_batches} micro-batches of a step; "
-                "give more pairs, fewer processes or less accumulation."
+                "use more pairs, fewer processes or less accumulation."
             )
         too_long: NDArray[np.bool_] = (sources > source_tokens) | (targets > target_tokens)
         if too_long.any():
@@ -81,10 +85,12 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
                 f"Pair {index} has {sources[index]} source and {targets[index]} target tokens, more than a batch of "
                 f"{source_tokens} and {target_tokens}; drop it or raise the budget."
             )
+
+        # Steps are sections of the pairs in the order of their keys; an epoch shuffles only equal keys.
         budgets = (source_tokens, target_tokens)
         self.keys = length_keys(sources, targets, budgets)
         order = np.argsort(self.keys, kind="stable")
-        ordered = sources[order], targets[order]
+        ordered = (sources[order], targets[order])
         self.bounds = step_bounds(*ordered, budgets, self.micro_batches)
         positions = sum(count_positions(side, self.bounds, self.micro_batches) for side in ordered)
         tokens = sum(int(side.sum(dtype=np.int64)) for side in ordered)

@@ -36,9 +36,10 @@ def length_keys(sources: Lengths, targets: Lengths, budgets: Budgets) -> NDArray
 def step_bounds(sources: Lengths, targets: Lengths, budgets: Budgets, micro_batches: int) -> NDArray[np.int64]:
     """Return the start of each step among sorted pairs, followed by the number of pairs.
 
-    A step has as many pairs as both budgets allow, including padding, but at least one per micro-batch.
+    A step is as large as both budgets allow, including padding, with at least one pair per micro-batch.
     """
-    bounds, sides = [0], tuple(zip((sources, targets), budgets, strict=True))
+    bounds = [0]
+    sides = ((sources, budgets[0]), (targets, budgets[1]))
     rows = np.arange(1, min(max(budgets), len(sources)) + 1)
     while (start := bounds[-1]) < len(sources):
         most = min(budget // max(int(side[start]), 1) for side, budget in sides)  # bound from the first pair
@@ -46,8 +47,11 @@ def step_bounds(sources: Lengths, targets: Lengths, budgets: Budgets, micro_batc
         for side, budget in sides:
             longest = np.maximum.accumulate(side[start : start + len(fits)])
             fits &= longest * rows[: len(fits)] <= budget
-        bounds.append(min(start + max(int(fits.sum()), micro_batches), len(sources)))
-    if bounds[-1] - bounds[-2] < micro_batches:  # move pairs from the step before
+        size = max(int(fits.sum()), micro_batches)
+        bounds.append(min(start + size, len(sources)))
+
+    # The last step may have too few pairs: it takes some from the step before, or becomes a part of it.
+    if bounds[-1] - bounds[-2] < micro_batches:
         middle = bounds[-1] - micro_batches
         bounds[-2:] = [middle, bounds[-1]] if middle - bounds[-3] >= micro_batches else [bounds[-1]]
     return np.array(bounds)

@@ -22,8 +22,8 @@ from transformers import (
 
 from ..config import VaswaniTransformerConfig, as_token_ids
 from ..model import VaswaniTransformerForConditionalGeneration
-from ..support.checked_loading import load_config, load_errors, load_model, load_tokenizer
 from ..support.errors import UserError
+from ..support.loading import load_config, load_errors, load_model, load_tokenizer
 
 NAMES = {
     "encoder_attn.": "cross_attn.",

@@ -8,7 +8,7 @@ from transformers.utils import logging
 
 from ..support.command_line import MODEL_HELP, CommandParser, positive_argument, say
 from ..support.errors import UserError, exit_on_user_error
-from ..translation.loading import LoadOptions, add_load_options
+from ..support.loading import LoadOptions, add_load_options
 from .page import load_page
 
 LAUNCH: dict[str, Any] = {

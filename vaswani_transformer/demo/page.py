@@ -17,11 +17,10 @@ from ..parsing.linear import delinearize
 from ..parsing.parser import is_parser
 from ..parsing.trees import draw_tree_text
 from ..parsing.words import split_plain
-from ..support.checked_loading import find_file
 from ..support.errors import UserError, one_line
+from ..support.loading import LoadOptions, find_file, load_model_and_tokenizer
 from ..support.modes import is_non_autoregressive
 from ..support.search_settings import MAX_ALPHA
-from ..translation.loading import LoadOptions, load_model_and_tokenizer
 from ..translation.translator import TooLongError
 from .steps import RecordingTranslator
 from .view import html_settings, search_view

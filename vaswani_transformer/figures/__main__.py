@@ -4,10 +4,10 @@ from pathlib import Path
 
 from transformers.utils import logging
 
-from ..support.checked_loading import load_model, load_tokenizer
 from ..support.command_line import MODEL_HELP, CommandParser, say
 from ..support.errors import exit_on_user_error
 from ..support.files import write_errors
+from ..support.loading import load_model, load_tokenizer
 from ..tokenizer import check_vocabulary
 from .page import attention_page
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..translation.command import LineFormat, TranslationOptions, make_parser, run
+from ..translation.lines import LineFormat, LineOptions, load_translator, make_parser, run
 from ..translation.translator import Translation, Translator
 from .constraint import tree_constraint
 from .linear import delinearize
@@ -11,8 +11,16 @@ from .trees import draw_tree_text
 from .words import split_plain, split_tokenized
 
 
+@dataclass(frozen=True)
+class ParsingOptions(LineOptions):
+    """Options of `vaswani-parse`."""
+
+    tokenized: bool = False
+    draw: bool = False
+
+
 @dataclass
-class TreeFormat(LineFormat):
+class TreeFormat(LineFormat[ParsingOptions]):
     """Input lines of sentences, and output lines of trees."""
 
     repaired: int = 0
@@ -21,12 +29,6 @@ class TreeFormat(LineFormat):
         """Return the words of a line, separated by spaces."""
         split = split_tokenized if self.options.tokenized else split_plain
         return " ".join(split(super().read(line, where)))
-
-    def load(self) -> Translator:
-        translator = super().load()
-        check_parser(translator.tokenizer, self.options.model)
-        translator.constraint = tree_constraint(translator.model, translator.tokenizer)
-        return translator
 
     def write(self, translation: Translation, number: int) -> list[str]:
         """Return the output line of a tree; without words there is no tree."""
@@ -42,17 +44,25 @@ class TreeFormat(LineFormat):
         return f"{self.repaired} of the {count} sentences had malformed output, and their trees were repaired."
 
 
+def load_parser(options: ParsingOptions) -> Translator:
+    """Return the translator of a parser, which permits only well-formed trees."""
+    translator = load_translator(options)
+    check_parser(translator.tokenizer, options.model)
+    translator.constraint = tree_constraint(translator.model, translator.tokenizer)
+    return translator
+
+
 def main(arguments: list[str] | None = None) -> None:
     description = "Parse sentences, one a line, in order, by the model's own search; write one tree a line."
     parser, lines = make_parser("vaswani-parse", description, "sentences to parse", "trees")
     lines.add_argument(
         "--tokenized",
         action="store_true",
-        help="spaces separate the words, as in the model's treebank; otherwise lines are plain text, and punctuation "
-        "and contractions become words",
+        help="the input is already tokenized (space-separated, as in the Penn Treebank); otherwise it is plain text, "
+        "and punctuation and contractions become words",
     )
     lines.add_argument("--draw", action="store_true", help="draw each tree as text instead of writing its brackets")
-    options = TranslationOptions(**vars(parser.parse_args(arguments)))
+    options = ParsingOptions(**vars(parser.parse_args(arguments)))
     if options.draw and options.output:
-        parser.error("--draw writes many lines a tree, for readers; leave out --output.")
-    run(TreeFormat(options))
+        parser.error("--draw writes several lines for each tree, to be read on a screen; leave out --output.")
+    run(TreeFormat(options), lambda: load_parser(options))

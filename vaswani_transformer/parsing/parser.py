@@ -22,7 +22,7 @@ def source_text(sentence: str | Sequence[str], index: int) -> str:
     for word in sentence:
         if split_tokenized(word) != [escape_brackets(word)]:
             raise ValueError(
-                f"sentences: a word is empty or has white space; got {word!r}, expected one word. Split it, or give "
+                f"sentences: a word is empty or has white space; got {word!r}, expected one word. Split it, or pass "
                 "the sentence as one text."
             )
     return " ".join(map(escape_brackets, sentence))
@@ -36,8 +36,8 @@ def is_parser(tokenizer: PreTrainedTokenizerBase) -> bool:
 def check_parser(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     if not is_parser(tokenizer):
         raise UserError(
-            f"{name}: is no parser; its vocabulary has no tags of trees. Give a model that was trained on trees "
-            "(data.kind: trees), or translate by vaswani-translate."
+            f"{name}: is not a parser: its vocabulary has no tree tags. Use a model that was trained on trees "
+            "(data.kind: trees), or translate with vaswani-translate."
         )
 
 
@@ -58,12 +58,12 @@ def parse(
         **settings: arguments of `translate`, such as `batch_tokens`, and of `generate()`, such as `num_beams`.
 
     Raises:
-        TypeError: `sentences` is a single text, or contains something else than texts and lists of words.
+        TypeError: `sentences` is a single text, or contains anything but texts and lists of words.
         ValueError: the model is not a parser, a word is empty or contains white space, or `translate` raises it.
     """
     if isinstance(sentences, str):
-        raise TypeError(f"sentences is the str {sentences!r}; give a list of sentences, for example [sentence].")
+        raise TypeError(f"sentences is the str {sentences!r}; pass a list of sentences, for example [sentence].")
     check_parser(tokenizer, "tokenizer")
-    settings = {"constraint": tree_constraint(model, tokenizer)} | settings
+    settings.setdefault("constraint", tree_constraint(model, tokenizer))
     for translation in translate(model, tokenizer, map(source_text, sentences, itertools.count()), **settings):
         yield delinearize(translation.text, split_tokenized(translation.source))

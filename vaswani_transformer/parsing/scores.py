@@ -11,7 +11,7 @@ PUNCTUATION = frozenset({",", ":", "``", "''", "."})
 DELETED = PUNCTUATION | {ROOT, EMPTY_TAG}
 """Tags and labels that do not count."""
 EQUAL = {"PRT": "ADVP"}
-"""Labels that count as another label."""
+"""Labels that count as a different label."""
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def read_trees(lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[in
         if token == "(":
             stack.append(OpenBracket(number))
         elif not stack:
-            problem = "a bracket is closed that was not opened" if token == ")" else f"{token[:40]!r} is no tree"
+            problem = "a bracket is closed that was not opened" if token == ")" else f"{token[:40]!r} is not a tree"
             raise UserError(f"{where}: {problem}. Correct the tree before it.")
         elif token != ")":
             if stack[-1].label or stack[-1].children:
@@ -118,7 +118,7 @@ def read_trees(lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[in
             bracket = stack.pop()
             label, words, children = bracket.label, bracket.words, tuple(bracket.children)
             if bool(children) + len(words) != 1:
-                problem = f"the bracket {label!r} holds {len(words)} words and {len(children)} brackets"
+                problem = f"the bracket {label!r} contains {len(words)} words and {len(children)} brackets"
                 raise UserError(f"{where}: {problem}, expected one word or brackets. Correct the tree.")
             node = Tree(label, children) if children else Leaf(label, words[0])
             if not stack:

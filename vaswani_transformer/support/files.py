@@ -64,13 +64,17 @@ def staged_files(folder: Path) -> Generator[Path]:
 def check_new_folder(path: Path, force: bool = False) -> None:
     """Check that a model folder can be written to `path`; with `force` it may replace a model."""
     if path.exists() and not path.is_dir():
-        raise UserError(f"{path}: is a file; name a folder.")
+        raise UserError(f"{path}: is a file; choose a folder.")
     if not path.exists() or not any(path.iterdir()):
         return
     if not force:
-        raise UserError(f"{path}: the folder is in use; name another, or replace the model in it with --force.")
+        raise UserError(
+            f"{path}: the folder is in use; choose a different one, or replace the model in it with --force."
+        )
     if not (path / MODEL_MARKER).is_file():
-        raise UserError(f"{path}: the folder has no {MODEL_MARKER}, so it holds no model to replace; name another.")
+        raise UserError(
+            f"{path}: the folder does not contain a model ({MODEL_MARKER} is missing); choose a different one."
+        )
 
 
 @contextlib.contextmanager
@@ -83,7 +87,7 @@ def atomic_folder(path: str | os.PathLike[str], force: bool = False) -> Generato
     check_new_folder(target, force)
     staging, backup = (target.with_name(f".{target.name}.{role}-{mark}") for role in ("new", "old"))
     try:
-        with write_errors(path, "name another folder"):
+        with write_errors(path, "choose a different folder"):
             staging.mkdir(parents=True)
         yield staging
         if target.exists():

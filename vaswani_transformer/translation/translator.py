@@ -3,7 +3,8 @@
 B texts in a batch, S source, T target, V vocabulary, n translations per text, R = n B hypotheses.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal, NoReturn, cast
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..batching.inference import batches_by_length, log_probabilities, pad_rows
 from ..config import as_token_ids
 from ..generation import CallSettings, default_limit
 from ..search import length_penalty, nan_handler
@@ -19,8 +21,6 @@ from ..support.errors import UserError
 from ..support.modes import eval_mode, is_non_autoregressive
 from ..tokenizer import check_text, check_vocabulary, source_encoder, unknown_words
 
-SCORING_TOKENS = 2048  # target tokens scored at a time
-MIN_TEXT_TOKENS = 16  # smallest size of a text in a batch, to limit the number of beams
 DEFAULT_MAX_SOURCE_TOKENS = 1024  # for models without a limit of positions
 
 TooLong = Literal["truncate", "keep", "error"]
@@ -71,7 +71,7 @@ class Translation:
     def warning(self) -> str:
         """Warning of the unknown words, or an empty string."""
         words = ", ".join(map(repr, self.unknown_words))
-        return f"Unknown words, whose results are guesses: {words}." if words else ""
+        return f"Out-of-vocabulary words (their translations are guesses): {words}." if words else ""
 
 
 class TooLongError(UserError):
@@ -88,53 +88,6 @@ class TooLongError(UserError):
         self.index, self.tokens, self.limit = index, tokens, limit
 
 
-def pad_rows(rows: list[list[int]], value: int, device: torch.device) -> Tensor:
-    """Return rows of unequal lengths as one tensor, padded on the right with `value`."""
-    width = max(map(len, rows))
-    return torch.tensor([row + [value] * (width - len(row)) for row in rows], device=device)
-
-
-@torch.no_grad()
-def log_probabilities(
-    model: PreTrainedModel,
-    input_ids: Tensor,
-    attention_mask: Tensor,
-    labels: Tensor,
-    decoder_input_ids: Tensor | None = None,
-) -> Tensor:
-    """Return log P(Y | X) (R,) of the targets in nats, including `</s>`.
-
-    Args:
-        model: any encoder-decoder of Transformers, in evaluation mode.
-        input_ids, attention_mask: (R, S), the sources.
-        labels: (R, T), the targets including the end tokens, padded with -100.
-        decoder_input_ids: (R, T), the decoder's input; None for the labels shifted by the model.
-    """
-    rows, sums = max(1, SCORING_TOKENS // labels.shape[1]), []
-    for batch in (slice(start, start + rows) for start in range(0, labels.shape[0], rows)):
-        gold = labels[batch]
-        read = {} if decoder_input_ids is None else {"decoder_input_ids": decoder_input_ids[batch]}
-        logits = model(input_ids=input_ids[batch], attention_mask=attention_mask[batch], labels=gold, **read).logits
-        logits = logits.float()  # (rows, T, V)
-        scores = logits.gather(-1, gold.clamp(min=0).unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)  # (rows, T)
-        sums.append(scores.masked_fill(gold == -100, 0.0).sum(1))
-    return torch.cat(sums)
-
-
-def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
-    """Return batches of text indices with at most `batch_tokens` tokens each, including padding, longest first.
-
-    A text with more tokens is a separate batch. Texts of 0 tokens are omitted.
-    """
-    order = sorted((index for index, length in enumerate(lengths) if length), key=lambda index: -lengths[index])
-    batches, start = [], 0
-    while start < len(order):
-        size = max(1, batch_tokens // max(lengths[order[start]], MIN_TEXT_TOKENS))
-        batches.append(order[start : start + size])
-        start += size
-    return batches
-
-
 class NanError(UserError):
     """Raised for a text whose translation has NaN scores; `index` is the text's index."""
 
@@ -144,6 +97,20 @@ class NanError(UserError):
             "the model's weights are finite."
         )
         self.index = index
+
+
+@contextlib.contextmanager
+def nan_errors(indices: Sequence[int]) -> Generator[None]:
+    """Raise NanError for the first text of a batch whose search meets NaN; `indices` are those of its texts."""
+
+    def raise_nan_error(rows: list[int]) -> NoReturn:
+        raise NanError(min(indices[row] for row in rows))
+
+    handler = nan_handler.set(raise_nan_error)
+    try:
+        yield
+    finally:
+        nan_handler.reset(handler)
 
 
 class Translator:
@@ -167,12 +134,21 @@ class Translator:
             raise UserError(f"The tokenizer has no padding token; {fix}")
         if hasattr(model, "with_remote_code"):  # of this package
             check_vocabulary(model, tokenizer)
-        self.model, self.tokenizer, self.scores, self.constraint = model, tokenizer, scores, constraint
-        self.batch_tokens, self.sort_lines, self.too_long = batch_tokens, sort_lines, too_long
+        self.model = model
+        self.tokenizer = tokenizer
+        self.batch_tokens = batch_tokens
+        self.sort_lines = sort_lines
+        self.too_long = too_long
+        self.scores = scores
+        self.constraint = constraint
+
+        # `CallSettings` tells what a call of `generate()` will use, for scores and limits.
         self.generate_kwargs = generate_kwargs | default_limit(model, **generate_kwargs)
         if scores and is_non_autoregressive(model):  # they have their own scores
             self.generate_kwargs["return_dict_in_generate"] = True
         self.settings = CallSettings(generate_kwargs.get("generation_config"), model, self.generate_kwargs)
+
+        # A table of learned positions limits the sources; other models get a default.
         has_table = getattr(model.config, "position_embedding", None) != "sinusoidal"
         self.max_positions = getattr(model.config, "max_position_embeddings", None) if has_table else None
         wanted = max_source_tokens or self.max_positions or DEFAULT_MAX_SOURCE_TOKENS
@@ -184,7 +160,8 @@ class Translator:
         self, texts: Iterable[str], skip: int = 0, progress: Callable[[int], object] | None = None
     ) -> Iterator[Translation]:
         """Yield the translations of all texts after the first `skip`; skipping does not change the batches."""
-        remaining, first = iter(texts), 0
+        remaining = iter(texts)
+        first = 0
         while window := list(islice(remaining, self.sort_lines)):
             if first + len(window) > skip:
                 yield from self.translate_window(window, first, max(0, skip - first), progress)
@@ -197,66 +174,82 @@ class Translator:
         for index, text in enumerate(texts, start=first):
             check_text(text, f"Text {index}")
         report = progress or (lambda _: None)
+
+        # All texts are encoded, even skipped ones, because the batches depend on the lengths of all.
         encoder = source_encoder(self.tokenizer)
         encoded = encoder(texts, return_attention_mask=False, verbose=False)
         unknown = unknown_words(self.tokenizer, encoded, texts)
         sources = [row if text.strip() else [] for row, text in zip(encoded["input_ids"], texts, strict=True)]
-        lengths = list(map(len, sources))
-        limit = self.max_positions if self.too_long == "keep" else self.max_source_tokens
-        is_truncated = [False] * len(texts)
-        for index, length in enumerate(lengths):
-            if limit is not None and length > limit:
-                if self.too_long != "truncate":
-                    raise TooLongError(first + index, length, limit)
-                sources[index] = encoder(texts[index], truncation=True, max_length=limit, verbose=False)["input_ids"]
-                is_truncated[index] = True
+        lengths = [len(source) for source in sources]
+        truncated = self.too_long_texts(lengths, first)
+        for index in truncated:
+            shortened = encoder(texts[index], truncation=True, max_length=self.max_source_tokens, verbose=False)
+            sources[index] = shortened["input_ids"]
+
+        # Texts without a word keep the empty translation.
         empty = Hypothesis("", 0, 0.0 if self.scores else None)
         hypotheses = [[empty] * self.settings.values.get("num_return_sequences", 1) for _ in texts]
         report(sum(not source for source in sources[skip:]))
-        for batch in batches_by_length(list(map(len, sources)), self.batch_tokens):
-            if wanted := sum(index >= skip for index in batch):
 
-                def raise_nan_error(rows: list[int], batch: list[int] = batch) -> NoReturn:
-                    raise NanError(first + min(batch[row] for row in rows))
+        # A batch that only skipped texts are in is omitted; any other is translated as a whole.
+        for batch in batches_by_length([len(source) for source in sources], self.batch_tokens):
+            wanted = sum(index >= skip for index in batch)
+            if not wanted:
+                continue
+            with nan_errors([first + index for index in batch]):
+                results = self.translate_batch([sources[index] for index in batch], [texts[index] for index in batch])
+            for index, result in zip(batch, results, strict=True):
+                hypotheses[index] = result
+            report(wanted)
 
-                handler = nan_handler.set(raise_nan_error)
-                try:
-                    results = self.translate_batch(
-                        [sources[index] for index in batch], [texts[index] for index in batch]
-                    )
-                finally:
-                    nan_handler.reset(handler)
-                for index, result in zip(batch, results, strict=True):
-                    hypotheses[index] = result
-                report(wanted)
-        limit = self.max_source_tokens
         return [
-            Translation(hypotheses[index], lengths[index], is_truncated[index], limit, unknown[index], texts[index])
+            Translation(
+                hypotheses[index],
+                source_tokens=lengths[index],
+                is_truncated=index in truncated,
+                max_source_tokens=self.max_source_tokens,
+                unknown_words=unknown[index],
+                source=texts[index],
+            )
             for index in range(skip, len(texts))
         ]
+
+    def too_long_texts(self, lengths: Sequence[int], first: int) -> set[int]:
+        """Return the indices of the texts in a window to truncate; raise TooLongError for one that must not be."""
+        limit = self.max_positions if self.too_long == "keep" else self.max_source_tokens
+        if limit is None:
+            return set()
+        too_long = [index for index, length in enumerate(lengths) if length > limit]
+        if too_long and self.too_long != "truncate":
+            raise TooLongError(first + too_long[0], lengths[too_long[0]], limit)
+        return set(too_long)
 
     @torch.no_grad()
     def translate_batch(self, sources: list[list[int]], texts: list[str]) -> list[list[Hypothesis]]:
         """Return the n best hypotheses for each text of a batch."""
         tokens = pad_rows(sources, self.tokenizer.pad_token_id, self.model.device)  # (B, S)
         mask = pad_rows([[1] * len(source) for source in sources], 0, self.model.device)  # (B, S)
-        inputs: dict[str, Any] = {"input_ids": tokens, "attention_mask": mask} | self.generate_kwargs
+        inputs: dict[str, Any] = {"input_ids": tokens, "attention_mask": mask, **self.generate_kwargs}
         if self.constraint is not None:
             limits = CallSettings(inputs.get("generation_config"), self.model, inputs).target_limits()  # (B,)
             inputs["logits_processor"] = [*(inputs.get("logits_processor") or ()), self.constraint(texts, limits)]
+
         with eval_mode(self.model):
             output = self.generate(**inputs)
             sequences = output if isinstance(output, Tensor) else output.sequences  # (R, T + 1)
-            lengths = self.target_lengths(sequences[:, 1:])  # (R,), without the start
+            targets = sequences[:, 1:]  # (R, T), without the start
+            lengths = self.target_lengths(targets)  # (R,)
             scores: list[float | None] = [None] * len(sequences)
             if self.scores and is_non_autoregressive(self.model):
                 scores = output.sequences_scores.tolist()
             elif self.scores:
                 scores = self.score(tokens, mask, sequences, lengths).tolist()
+
         counts = lengths.tolist()
-        ids = [row[:count] for row, count in zip(sequences[:, 1:].tolist(), counts, strict=True)]
+        ids = [row[:count] for row, count in zip(targets.tolist(), counts, strict=True)]
         decoded = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
-        hypotheses, n = list(map(Hypothesis, decoded, counts, scores)), len(ids) // len(sources)
+        hypotheses = [Hypothesis(*values) for values in zip(decoded, counts, scores, strict=True)]
+        n = len(hypotheses) // len(sources)
         return [hypotheses[start : start + n] for start in range(0, len(hypotheses), n)]
 
     def generate(self, **inputs: Any) -> Any:
@@ -274,10 +267,13 @@ class Translator:
 
     def score(self, tokens: Tensor, mask: Tensor, sequences: Tensor, lengths: Tensor) -> Tensor:
         """Return log P(Y | X) / lp(Y) (R,) of the targets in `sequences` (R, T + 1), after the start token."""
-        settings, targets, n = self.settings.values, sequences[:, 1:], len(sequences) // len(tokens)
+        settings = self.settings.values
+        targets = sequences[:, 1:]
         is_padding = torch.arange(targets.shape[1], device=targets.device) >= lengths[:, None]
-        sources = (rows.repeat_interleave(n, dim=0) for rows in (tokens, mask))
-        sums = log_probabilities(self.model, *sources, targets.masked_fill(is_padding, -100), sequences[:, :-1])
+        labels = targets.masked_fill(is_padding, -100)
+        n = len(sequences) // len(tokens)
+        tokens, mask = (rows.repeat_interleave(n, dim=0) for rows in (tokens, mask))  # (R, S)
+        sums = log_probabilities(self.model, tokens, mask, labels, sequences[:, :-1])
         alpha = float(settings.get("length_penalty", 1.0))  # torch needs a float for negative powers
         return sums / length_penalty(lengths.clamp(min=1), alpha, settings.get("length_penalty_type", "power"))
 
@@ -314,7 +310,7 @@ def translate(
         too_long: treatment of longer texts: "truncate" translates the first tokens and sets `is_truncated`; "keep"
             translates the complete text; "error" raises `TooLongError` before its window is translated. With "keep" a
             text that exceeds the model's positions also raises `TooLongError`.
-        scores: whether to compute scores, which needs another pass over each translation, except with a
+        scores: whether to compute scores, which needs one more pass over each translation, except with a
             non-autoregressive model.
         skip: number of initial texts to skip, without changing the batches of the others.
         progress: called with the number of newly translated texts.
@@ -324,13 +320,13 @@ def translate(
             tokens more than their sources, as in the paper.
 
     Raises:
-        TypeError: `texts` is a single text, or contains something else than texts.
+        TypeError: `texts` is a single text, or contains anything but texts.
         ValueError: the tokenizer has no padding token or does not fit a model of this package, or a setting is out of
             range, here or in `generate()`.
         TooLongError: a text is too long for `too_long="error"`, or for the model's learned positions.
     """
     if isinstance(texts, str):
-        raise TypeError(f"texts is the str {texts!r}; give a list of texts, for example [text].")
+        raise TypeError(f"texts is the str {texts!r}; pass a list of texts, for example [text].")
     translator = Translator(
         model,
         tokenizer,

@@ -12,8 +12,8 @@ from typing import Any, BinaryIO
 
 from transformers.utils import logging
 
-from ..support.errors import UserError
-from ..support.files import read_json, write_atomically, write_errors
+from .errors import UserError
+from .files import read_json, write_atomically, write_errors
 
 logger = logging.get_logger(__name__)
 
@@ -25,7 +25,7 @@ class StreamOutput:
     stream: BinaryIO
     name: str
     done = 0  # texts with a result from an earlier command
-    fix = "make room, or give another --output"
+    fix = "make room, or choose a different --output"
 
     def write(self, texts: list[str], lines: list[str]) -> None:
         """Write and flush the lines of the results of texts."""
@@ -55,20 +55,28 @@ class ResumableFile(StreamOutput):
         is_finished: whether all texts have one.
 
     Raises:
-        UserError: the file has other settings or no record, was changed, or is being written by another command.
+        UserError: the file has other settings or no record, was changed, or is being written by a different command.
     """
 
     fix = "make room, and the same command resumes it"
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
-        with write_errors(path, "name another --output"):
+        with write_errors(path, "choose a different --output"):
             super().__init__(path.open("ab"), str(path))
-        self.path, self.record_path = path, path.with_name(f"{path.name}.record")
-        self.texts_digest, self.results_digest = hashlib.sha256(), hashlib.sha256()  # a zero byte follows each text
+        self.path = path
+        self.record_path = path.with_name(f"{path.name}.record")
+        self.texts_digest = hashlib.sha256()  # a zero byte follows each text
+        self.results_digest = hashlib.sha256()
         self.record: dict[str, Any] = {
-            **{"settings": settings, "layouts": {}, "texts": 0, "size": 0, "is_finished": False},
+            "settings": settings,
+            "layouts": {},
+            "texts": 0,
+            "size": 0,
+            "is_finished": False,
             **self.digests(),
         }
+
+        # The lock comes before the record is read, which a running command may be writing.
         try:
             self.lock()
             if path.stat().st_size:
@@ -76,7 +84,8 @@ class ResumableFile(StreamOutput):
         except UserError:
             self.close()
             raise
-        self.done, self.is_finished = self.record["texts"], self.record["is_finished"]
+        self.done = self.record["texts"]
+        self.is_finished = self.record["is_finished"]
 
     def lock(self) -> None:
         """Lock the file until it is closed."""
@@ -85,33 +94,38 @@ class ResumableFile(StreamOutput):
 
             fcntl.flock(self.stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            fix = "wait for that one, or give another --output."
-            raise UserError(f"{self.path}: another command is writing it; {fix}") from error
+            fix = "wait until it ends, or choose a different --output."
+            raise UserError(f"{self.path}: a different command is writing it; {fix}") from error
         except (ImportError, OSError):  # Windows, or a file system without locks
             logger.warning("%s: cannot be locked; check that no other process writes it.", self.path)
 
     def read_record(self) -> None:
         """Read the record of an earlier command, and truncate the file after the results that it counts."""
-        fix = "the file that it belongs to stays unchanged: remove that, or give another --output."
-        new, self.record = self.record, read_json(self.record_path, fix)
+        fix = "its output file stays unchanged; remove that file, or choose a different --output."
+        new = self.record
+        self.record = read_json(self.record_path, fix)
         for name, value in new.items():
             if type(self.record.get(name)) is not type(value):
                 raise self.conflict(f"has a damaged record with {name} {self.record.get(name)!r}")
-        settings, before = new["settings"], self.record["settings"]
-        if changed := [name for name, value in settings.items() if before.get(name) != value]:
-            raise self.conflict(f"was made with another {' and '.join(changed)}")
-        size, file_size = self.record["size"], self.path.stat().st_size
+        before = self.record["settings"]
+        changed = [name for name, value in new["settings"].items() if before.get(name) != value]
+        if changed:
+            raise self.conflict(f"was written with a different {' and '.join(changed)}")
+
+        # A finished file has exactly the recorded size; a killed command may have written more than it recorded.
+        size = self.record["size"]
+        file_size = self.path.stat().st_size
         with self.path.open("rb") as file:
             while block := file.read(max(0, min(size - file.tell(), 1 << 20))):
                 self.results_digest.update(block)
         has_size = size == file_size if self.record["is_finished"] else size <= file_size
         if not has_size or self.results_digest.hexdigest() != self.record["results_sha256"]:
-            raise self.conflict("was changed by another program")
+            raise self.conflict("was changed by a different program")
         self.stream.truncate(size)
 
     def conflict(self, problem: str) -> UserError:
         """Return the error for a file that must not be changed."""
-        fix = f"give the same command as then, write elsewhere, or remove it and {self.record_path.name}"
+        fix = f"rerun the original command, choose a different --output, or remove it and {self.record_path.name}"
         return UserError(f"{self.path}: {problem}; it stays unchanged: {fix}.")
 
     def skip(self, texts: Iterator[str]) -> None:
@@ -119,7 +133,7 @@ class ResumableFile(StreamOutput):
         for text in islice(texts, max(0, self.done)):
             self.texts_digest.update(text.encode() + b"\0")
         if self.texts_digest.hexdigest() != self.record["texts_sha256"]:
-            raise self.conflict(f"was made from another input, whose first {self.done} texts differ")
+            raise self.conflict(f"was written from a different input: the first {self.done} texts differ")
         if self.is_finished and next(texts, None) is not None:
             raise self.conflict(f"is finished, and the input has more than its {self.done} texts")
 

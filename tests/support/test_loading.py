@@ -30,8 +30,8 @@ from training import average, distill, publish, score, train
 from vaswani_transformer import VaswaniFlowSeqConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.convert import command as convert
 from vaswani_transformer.parsing import command as parse
-from vaswani_transformer.support.checked_loading import load_errors, load_model, load_tokenizer
 from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.support.loading import load_errors, load_model, load_tokenizer
 from vaswani_transformer.tokenizer import check_vocabulary
 from vaswani_transformer.translation import command as translate
 
@@ -116,7 +116,7 @@ def test_no_command_runs_a_models_code_or_asks_for_it(
 SOURCES = [path for folder in ("vaswani_transformer", "training") for path in (ROOT / folder).rglob("*.py")]
 
 
-def test_only_checked_loading_calls_from_pretrained() -> None:
+def test_only_loading_calls_from_pretrained() -> None:
     """So no other load can forget `trust_remote_code`, without which Transformers asks and reads standard input."""
     files = set()
     for path in SOURCES:
@@ -124,7 +124,7 @@ def test_only_checked_loading_calls_from_pretrained() -> None:
         names = [getattr(node.func, "attr", getattr(node.func, "id", "")) for node in nodes]
         if {"from_pretrained", "pipeline"} & set(names):
             files.add(path.name)
-    assert files == {"checked_loading.py"}
+    assert files == {"loading.py"}
 
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=9)
@@ -146,7 +146,7 @@ def test_damaged_file_of_a_model_is_an_error_of_one_line_or_none(saved: Path, fi
 
 BIAS = "model.encoder.layers.0.feed_forward.fc1.bias"
 UNFIT = "its weights do not fit its config.json; "
-NOT_FINITE = f"NaN or infinite numbers in {BIAS} (float32); give a checkpoint"
+NOT_FINITE = f"NaN or infinite numbers in {BIAS} (float32); use a checkpoint"
 BROKEN: dict[str, tuple[dict[str, int], Callable[[Tensor], Tensor], str]] = {
     "layer more": (
         {"encoder_layers": 3},
@@ -154,7 +154,7 @@ BROKEN: dict[str, tuple[dict[str, int], Callable[[Tensor], Tensor], str]] = {
         f"{UNFIT}missing: model.encoder.layers.2.feed_forward.fc1.bias, ",
     ),
     "layer less": ({"decoder_layers": 1}, torch.clone, f"{UNFIT}unexpected: model.decoder.layers.1.cross_attn.k_proj."),
-    "shape": ({}, lambda bias: bias[:-1].clone(), f"{UNFIT}of another shape: {BIAS} "),
+    "shape": ({}, lambda bias: bias[:-1].clone(), f"{UNFIT}of a different shape: {BIAS} "),
     "nan": ({}, lambda bias: bias.index_fill(0, torch.tensor([3]), math.nan), NOT_FINITE),
     "inf": ({}, lambda bias: bias.index_fill(0, torch.tensor([3]), math.inf), NOT_FINITE),
 }

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.helpers import user_error
 from vaswani_transformer.support.errors import OutputError
-from vaswani_transformer.translation.loading import LoadOptions
-from vaswani_transformer.translation.output import ResumableFile
+from vaswani_transformer.support.loading import LoadOptions
+from vaswani_transformer.support.output import ResumableFile
 
 SETTINGS = {"model": "m", "beams": 4}
 
@@ -60,7 +60,7 @@ def test_changed_texts_are_an_error_and_later_ones_may_differ(tmp_path: Path) ->
     write_all(path, texts, windows=1)
     before = b"a\na\nb\nb\nc\nc\n"
     for other in (["x", *texts[1:]], [*texts[:2], "x", *texts[3:]], texts[:2], texts[:1]):
-        with user_error("out: was made from another input, whose first 3 texts differ; it stays unchanged"):
+        with user_error("out: was written from a different input: the first 3 texts differ; it stays unchanged"):
             write_all(path, other)
         assert path.read_bytes() == before
     write_all(path, [*texts[:5], "x"])
@@ -76,7 +76,11 @@ def finished(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("settings", "texts", "message"),
     [
-        ({"model": "n", "beams": None}, "abcd", "out: was made with another model and beams; it stays unchanged: give"),
+        (
+            {"model": "n", "beams": None},
+            "abcd",
+            "out: was written with a different model and beams; it stays",
+        ),
         (SETTINGS, "abcde", "out: is finished, and the input has more than its 4 texts; it stays unchanged"),
     ],
 )
@@ -97,7 +101,7 @@ def test_file_that_another_program_changed_is_an_error(tmp_path: Path, windows: 
     path = tmp_path / "out"
     write_all(path, list("abcd"), windows=windows)
     path.write_text(changed)
-    with user_error("out: was changed by another program; it stays unchanged"):
+    with user_error("out: was changed by a different program; it stays unchanged"):
         write_all(path, list("abcd"))
     assert path.read_text() == changed
 
@@ -105,7 +109,7 @@ def test_file_that_another_program_changed_is_an_error(tmp_path: Path, windows: 
 @pytest.mark.parametrize("leave", [lambda record: record.unlink(), lambda record: record.write_text("{")])
 def test_file_without_a_readable_record_is_an_error(finished: Path, leave: Callable[[Path], Any]) -> None:
     leave(finished.with_name("out.record"))
-    with user_error(r"out\.record: cannot be read \(.*\); the file that it belongs to stays unchanged"):
+    with user_error(r"out\.record: cannot be read \(.*\); its output file stays unchanged"):
         write_all(finished, list("abcd"))
     assert finished.read_text() == "a\na\nb\nb\nc\nc\nd\nd\n"
 
@@ -113,12 +117,12 @@ def test_file_without_a_readable_record_is_an_error(finished: Path, leave: Calla
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("size", 10**6, "was changed by another program"),
-        ("size", -5, "was changed by another program"),
+        ("size", 10**6, "was changed by a different program"),
+        ("size", -5, "was changed by a different program"),
         ("size", 16.0, r"has a damaged record with size 16\.0"),
         ("texts", "4", "has a damaged record with texts '4'"),
-        ("texts", 0, "was made from another input"),
-        ("texts", -1, "was made from another input"),
+        ("texts", 0, "was written from a different input"),
+        ("texts", -1, "was written from a different input"),
         ("settings", [], r"has a damaged record with settings \[\]"),
         ("layouts", None, "has a damaged record with layouts None"),
         ("is_finished", "no", "has a damaged record with is_finished 'no'"),
@@ -163,7 +167,7 @@ def test_full_disk_is_an_error_and_the_output_resumes(tmp_path: Path) -> None:
 def test_two_commands_do_not_write_the_same_file(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
     first = ResumableFile(tmp_path / "out", {})
-    with user_error(r"out: another command is writing it; wait for that one, or give another"):
+    with user_error(r"out: a different command is writing it; wait until it ends, or choose a different"):
         ResumableFile(tmp_path / "out", {})
     first.close()
     ResumableFile(tmp_path / "out", {}).close()

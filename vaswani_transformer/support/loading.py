@@ -1,13 +1,16 @@
-"""Checked loading of configurations, models and tokenizers, with one-line errors.
+"""Loading of configurations, models and tokenizers, checked and with one-line errors, and its options in commands.
 
 A model's own code runs only with `trust_remote_code=True`, and pickles are read only as plain weights. All weights must
 be present, of the right shapes and finite.
 """
 
+import argparse
 import contextlib
+import hashlib
 from collections.abc import Generator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from huggingface_hub import hf_hub_download
@@ -18,17 +21,25 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     PreTrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.utils import logging
 
 from ..config import VaswaniTransformerConfig
+from ..cpu.model import prepare_for_inference
+from ..tokenizer import check_vocabulary
 from .errors import UserError, one_line
 from .files import read_json
 from .search_settings import MAX_COUNT, check_settings
 
 logger = logging.get_logger(__name__)
 
+MODEL_FILES = (
+    "*.bin", "*.index.json", "*.model", "*.py", "*.safetensors", "*.spm", "*config.json", "*vocab*",
+    "added_tokens.json", "merges.txt", "special_tokens_map.json", "tokenizer.json",
+)  # fmt: skip
+"""Files of a saved model: weights, settings, code and tokenizer."""
 GENERATION_CONFIG = "generation_config.json"
 TOKENIZER_FILES = ("tokenizer*", "*vocab*", "*.model", "*.spm", "merges.txt")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -69,7 +80,7 @@ def load_config(name: str, trust_remote_code: bool = False, **settings: Any) -> 
 def check_size(name: str, model_class: Any, config: PreTrainedConfig, **settings: Any) -> None:
     """Check before allocation that a configuration does not describe a larger model than the stored weights."""
     first = next(filter(None, (find_file(name, file, **settings) for file in WEIGHTS)), None)
-    if first is None:  # another format
+    if first is None:  # a different format
         return
     files = [first]
     if first.suffix == ".json":
@@ -105,19 +116,20 @@ def check_finite(name: str, weights: Mapping[str, Tensor]) -> None:
     broken = [key for key, weight in stored.items() if not torch.isfinite(weight).all()]
     if broken:
         dtype = str(weights[broken[0]].dtype).removeprefix("torch.")
-        fix = "give a checkpoint from before training diverged, or another copy of the file."
+        fix = "use a checkpoint from before training diverged, or a different copy of the file."
         raise UserError(f"{name}: NaN or infinite numbers in {list_names(broken)} ({dtype}); {fix}")
 
 
 def check_search(name: str, config: PreTrainedConfig, **source: Any) -> bool:
     """Check the saved search of a model; return False if the model, of a different package, has none."""
-    path, fix = find_file(name, GENERATION_CONFIG, **source), "restore it, or save the model again."
+    path = find_file(name, GENERATION_CONFIG, **source)
+    fix = "restore it, or save the model again."
     if path is None:
         if isinstance(config, VaswaniTransformerConfig):
             raise UserError(f"{name}: has no {GENERATION_CONFIG}, which this package saves with every model; {fix}")
         return False
-    fields = config.get_text_config(decoder=True).to_dict()
-    sizes = [size for field, size in fields.items() if field.endswith("vocab_size") and isinstance(size, int)]
+    values = config.get_text_config(decoder=True).to_dict()
+    sizes = [size for field, size in values.items() if field.endswith("vocab_size") and isinstance(size, int)]
     # Transformers ignores a malformed file
     check_settings(f"{path}: ", read_json(path, fix), max(sizes, default=MAX_COUNT), fix)
     return True
@@ -132,13 +144,20 @@ def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: 
     if "config" not in settings:
         settings["config"] = load_config(name, **source)
     with load_errors(name):
+        # The checks come before memory is allocated for the model.
         check_size(name, model_class, settings["config"], **source)
         has_search = check_search(name, settings["config"], **source)
         model, info = model_class.from_pretrained(
             name, output_loading_info=True, ignore_mismatched_sizes=True, **{"trust_remote_code": False} | settings
         )
+
+        # Missing or mismatched weights would be random numbers.
         shapes = [f"{key} {tuple(got)}, expected {tuple(expected)}" for key, got, expected in info["mismatched_keys"]]
-        problems = {"missing": info["missing_keys"], "unexpected": info["unexpected_keys"], "of another shape": shapes}
+        problems = {
+            "missing": info["missing_keys"],
+            "unexpected": info["unexpected_keys"],
+            "of a different shape": shapes,
+        }
         differences = "; ".join(f"{problem}: {list_names(sorted(keys))}" for problem, keys in problems.items() if keys)
         if differences:
             raise UserError(f"{name}: its weights do not fit its config.json; {differences}. {FIX_OF_CONFIG}")
@@ -155,3 +174,78 @@ def load_tokenizer(name: str, tokenizer_class: Any = AutoTokenizer, **settings: 
         raise UserError(f"{name}: has no tokenizer; save the model's tokenizer there with save_pretrained.")
     with load_errors(f"{name}: its tokenizer"):
         return tokenizer_class.from_pretrained(name, **{"trust_remote_code": False} | settings)
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """Options for loading a model."""
+
+    model: str  # a folder, or a name on the Hub
+    device: str | None = None  # None for an accelerator if available, else the CPU
+    dtype: str = "auto"  # of products with weights
+    revision: str = "main"  # branch, tag or commit of a model on the Hub
+    trust_remote_code: bool = False  # whether to run the model's own code
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Self:
+        """Return the fields of this class among a command's options."""
+        return cls(**{field.name: getattr(options, field.name) for field in fields(cls)})
+
+    def digest(self) -> str:
+        """Return the model's identity in a record.
+
+        On the Hub it is the name and the commit, and for a folder the SHA-256 of the names, sizes and contents of its
+        `MODEL_FILES`.
+        """
+        if not (folder := Path(self.model)).is_dir():
+            config = load_config(self.model, self.trust_remote_code, revision=self.revision)
+            return f"{self.model}@{getattr(config, '_commit_hash', None)}"
+        sha256 = hashlib.sha256()
+        for path in sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern) if path.is_file()}):
+            sha256.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+            with path.open("rb") as file:
+                hashlib.file_digest(file, lambda: sha256)  # updates it
+        return sha256.hexdigest()
+
+
+def add_load_options(group: Any) -> None:
+    """Add the options of `LoadOptions`, except for the model."""
+    dtypes = ("auto", "float32", "bfloat16", "float16", "int8")
+    dtype_help = "of products with weights; int8 only on a CPU (float32 on a CPU, as saved on other devices)"
+    group.add_argument("--device", help="where to run (the accelerator if there is one, else the CPU)")
+    group.add_argument("--dtype", choices=dtypes, default="auto", help=dtype_help)
+    group.add_argument("--revision", default="main", help="branch, tag or commit of a model on the Hub (main)")
+    group.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with the model")
+
+
+def load_model_and_tokenizer(options: LoadOptions) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Return the model on its device, and its tokenizer.
+
+    On a CPU a model of this package is prepared with `prepare_for_inference`, except in float16.
+    """
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    with load_errors(f"--device={options.device}"):
+        device = torch.zeros(1, device=options.device or accelerator or "cpu").device
+    if device.type == "meta":
+        raise UserError("--device=meta: contains shapes without numbers; use --device=cpu or an accelerator.")
+
+    # A model of this package is packed for the CPU, from its float32 weights.
+    name = options.model
+    dtype = options.dtype
+    is_on_cpu = device.type == "cpu"
+    settings: dict[str, Any] = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
+    config = load_config(name, **settings)
+    is_prepared = isinstance(config, VaswaniTransformerConfig) and is_on_cpu and dtype != "float16"
+    if dtype == "int8" and not is_prepared:
+        fix = "choose a different --dtype, or --device=cpu"
+        raise UserError(f"--dtype=int8: is for models of this package on a CPU, not for {name} on {device}; {fix}.")
+
+    tokenizer = load_tokenizer(name, config=config, **settings)
+    loads_float32 = is_prepared or (dtype == "auto" and is_on_cpu)
+    model = load_model(name, dtype="float32" if loads_float32 else dtype, config=config, **settings)
+    with load_errors(name):
+        model.to(device)
+    check_vocabulary(model, tokenizer)
+    if is_prepared:
+        model = prepare_for_inference(model, "float32" if dtype == "auto" else dtype)
+    return model, tokenizer
