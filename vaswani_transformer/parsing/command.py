@@ -22,8 +22,8 @@ class TreeFormat(LineFormat):
         split = split_tokenized if self.options.tokenized else split_plain
         return " ".join(split(super().read(line, where)))
 
-    def load(self) -> Translator:
-        translator = super().load()
+    def load(self, layouts: dict[str, str] | None = None) -> Translator:
+        translator = super().load(layouts)
         check_parser(translator.tokenizer, self.options.model)
         translator.constraint = tree_constraint(translator.model, translator.tokenizer)
         return translator

@@ -21,7 +21,6 @@ import torch
 from tqdm import tqdm
 from transformers.utils import logging
 
-from ..cpu.linear import chosen_layouts
 from ..support.command_line import MODEL_HELP, length_penalty_argument, positive_argument
 from ..support.errors import OutputError, UserError, check_open, exit_on_user_error, one_line
 from ..support.modes import is_non_autoregressive
@@ -142,13 +141,17 @@ class LineFormat:
             ) from error
         return value
 
-    def load(self) -> Translator:
-        """Return the translator with the command's model; raise UserError for an option that this model lacks."""
+    def load(self, layouts: dict[str, str] | None = None) -> Translator:
+        """Return the translator with the command's model, prepared with the recorded `layouts`.
+
+        Raises:
+            UserError: this model lacks an option.
+        """
         names = ("batch_tokens", "max_source_tokens", "too_long", "scores")
         settings: dict[str, Any] = {name: getattr(self.options, name) for name in names} | {"num_return_sequences": 1}
         search = {name: getattr(self.options, option) for option, name in SEARCH.items()}
         settings |= {name: value for name, value in search.items() if value is not None}
-        translator = Translator(*load_model_and_tokenizer(self.options), **settings)
+        translator = Translator(*load_model_and_tokenizer(self.options, layouts), **settings)
         self.check_search(translator)
         return translator
 
@@ -280,18 +283,20 @@ def translate_lines(form: LineFormat) -> None:
     source = sys.stdin.buffer if options.input is None else options.input.open("rb")
     check_input_stays(options, source)
     with source, contextlib.closing(open_output(options)) as output:
+        layouts: dict[str, str] = {}
         texts = (form.read(line, f"{name}, line {number}") for number, line in enumerate(source, start=1))
         if isinstance(output, ResumableFile):
             output.skip(texts)
             if output.is_finished:
                 log(f"{options.output}: is finished already and stays unchanged.")
                 return
-            chosen_layouts.update(output.record["layouts"])
+            layouts = output.record["layouts"]
             if output.done:
                 log(f"{options.output}: resumes after line {output.done} of {name}.")
-        translator = form.load()
+        translator = form.load(layouts)
         if isinstance(output, ResumableFile):
-            output.save_record(search=translator.settings.search(), layouts=dict(chosen_layouts))
+            layouts.update(getattr(translator.model, "layouts", {}))  # of a prepared model
+            output.save_record(search=translator.settings.search(), layouts=layouts)
         write_results(form, translator, texts, output, name)
 
 
