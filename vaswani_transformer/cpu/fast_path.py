@@ -30,54 +30,88 @@ class FusedQKVAttention(CausalSelfAttention):
     """Self-attention with one product for queries, keys and values, and a copy of the weights of `attention`."""
 
     def __init__(self, attention: SelfAttention) -> None:
-        nn.Module.__init__(self)
-        self.config, self.layer_idx, self.is_causal = attention.config, attention.layer_idx, attention.is_causal
-        self.head_dim, self.value_head_dim = attention.head_dim, attention.value_head_dim
-        self.scaling, self.dropout = attention.scaling, attention.dropout
+        nn.Module.__init__(self)  # the constructor of MultiHeadAttention would make three projections
+        self.config = attention.config
+        self.layer_idx = attention.layer_idx
+        self.is_causal = attention.is_causal
+        self.head_dim = attention.head_dim
+        self.value_head_dim = attention.value_head_dim
+        self.scaling = attention.scaling
+        self.dropout = attention.dropout
         self._forward_hooks = attention._forward_hooks  # Transformers records weights with them
-        linears = (attention.q_proj, attention.k_proj, attention.v_proj)
-        outputs = sum(linear.out_features for linear in linears)
-        self.qkv_proj = nn.utils.skip_init(nn.Linear, linears[0].in_features, outputs, bias=linears[0].bias is not None)
-        for name, parameter in self.qkv_proj.named_parameters():
-            weights = [getattr(linear, name).detach() for linear in linears]
-            by_head = [weight.unflatten(0, (self.config.num_heads, -1)) for weight in weights]
-            parameter.data = torch.cat(by_head, dim=1).flatten(0, 1)
+        self.qkv_proj = fused_linear([attention.q_proj, attention.k_proj, attention.v_proj], self.config.num_heads)
         self.o_proj = attention.o_proj
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values."""
         widths = (self.head_dim, self.head_dim, self.value_head_dim)
-        return self.split_heads(self.qkv_proj(hidden_states), sum(widths)).split(widths, dim=-1)
+        by_head = self.split_heads(self.qkv_proj(hidden_states), sum(widths))
+        return by_head.split(widths, dim=-1)
+
+
+def fused_linear(linears: list[nn.Linear], heads: int) -> nn.Linear:
+    """Return one layer with the outputs of all `linears`: those of the first head, then of the second, and so on.
+
+    In this order a view of the product contains, for each head, all that its attention needs.
+    """
+    inputs = linears[0].in_features
+    outputs = sum(linear.out_features for linear in linears)
+    has_bias = linears[0].bias is not None
+    fused = nn.utils.skip_init(nn.Linear, inputs, outputs, bias=has_bias)
+    for name, parameter in fused.named_parameters():
+        parameters = [getattr(linear, name).detach() for linear in linears]
+        by_head = [parameter.unflatten(0, (heads, -1)) for parameter in parameters]
+        parameter.data = torch.cat(by_head, dim=1).flatten(0, 1)
+    return fused
 
 
 def fuse_qkv(attention: SelfAttention) -> SelfAttention:
-    """Return a fused copy of a self-attention with three linear projections; return any other unchanged."""
-    linears = (attention.q_proj, attention.k_proj, attention.v_proj)
-    return FusedQKVAttention(attention) if all(type(linear) is nn.Linear for linear in linears) else attention
+    """Return a fused copy of a self-attention with plain projections; return any other, as of an adapter, unchanged."""
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    if all(type(projection) is nn.Linear for projection in projections):
+        return FusedQKVAttention(attention)
+    return attention
 
 
 PLAIN = {
-    *(VaswaniTransformerEncoder, VaswaniTransformerDecoder, InputEmbedding, SinusoidalPositions, LearnedPositions),
-    *(VaswaniTransformerEncoderLayer, VaswaniTransformerDecoderLayer),
-    *(FusedQKVAttention, CrossAttention, FeedForward, AddAndNorm),
+    VaswaniTransformerEncoder,
+    VaswaniTransformerDecoder,
+    InputEmbedding,
+    SinusoidalPositions,
+    LearnedPositions,
+    VaswaniTransformerEncoderLayer,
+    VaswaniTransformerDecoderLayer,
+    FusedQKVAttention,
+    CrossAttention,
+    FeedForward,
+    AddAndNorm,
 }
+"""Modules whose `forward` the fast paths replace; the one of a subclass may compute something different."""
 
 
 def is_plain(stack: Any) -> bool:
     """Return whether a stack consists of unmodified modules of this package, with fused projections."""
-    embedding = (stack.input_embedding, getattr(stack.input_embedding, "positions", None))
-    sublayers = [sublayer for layer in stack.layers for sublayer in layer.children()]
-    return {*map(type, (stack, *embedding, *stack.layers, *sublayers))} <= PLAIN
+    positions = getattr(stack.input_embedding, "positions", None)
+    modules = [stack, stack.input_embedding, positions]
+    for layer in stack.layers:
+        modules += [layer, *layer.children()]
+    return all(type(module) in PLAIN for module in modules)
 
 
 def raw_forward(module: nn.Module) -> Function:
     """Return a module's `forward` as a function without hooks; a ReLU works in place."""
-    if type(module) is nn.LayerNorm:
-        shape, weight, bias, eps = module.normalized_shape, module.weight, module.bias, module.eps
-        return lambda hidden_states: torch.layer_norm(hidden_states, shape, weight, bias, eps)
+    if isinstance(module, PreparedLinear):
+        return module.product
     if type(module) is nn.ReLU:
         return torch.relu_
-    return module.product if isinstance(module, PreparedLinear) else module.forward
+    if type(module) is nn.LayerNorm:
+        # Looking up an attribute of a module takes time in each call.
+        shape = module.normalized_shape
+        weight = module.weight
+        bias = module.bias
+        eps = module.eps
+        return lambda hidden_states: torch.layer_norm(hidden_states, shape, weight, bias, eps)
+    return module.forward
 
 
 def embed_fn(module: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
@@ -90,33 +124,47 @@ def embed_fn(module: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float) -> Tensor:
     """Return equation (1) (B H, Q, d_v) of queries (B H, Q, d_k), keys (B H, d_k, K) and values (B H, K, d_v)."""
-    return torch.softmax(torch.baddbmm(mask, query, keys, alpha=scaling), dim=-1).bmm(values)
+    scores = torch.baddbmm(mask, query, keys, alpha=scaling)
+    return torch.softmax(scores, dim=-1).bmm(values)
 
 
 class UnwrappedLayer:
     """Common modules of encoder and decoder layers, as functions."""
 
     def __init__(self, layer: VaswaniTransformerEncoderLayer | VaswaniTransformerDecoderLayer) -> None:
-        attention, feed_forward = layer.self_attn, layer.feed_forward
-        self.heads, self.scaling = attention.config.num_heads, attention.scaling
-        self.head_widths = attention.head_dim, attention.value_head_dim
-        self.project, self.o_proj = map(raw_forward, (attention.get_submodule("qkv_proj"), attention.o_proj))
-        inner = (feed_forward.fc1, feed_forward.activation, feed_forward.fc2)
-        self.fc1, self.activation, self.fc2 = map(raw_forward, inner)
+        attention = layer.self_attn
+        self.heads = attention.config.num_heads
+        self.head_widths = (attention.head_dim, attention.value_head_dim)
+        self.scaling = attention.scaling
+        self.project = raw_forward(attention.get_submodule("qkv_proj"))
+        self.o_proj = raw_forward(attention.o_proj)
+        self.fc1 = raw_forward(layer.feed_forward.fc1)
+        self.activation = raw_forward(layer.feed_forward.activation)
+        self.fc2 = raw_forward(layer.feed_forward.fc2)
         self.norm = raw_forward(layer.self_attn_add_norm.norm)
         self.ffn_norm = raw_forward(layer.feed_forward_add_norm.norm)
 
     def split_heads(self, projected: Tensor, num_sources: int) -> tuple[Tensor, Tensor]:
         """Return queries (B H, Q, d_k), and concatenated keys and values (B, H, Q, d_k + d_v), of rows (B Q, ...).
 
-        `projected` must not be a view. The results have no dimension B if that is 1.
+        A row contains for each head its query, key and value, next to each other. The results are views of it, since
+        a step is too short for copies; `projected` itself must not be a view. With one source they lack B.
         """
-        tokens, row = projected.shape[0] // num_sources, projected.shape[1]
-        sizes, strides = ((), ()) if num_sources == 1 else ((num_sources,), (tokens * row,))
-        width, (key_width, value_width) = row // self.heads, self.head_widths
-        query = projected.as_strided((*sizes, self.heads, tokens, key_width), (*strides, width, row, 1))
-        sizes, strides = (*sizes, self.heads, tokens, key_width + value_width), (*strides, width, row, 1)
-        return query if num_sources == 1 else query.flatten(0, 1), projected.as_strided(sizes, strides, key_width)
+        row_width = projected.shape[1]
+        head_width = row_width // self.heads
+        key_width, value_width = self.head_widths
+        tokens = projected.shape[0] // num_sources
+
+        if num_sources == 1:
+            strides = (head_width, row_width, 1)
+            query = projected.as_strided((self.heads, tokens, key_width), strides)
+            key_values = projected.as_strided((self.heads, tokens, key_width + value_width), strides, key_width)
+            return query, key_values
+        heads = (num_sources, self.heads, tokens)
+        strides = (tokens * row_width, head_width, row_width, 1)
+        query = projected.as_strided((*heads, key_width), strides).flatten(0, 1)
+        key_values = projected.as_strided((*heads, key_width + value_width), strides, key_width)
+        return query, key_values
 
     def merge_heads(self, attended: Tensor, num_sources: int) -> Tensor:
         """Concatenate the outputs of the heads (B H, Q, d_v) for each token: (B Q, H d_v)."""
@@ -134,7 +182,8 @@ class EncoderLayerPass(UnwrappedLayer):
         query, key_values = self.split_heads(self.project(hidden_states), num_sources)
         keys, values = key_values.flatten(0, -3).split_with_sizes(self.head_widths, -1)  # (B H, S, d_k), (B H, S, d_v)
         attended = attend(query, keys.transpose(1, 2), values, mask, self.scaling)  # (B H, S, d_v)
-        hidden_states = self.norm(self.o_proj(self.merge_heads(attended, num_sources)).add_(hidden_states))
+        output = self.o_proj(self.merge_heads(attended, num_sources))
+        hidden_states = self.norm(output.add_(hidden_states))
         inner = self.activation(self.fc1(hidden_states))
         return self.ffn_norm(self.fc2(inner).add_(hidden_states))
 
@@ -149,23 +198,25 @@ class PreparedEncoder:
     """
 
     def __init__(self, encoder: VaswaniTransformerEncoder) -> None:
-        self.encoder, self.positions = encoder, encoder.input_embedding.positions
-        self.fast_layers = [EncoderLayerPass(cast(VaswaniTransformerEncoderLayer, layer)) for layer in encoder.layers]
+        layers = cast(Iterable[VaswaniTransformerEncoderLayer], encoder.layers)
+        self.encoder = encoder
+        self.positions = encoder.input_embedding.positions
+        self.fast_layers = [EncoderLayerPass(layer) for layer in layers]
         self.embed = embed_fn(encoder.embed_tokens)
         self.encodings = torch.empty(0, encoder.config.d_model)
 
     def fast_pass(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Return the encoder's output (B, S, d_model) for `input_ids` (B, S); `attention_mask` is 0 at padding."""
         sources, length = input_ids.shape
-        if length > len(encodings := self.encodings):
-            self.encodings = encodings = self.positions.first_positions(length + GROWTH)
-        rows = encodings[:length]
-        mask = rows.new_zeros(1, 1, 1)
+        if length > len(self.encodings):
+            self.encodings = self.positions.first_positions(length + GROWTH)
+        positions = self.encodings[:length]
+        mask = positions.new_zeros(1, 1, 1)
         if attention_mask is not None and not bool(attention_mask.all()):
-            rows = nn.functional.embedding(count_positions(attention_mask), rows)
+            positions = nn.functional.embedding(count_positions(attention_mask), positions)
             mask = additive_mask(attention_mask.bool(), torch.float32)  # (B, S)
             mask = mask.repeat_interleave(self.encoder.config.num_heads, dim=0)[:, None]
-        hidden_states = self.embed(input_ids, rows).flatten(0, 1)
+        hidden_states = self.embed(input_ids, positions).flatten(0, 1)
         for layer in self.fast_layers:
             hidden_states = layer(hidden_states, mask, sources)
         return hidden_states.view(sources, length, -1)
@@ -173,14 +224,16 @@ class PreparedEncoder:
     @functools.wraps(VaswaniTransformerEncoder.forward)
     def forward(self, *args: Any, **inputs: Any) -> Any:
         """Return the encoder's output."""
-        ids, mask, config = inputs.get("input_ids"), inputs.get("attention_mask"), self.encoder.config
-        table = self.positions.table.num_embeddings if isinstance(self.positions, LearnedPositions) else None
-        is_plain = (
+        config = self.encoder.config
+        ids = inputs.get("input_ids")
+        mask = inputs.get("attention_mask")
+        longest = self.positions.table.num_embeddings if isinstance(self.positions, LearnedPositions) else None
+        is_fast = (
             not args
             and PLAIN_INPUTS.issuperset(inputs)
             and ids is not None
             and ids.numel() > 0
-            and (table is None or ids.shape[1] <= table)
+            and (longest is None or ids.shape[1] <= longest)
             and (mask is None or mask.shape == ids.shape)
             and inputs.get("return_dict") is not False
             and not any(inputs.get(flag) or getattr(config, flag) for flag in RECORDED)
@@ -188,7 +241,7 @@ class PreparedEncoder:
             and config.attention_window is None
             and not torch.is_autocast_enabled("cpu")
         )
-        if not is_plain:
+        if not is_fast:
             return self.encoder(*args, **inputs)
         return BaseModelOutput(last_hidden_state=self.fast_pass(ids, mask))
 
@@ -217,11 +270,14 @@ class BeamCache:
     def __init__(
         self, layers: int, num_sources: int, heads: int, num_beams: int, key_width: int, value_width: int
     ) -> None:
-        self.num_sources, self.num_beams, self.key_width, self.length = num_sources, num_beams, key_width, 0
+        self.num_sources = num_sources
+        self.num_beams = num_beams
+        self.key_width = key_width
+        self.length = 0
         shape = (layers, num_sources, heads, GROWTH, num_beams, key_width + value_width)
         self.key_values = torch.empty(shape, dtype=torch.float32, device="cpu")
-        own_column = torch.full((num_beams, num_beams), -torch.inf, dtype=torch.float32, device="cpu").fill_diagonal_(0)
-        self.self_mask = own_column.repeat(num_sources, 1)
+        no_beam = torch.full((num_beams, num_beams), -torch.inf, dtype=torch.float32, device="cpu")
+        self.self_mask = no_beam.fill_diagonal_(0).repeat(num_sources, 1)
         self.ancestry_mask = self.self_mask[:, :0] if num_beams > 1 else None
         self.mask = torch.zeros(1, 1, 1, dtype=torch.float32, device="cpu")
         self.keys: tuple[Tensor, ...] = ()
@@ -235,35 +291,62 @@ class BeamCache:
 
     def keep(self, sources: Tensor) -> None:
         """Keep these sources, by index in ascending order, moving them within the allocated memory."""
-        unmoved = torch.arange(len(sources), device=sources.device)
+        remaining = len(sources)
+        unmoved = torch.arange(remaining, device=sources.device)
         stay = int((sources == unmoved).long().cumprod(0).sum())  # leading sources that do not move
         for layer in self.key_values:
             written = layer[:, :, : self.length]
-            written[stay : len(sources)] = written[sources[stay:]]
+            written[stay:remaining] = written[sources[stay:]]
+        self.key_values = self.key_values[:, :remaining]
+        self.self_mask = self.self_mask[: remaining * self.num_beams]
         if self.ancestry_mask is not None:
             rows = self.ancestry_mask.view(self.num_sources, self.num_beams, -1)
             self.ancestry_mask = rows[sources].flatten(0, 1)
-        self.key_values, self.num_sources = self.key_values[:, : len(sources)], len(sources)
-        self.self_mask = self.self_mask[: len(sources) * self.num_beams]
+        self.num_sources = remaining
 
     def append_slot(self) -> None:
         """Append a slot for a new token of each beam."""
         self.length += 1
-        layers, sources, heads, slots, beams, width = self.key_values.shape
-        if self.length > slots:
-            grown = self.key_values.new_empty(layers, sources, heads, slots + max(GROWTH, slots // 2), beams, width)
-            grown[:, :, :, :slots] = self.key_values
-            self.key_values = grown
+        if self.length > self.key_values.shape[3]:
+            self.grow()
         if self.ancestry_mask is not None:
             self.ancestry_mask = torch.cat([self.ancestry_mask, self.self_mask], dim=1)
-            of_source = self.ancestry_mask.view(sources, 1, beams, -1)
-            self.mask = of_source[0] if sources == 1 else of_source.expand(-1, heads, -1, -1).flatten(0, 1)
+            self.mask = self.mask_by_head(self.ancestry_mask)
         self.write_slots = self.key_values.select(3, self.length - 1).unbind()  # (B, H, k, d_k + d_v) each
-        each_layer, _, each_head, *_ = self.key_values.stride()  # it begins where its memory does
-        rows, tokens = sources * heads, self.length * beams
-        keys, values = (layers, rows, self.key_width, tokens), (layers, rows, tokens, width - self.key_width)
-        self.keys = self.key_values.as_strided(keys, (each_layer, each_head, 1, width)).unbind()
-        self.values = self.key_values.as_strided(values, (each_layer, each_head, width, 1), self.key_width).unbind()
+        self.keys, self.values = self.views()
+
+    def grow(self) -> None:
+        """Allocate more slots; by half, so that a long target copies its cache only a few times."""
+        layers, sources, heads, slots, beams, width = self.key_values.shape
+        more_slots = slots + max(GROWTH, slots // 2)
+        grown = self.key_values.new_empty(layers, sources, heads, more_slots, beams, width)
+        grown[:, :, :, :slots] = self.key_values
+        self.key_values = grown
+
+    def mask_by_head(self, ancestry_mask: Tensor) -> Tensor:
+        """Return the mask of the scores (B H, k, T k); with one source (1, k, T k), which broadcasts without a copy."""
+        by_source = ancestry_mask.view(self.num_sources, 1, self.num_beams, -1)
+        if self.num_sources == 1:
+            return by_source[0]
+        heads = self.key_values.shape[2]
+        return by_source.expand(-1, heads, -1, -1).flatten(0, 1)
+
+    def views(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Return the keys and the values of each layer.
+
+        `as_strided` makes the views of all layers in two calls, where slicing and transposing would take several for
+        each layer in each step. It counts from the start of the memory, where `key_values` begins, also after `keep`.
+        """
+        layers, sources, heads, _, beams, width = self.key_values.shape
+        layer_stride, _, head_stride, *_ = self.key_values.stride()
+        rows = sources * heads
+        tokens = self.length * beams
+        value_width = width - self.key_width
+        keys = self.key_values.as_strided((layers, rows, self.key_width, tokens), (layer_stride, head_stride, 1, width))
+        values = self.key_values.as_strided(
+            (layers, rows, tokens, value_width), (layer_stride, head_stride, width, 1), self.key_width
+        )
+        return keys.unbind(), values.unbind()
 
     def write(self, layer: int, key_values: Tensor) -> tuple[Tensor, Tensor]:
         """Write the newest token's `key_values`, (B, H, k, d_k + d_v) or without B if it is 1.
@@ -358,7 +441,8 @@ class DecoderLayerStep(UnwrappedLayer):
         query, key_values = self.split_heads(self.project(hidden_states), cache.num_sources)
         keys, values = cache.write(self.index, key_values)
         attended = attend(query, keys, values, cache.mask, self.scaling)  # (B H, k, d_v)
-        hidden_states = self.norm(self.o_proj(self.merge_heads(attended, cache.num_sources)).add_(hidden_states))
+        output = self.o_proj(self.merge_heads(attended, cache.num_sources))
+        hidden_states = self.norm(output.add_(hidden_states))
         hidden_states = self.cross_attn_norm(cross_attend(hidden_states))
         inner = self.activation(self.fc1(hidden_states))
         return self.ffn_norm(self.fc2(inner).add_(hidden_states))

@@ -79,13 +79,9 @@ def transpose(weight: Tensor, bias: Tensor | None) -> PreparedLinear:
     # `contiguous()` would not copy a weight of one row, whose transpose is contiguous already.
     columns = weight.t().clone(memory_format=torch.contiguous_format)
 
-    def product(rows: Tensor) -> Tensor:
-        return rows.mm(columns)
-
-    def biased_product(rows: Tensor) -> Tensor:
-        return torch.addmm(bias, rows, columns)
-
-    return PreparedLinear(product if bias is None else biased_product, lambda: (columns.t(), bias))
+    if bias is None:
+        return PreparedLinear(lambda rows: rows.mm(columns), lambda: (columns.t(), None))
+    return PreparedLinear(lambda rows: torch.addmm(bias, rows, columns), lambda: (columns.t(), bias))
 
 
 def quantize(

@@ -32,7 +32,7 @@ def replace(model: nn.Module, make: Callable[[Any], nn.Module], *types: type[nn.
                 setattr(module, name, make(child))
 
 
-def weights_of_linears(model: nn.Module) -> list[nn.Parameter]:
+def weights_of_linears(model: nn.Module) -> list[Tensor]:
     """Return the weights that only plain linear layers use, unlike an embedding's that a projection shares."""
     linears = [module for module in model.modules() if type(module) is nn.Linear]
     others = [module for module in model.modules() if type(module) is not nn.Linear]
@@ -98,7 +98,9 @@ class Prepared(PreTrainedModel):
         raise RuntimeError("A model prepared for inference cannot be resized; resize the original model.")
 
     set_input_embeddings = resize_token_embeddings
-    push_to_hub = with_remote_code = state_dict = save_pretrained
+    push_to_hub = save_pretrained
+    with_remote_code = save_pretrained
+    state_dict = save_pretrained
 
     def __reduce_ex__(self, protocol: Any) -> Never:
         raise RuntimeError(

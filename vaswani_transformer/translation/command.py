@@ -283,7 +283,7 @@ def translate_lines(form: LineFormat) -> None:
     source = sys.stdin.buffer if options.input is None else options.input.open("rb")
     check_input_stays(options, source)
     with source, contextlib.closing(open_output(options)) as output:
-        layouts: dict[str, str] = {}
+        layouts: dict[str, str] = {}  # of an earlier command
         texts = (form.read(line, f"{name}, line {number}") for number, line in enumerate(source, start=1))
         if isinstance(output, ResumableFile):
             output.skip(texts)

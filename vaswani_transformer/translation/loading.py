@@ -69,8 +69,8 @@ def load_model_and_tokenizer(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return the model on its device, and its tokenizer.
 
-    On a CPU a model of this package is prepared with `prepare_for_inference`, with recorded `layouts`, except in
-    float16.
+    On a CPU a model of this package is prepared with `prepare_for_inference`, except in float16. `layouts` are its
+    recorded layouts.
     """
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     with load_errors(f"--device={options.device}"):
