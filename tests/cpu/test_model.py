@@ -44,7 +44,7 @@ def test_float32_copy_finds_the_same_tokens_and_scores(
     call = source_batch([5, 3, 6], max_new_tokens=8) | WAYS[way]
     outputs: dict[str, Any] = {"return_dict_in_generate": True, "output_scores": True}
     true = model.generate(**call, **outputs)
-    prepared = prepare_for_inference(model)
+    prepared: Any = prepare_for_inference(model)
     assert {*prepared.layouts.values()} == {layout}
     generated = prepared.generate(**call, **outputs)
     assert torch.equal(generated.sequences, true.sequences)
