@@ -23,7 +23,7 @@ from hypothesis import settings
 
 from tests.helpers import model_of_pairs, save
 from tests.transformers_suite import fetch_once, marks
-from vaswani_transformer.cpu.linear import chosen_layouts
+from vaswani_transformer.cpu.linear import timed_layouts
 
 torch.set_num_threads(1)
 
@@ -81,9 +81,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def no_layouts() -> Generator[None]:
-    """Begin without a chosen layout, and restore those of before."""
-    before = dict(chosen_layouts)
-    chosen_layouts.clear()
+    """Begin without a timed layout, and restore those of before."""
+    before = dict(timed_layouts)
+    timed_layouts.clear()
     yield
-    chosen_layouts.clear()
-    chosen_layouts.update(before)
+    timed_layouts.clear()
+    timed_layouts.update(before)

@@ -104,7 +104,7 @@ def test_prepared_model_translates_the_same_and_cannot_be_saved(
     fast = pipeline(TASK, model=prepare_for_inference(components[0]), tokenizer=components[1], device="cpu")
     texts = ["cat", *SOURCES, "", "my name is black"]
     assert fast(texts, batch_size=4, num_return_sequences=2) == translator(texts, batch_size=4, num_return_sequences=2)
-    with pytest.raises(RuntimeError, match="cannot be saved; save the one it was prepared from"):
+    with pytest.raises(RuntimeError, match="cannot be saved; save the original model"):
         fast.save_pretrained(tmp_path)
 
 

@@ -26,7 +26,6 @@ from training.data import load_pairs
 from training.fields import Recipe
 from training.machine import commit, init_processes, versions
 from training.recipe import load_recipe
-from vaswani_transformer.cpu.linear import chosen_layouts
 from vaswani_transformer.parsing.constraint import tree_constraint
 from vaswani_transformer.support.command_line import CommandParser, length_penalty_argument, positive_argument
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
@@ -55,9 +54,9 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
     return parser.parse_known_args(arguments)
 
 
-def load_teacher(options: argparse.Namespace, recipe: Recipe) -> Translator:
-    """Return the teacher's translator, for a parser constrained to well-formed trees."""
-    model, tokenizer = load_model_and_tokenizer(LoadOptions.of(options))
+def load_teacher(options: argparse.Namespace, recipe: Recipe, layouts: dict[str, str]) -> Translator:
+    """Return the teacher's translator with recorded layouts, for a parser constrained to well-formed trees."""
+    model, tokenizer = load_model_and_tokenizer(LoadOptions.of(options), layouts)
     settings: dict[str, Any] = {"batch_tokens": options.batch_tokens, "sort_lines": options.window}
     given = {"num_beams": options.beams, "length_penalty": options.length_penalty}
     settings |= {name: value for name, value in given.items() if value is not None}
@@ -127,10 +126,11 @@ def distill(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
         remaining = iter(sources)
         output.skip(remaining)
         if not output.is_finished:
-            chosen_layouts.update(output.record["layouts"])
-            translator = load_teacher(options, recipe)
+            layouts = output.record["layouts"]
+            translator = load_teacher(options, recipe, layouts)
+            layouts.update(getattr(translator.model, "layouts", {}))  # of a prepared model
             origin = {"commit": commit(), "versions": versions()}
-            output.save_record(search=translator.settings.search(), layouts=dict(chosen_layouts), **origin)
+            output.save_record(search=translator.settings.search(), layouts=layouts, **origin)
             write_share(translator, remaining, output, options, recipe)
         dropped = dropped_pairs(output)
     everyone = gather_object([dropped])

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from vaswani_transformer.cpu import linear
-from vaswani_transformer.cpu.linear import LAYOUTS, chosen_layouts
+from vaswani_transformer.cpu.linear import LAYOUTS, timed_layouts
 
 
 @pytest.fixture
@@ -13,7 +13,7 @@ def choose_layout(no_layouts: None, monkeypatch: pytest.MonkeyPatch) -> Callable
     """Return a function that makes a layout of float32 the fastest."""
 
     def choose(name: str) -> None:
-        chosen_layouts.clear()
+        timed_layouts.clear()
         monkeypatch.setattr(linear, "best_times", lambda *_: [float(each != name) for each in LAYOUTS["float32"]])
 
     return choose

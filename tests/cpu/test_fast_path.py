@@ -18,13 +18,8 @@ from vaswani_transformer import (
     VaswaniTransformerModel,
     prepare_for_inference,
 )
-from vaswani_transformer.cpu.fast_path import (
-    BeamCache,
-    CachedCrossAttention,
-    DecoderStep,
-    PreparedEncoder,
-    PreparedStepper,
-)
+from vaswani_transformer.cpu.beam_cache import BeamCache
+from vaswani_transformer.cpu.fast_path import CachedCrossAttention, DecoderStep, PreparedEncoder, PreparedStepper
 from vaswani_transformer.embeddings import InputEmbedding
 from vaswani_transformer.layers import VaswaniTransformerDecoderLayer
 from vaswani_transformer.stacks import VaswaniTransformerDecoder

@@ -14,11 +14,10 @@ from vaswani_transformer.cpu.linear import (
     LAYOUTS,
     ROUNDING,
     TIMED_ROWS,
+    LinearPacker,
     PreparedLinear,
-    chosen_layouts,
     int8_sum_overflows,
     is_supported,
-    linear_factory,
     transpose,
 )
 
@@ -138,21 +137,21 @@ def test_layout_must_win_by_a_tenth_over_that_of_fewer_rows(
 ) -> None:
     """Each shape is timed once, and the layer computes as its layouts, which take 1 and `times`."""
     asked = answer(monkeypatch, lambda rows: [1.0, times[TIMED_ROWS.index(rows)]])
-    make: Any = linear_factory(dtype)
+    packer = LinearPacker(dtype, {})
     linear, rows = nn.Linear(48, 24).requires_grad_(False), torch.randn(TIMED_ROWS[-1], 48)
-    layer = make(linear)
+    layer: Any = packer(linear)
     names = list(LAYOUTS[dtype])
     expected = [names[index] for index in choice]
-    assert list(chosen_layouts.values()) == expected
+    assert list(packer.used.values()) == expected
     for name, count in zip(expected, TIMED_ROWS, strict=True):
         batch = rows[:count]
         assert torch.equal(layer(batch), LAYOUTS[dtype][name](linear.weight, linear.bias)(batch))
     weight, bias = layer.unpacked()
     torch.testing.assert_close(weight, linear.weight, rtol=0, atol=1 / 127)
     assert torch.equal(bias, linear.bias)
-    make(nn.Linear(48, 24))
+    LinearPacker(dtype, {})(nn.Linear(48, 24))
     assert asked == list(TIMED_ROWS)
-    make(nn.Linear(24, 48))
+    packer(nn.Linear(24, 48))
     assert len(asked) == 6
 
 
@@ -161,12 +160,14 @@ def test_layouts_of_a_record_are_not_timed_again_unless_this_cpu_lacks_them(
     dtype: str, no_layouts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = answer(monkeypatch, lambda rows: [2.0, 1.0])
-    make: Any = linear_factory(dtype)
-    make(nn.Linear(48, 24))
-    recorded = dict.fromkeys(chosen_layouts, next(iter(LAYOUTS[dtype])))
-    chosen_layouts.update(recorded)
-    make(nn.Linear(48, 24))
-    assert (chosen_layouts, len(asked)) == (recorded, 3)
-    chosen_layouts.update(dict.fromkeys(recorded, "of another CPU"))
-    make(nn.Linear(48, 24))
-    assert len(asked) == 6
+    timing = LinearPacker(dtype, {})
+    timing(nn.Linear(48, 24))
+    first, second = LAYOUTS[dtype]
+    assert set(timing.used.values()) == {second}
+    recorded = dict.fromkeys(timing.used, first)
+    resuming = LinearPacker(dtype, recorded)
+    resuming(nn.Linear(48, 24))
+    assert (resuming.used, len(asked)) == (recorded, 3)
+    elsewhere = LinearPacker(dtype, dict.fromkeys(recorded, "of another CPU"))
+    elsewhere(nn.Linear(48, 24))
+    assert elsewhere.used == timing.used

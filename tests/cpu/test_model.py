@@ -19,7 +19,7 @@ from tests.helpers import FLOAT32, PAIRS, model_of_pairs, random_batch, random_t
 from vaswani_transformer import VaswaniTransformerModel, prepare_for_inference
 from vaswani_transformer.cpu import model as cpu_model
 from vaswani_transformer.cpu.fast_path import DecoderStep, PreparedEncoder
-from vaswani_transformer.cpu.linear import LAYOUTS, PreparedLinear, chosen_layouts, is_supported, pack
+from vaswani_transformer.cpu.linear import LAYOUTS, PreparedLinear, is_supported, pack
 from vaswani_transformer.embeddings import Dropout
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -44,8 +44,8 @@ def test_float32_copy_finds_the_same_tokens_and_scores(
     call = source_batch([5, 3, 6], max_new_tokens=8) | WAYS[way]
     outputs: dict[str, Any] = {"return_dict_in_generate": True, "output_scores": True}
     true = model.generate(**call, **outputs)
-    prepared = prepare_for_inference(model)
-    assert {*chosen_layouts.values()} == {layout}
+    prepared: Any = prepare_for_inference(model)
+    assert {*prepared.layouts.values()} == {layout}
     generated = prepared.generate(**call, **outputs)
     assert torch.equal(generated.sequences, true.sequences)
     if "sequences_scores" in true:
@@ -105,21 +105,21 @@ def test_prepared_model_cannot_be_trained_saved_copied_or_moved(dtype: str, tmp_
     prepared = prepare_for_inference(tiny_model(), dtype)
     assert prepared.eval() is prepared
     assert prepared.train(False) is prepared
-    with pytest.raises(RuntimeError, match="cannot be trained; train the one it was prepared from"):
+    with pytest.raises(RuntimeError, match="cannot be trained; train the original model"):
         prepared.train()
     for save in (prepared.save_pretrained, prepared.push_to_hub, prepared.with_remote_code, prepared.state_dict):
-        with pytest.raises(RuntimeError, match="cannot be saved; save the one it was prepared from"):
+        with pytest.raises(RuntimeError, match="cannot be saved; save the original model"):
             save(tmp_path / "model")
     assert not (tmp_path / "model").exists()
     for copying in (copy.copy, copy.deepcopy, pickle.dumps, lambda model: torch.save(model, tmp_path / "model.pt")):
-        with pytest.raises(RuntimeError, match="cannot be copied or pickled; prepare the one it was"):
+        with pytest.raises(RuntimeError, match="cannot be copied or pickled; prepare the original model again"):
             copying(prepared)
     for move in (prepared.half, prepared.double, lambda: prepared.to(torch.bfloat16), lambda: prepared.to("meta")):
-        with pytest.raises(RuntimeError, match=r"cannot become torch\.\w+ on \w+; move the one it was prepared from"):
+        with pytest.raises(RuntimeError, match=r"cannot become torch\.\w+ on \w+; move the original model"):
             move()
     assert prepared.to("cpu") is prepared
     assert prepared.float() is prepared
-    with pytest.raises(ValueError, match="prepared for inference already; give the one it was prepared from"):
+    with pytest.raises(ValueError, match=r"already prepared for inference\. Pass the original model"):
         prepare_for_inference(prepared, dtype)
     assert prepared.generate(torch.tensor([[5, 6, 2]]), max_new_tokens=3).shape[0] == 1
 
@@ -131,7 +131,7 @@ def test_inputs_that_require_gradients_are_an_error_unless_gradients_are_off(dty
     embeds, tokens = torch.randn(2, 3, 32), torch.zeros(2, 1).long()
     logits = prepared(inputs_embeds=embeds, decoder_input_ids=tokens).logits
     embeds.requires_grad_()
-    with pytest.raises(RuntimeError, match=r"passes no gradients back; call it under torch\.no_grad"):
+    with pytest.raises(RuntimeError, match=r"does not compute gradients; call it under torch\.no_grad"):
         prepared(inputs_embeds=embeds, decoder_input_ids=tokens)
     for mode in (torch.no_grad(), torch.inference_mode()):
         with mode:
@@ -144,10 +144,18 @@ def test_inputs_that_require_gradients_are_an_error_unless_gradients_are_off(dty
     ("change", "dtype", "message"),
     [
         (lambda model: model, "float16", r"dtype is 'float16'; choose one of float32, bfloat16, int8"),
-        (lambda model: model.bfloat16(), "bfloat16", r"weights of torch\.bfloat16 on cpu; move it by"),
-        (torch.compile, "float32", r"model: is wrapped.*got a OptimizedModule, .*Give merge_and_unload\(\) of a PEFT"),
-        (lambda _: nn.Linear(2, 2), "float32", r"model: is wrapped, or no model of Transformers; got a Linear"),
-        (lambda model: model.to("meta"), "float32", r"weights of torch\.float32 on meta; move it by"),
+        (
+            lambda model: model.bfloat16(),
+            "bfloat16",
+            r"weights of torch\.bfloat16 on cpu, expected torch\.float32 on cpu\. Move it with",
+        ),
+        (torch.compile, "float32", r"model: is wrapped.*got a OptimizedModule, .*Pass merge_and_unload\(\) of a PEFT"),
+        (lambda _: nn.Linear(2, 2), "float32", r"model: is wrapped, or is not a Transformers model; got a Linear"),
+        (
+            lambda model: model.to("meta"),
+            "float32",
+            r"weights of torch\.float32 on meta, expected torch\.float32 on cpu\. Move it with",
+        ),
     ],
 )
 def test_object_that_cannot_be_prepared_is_an_error(
@@ -229,7 +237,7 @@ def test_prepared_model_without_a_function_of_torch_has_plain_layers_and_the_sam
     assert ("cannot pack layers in int8 here; the copy has plain ones" in caplog.text) == (dtype == "int8")
     layers = [module for module in prepared.modules() if isinstance(module, nn.Linear | PreparedLinear)]
     assert {type(layer) for layer in layers} == {PreparedLinear if dtype == "float32" else nn.Linear}
-    assert not chosen_layouts  # there is no choice
+    assert not prepared.layouts  # there is no choice
     assert torch.equal(prepared.generate(**call), model.generate(**call))
 
 
@@ -268,5 +276,5 @@ def test_copy_shares_no_memory_with_its_model(family: str, dtype: str) -> None:
         weight.data.fill_(0.5)
     assert torch.equal(prepared(input_ids=source, labels=random_tokens(3, 4).fill_(5)).logits, expected.logits)
     assert torch.equal(prepared(input_ids=source, labels=random_tokens(3, 4).fill_(5)).loss, expected.loss)
-    with pytest.raises(RuntimeError, match="cannot be resized; resize the one it was prepared from"):
+    with pytest.raises(RuntimeError, match="cannot be resized; resize the original model"):
         prepared.resize_token_embeddings(120)

@@ -23,7 +23,7 @@ from training import distill as command
 from training.data import load_pairs
 from training.distill import main
 from training.recipe import load_recipe
-from vaswani_transformer.cpu.linear import chosen_layouts
+from vaswani_transformer.cpu.linear import timed_layouts
 from vaswani_transformer.support.output import ResumableFile
 from vaswani_transformer.translation import Hypothesis, Translation
 from vaswani_transformer.translation.translator import Translator
@@ -109,11 +109,12 @@ def test_resumed_distillation_has_the_layouts_of_the_interrupted_one(
     interrupted: None, distill: Run, folder: Path
 ) -> None:
     record = json.loads((folder / RECORD).read_text())
-    (folder / RECORD).write_text(json.dumps(record | {"layouts": dict.fromkeys(chosen_layouts, "torch")}))
-    recorded = dict.fromkeys(chosen_layouts, "torch")
-    chosen_layouts.clear()
+    recorded = dict.fromkeys(record["layouts"], "torch")
+    (folder / RECORD).write_text(json.dumps(record | {"layouts": recorded}))
+    timed_layouts.clear()
     assert distill("--min_length_difference=-1")[2] == 0
-    assert chosen_layouts == recorded
+    assert json.loads((folder / RECORD).read_text())["layouts"] == recorded
+    assert not timed_layouts
 
 
 def test_shards_together_have_every_pair_once(distill: Run, recipe: Path, folder: Path, tmp_path: Path) -> None:

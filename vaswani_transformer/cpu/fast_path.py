@@ -16,12 +16,12 @@ from ..attention import CausalSelfAttention, CrossAttention, SelfAttention, addi
 from ..embeddings import InputEmbedding, LearnedPositions, ScaledEmbedding, SinusoidalPositions, count_positions
 from ..layers import AddAndNorm, FeedForward, VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
 from ..stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
+from .beam_cache import GROWTH, BeamCache
 from .linear import PreparedLinear
 
 Function = Callable[[Tensor], Tensor]
 KeyValues = tuple[Tensor, Tensor]  # (B, H, d_k, S) and (B, H, S, d_v)
 
-GROWTH = 32  # smallest growth of a cache or of position encodings, in tokens
 RECORDED = ("output_attentions", "output_hidden_states")
 PLAIN_INPUTS = {"input_ids", "attention_mask", "return_dict", *RECORDED}
 
@@ -30,54 +30,88 @@ class FusedQKVAttention(CausalSelfAttention):
     """Self-attention with one product for queries, keys and values, and a copy of the weights of `attention`."""
 
     def __init__(self, attention: SelfAttention) -> None:
-        nn.Module.__init__(self)
-        self.config, self.layer_idx, self.is_causal = attention.config, attention.layer_idx, attention.is_causal
-        self.head_dim, self.value_head_dim = attention.head_dim, attention.value_head_dim
-        self.scaling, self.dropout = attention.scaling, attention.dropout
+        nn.Module.__init__(self)  # the constructor of MultiHeadAttention would make three projections
+        self.config = attention.config
+        self.layer_idx = attention.layer_idx
+        self.is_causal = attention.is_causal
+        self.head_dim = attention.head_dim
+        self.value_head_dim = attention.value_head_dim
+        self.scaling = attention.scaling
+        self.dropout = attention.dropout
         self._forward_hooks = attention._forward_hooks  # Transformers records weights with them
-        linears = (attention.q_proj, attention.k_proj, attention.v_proj)
-        outputs = sum(linear.out_features for linear in linears)
-        self.qkv_proj = nn.utils.skip_init(nn.Linear, linears[0].in_features, outputs, bias=linears[0].bias is not None)
-        for name, parameter in self.qkv_proj.named_parameters():
-            weights = [getattr(linear, name).detach() for linear in linears]
-            by_head = [weight.unflatten(0, (self.config.num_heads, -1)) for weight in weights]
-            parameter.data = torch.cat(by_head, dim=1).flatten(0, 1)
+        self.qkv_proj = fused_linear([attention.q_proj, attention.k_proj, attention.v_proj], self.config.num_heads)
         self.o_proj = attention.o_proj
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values."""
         widths = (self.head_dim, self.head_dim, self.value_head_dim)
-        return self.split_heads(self.qkv_proj(hidden_states), sum(widths)).split(widths, dim=-1)
+        by_head = self.split_heads(self.qkv_proj(hidden_states), sum(widths))
+        return by_head.split(widths, dim=-1)
+
+
+def fused_linear(linears: list[nn.Linear], heads: int) -> nn.Linear:
+    """Return one layer with the outputs of all `linears`: those of the first head, then of the second, and so on.
+
+    In this order a view of the product contains, for each head, all that its attention needs.
+    """
+    inputs = linears[0].in_features
+    outputs = sum(linear.out_features for linear in linears)
+    has_bias = linears[0].bias is not None
+    fused = nn.utils.skip_init(nn.Linear, inputs, outputs, bias=has_bias)
+    for name, parameter in fused.named_parameters():
+        parameters = [getattr(linear, name).detach() for linear in linears]
+        by_head = [parameter.unflatten(0, (heads, -1)) for parameter in parameters]
+        parameter.data = torch.cat(by_head, dim=1).flatten(0, 1)
+    return fused
 
 
 def fuse_qkv(attention: SelfAttention) -> SelfAttention:
-    """Return a fused copy of a self-attention with three linear projections; return any other unchanged."""
-    linears = (attention.q_proj, attention.k_proj, attention.v_proj)
-    return FusedQKVAttention(attention) if all(type(linear) is nn.Linear for linear in linears) else attention
+    """Return a fused copy of a self-attention with plain projections; return any other, as of an adapter, unchanged."""
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    if all(type(projection) is nn.Linear for projection in projections):
+        return FusedQKVAttention(attention)
+    return attention
 
 
 PLAIN = {
-    *(VaswaniTransformerEncoder, VaswaniTransformerDecoder, InputEmbedding, SinusoidalPositions, LearnedPositions),
-    *(VaswaniTransformerEncoderLayer, VaswaniTransformerDecoderLayer),
-    *(FusedQKVAttention, CrossAttention, FeedForward, AddAndNorm),
+    VaswaniTransformerEncoder,
+    VaswaniTransformerDecoder,
+    InputEmbedding,
+    SinusoidalPositions,
+    LearnedPositions,
+    VaswaniTransformerEncoderLayer,
+    VaswaniTransformerDecoderLayer,
+    FusedQKVAttention,
+    CrossAttention,
+    FeedForward,
+    AddAndNorm,
 }
+"""Modules whose `forward` the fast paths replace; the one of a subclass may compute something different."""
 
 
 def is_plain(stack: Any) -> bool:
     """Return whether a stack consists of unmodified modules of this package, with fused projections."""
-    embedding = (stack.input_embedding, getattr(stack.input_embedding, "positions", None))
-    sublayers = [sublayer for layer in stack.layers for sublayer in layer.children()]
-    return {*map(type, (stack, *embedding, *stack.layers, *sublayers))} <= PLAIN
+    positions = getattr(stack.input_embedding, "positions", None)
+    modules = [stack, stack.input_embedding, positions]
+    for layer in stack.layers:
+        modules += [layer, *layer.children()]
+    return all(type(module) in PLAIN for module in modules)
 
 
 def raw_forward(module: nn.Module) -> Function:
     """Return a module's `forward` as a function without hooks; a ReLU works in place."""
-    if type(module) is nn.LayerNorm:
-        shape, weight, bias, eps = module.normalized_shape, module.weight, module.bias, module.eps
-        return lambda hidden_states: torch.layer_norm(hidden_states, shape, weight, bias, eps)
+    if isinstance(module, PreparedLinear):
+        return module.product
     if type(module) is nn.ReLU:
         return torch.relu_
-    return module.product if isinstance(module, PreparedLinear) else module.forward
+    if type(module) is nn.LayerNorm:
+        # Looking up an attribute of a module takes time in each call.
+        shape = module.normalized_shape
+        weight = module.weight
+        bias = module.bias
+        eps = module.eps
+        return lambda hidden_states: torch.layer_norm(hidden_states, shape, weight, bias, eps)
+    return module.forward
 
 
 def embed_fn(module: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
@@ -90,33 +124,47 @@ def embed_fn(module: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float) -> Tensor:
     """Return equation (1) (B H, Q, d_v) of queries (B H, Q, d_k), keys (B H, d_k, K) and values (B H, K, d_v)."""
-    return torch.softmax(torch.baddbmm(mask, query, keys, alpha=scaling), dim=-1).bmm(values)
+    scores = torch.baddbmm(mask, query, keys, alpha=scaling)
+    return torch.softmax(scores, dim=-1).bmm(values)
 
 
 class UnwrappedLayer:
     """Common modules of encoder and decoder layers, as functions."""
 
     def __init__(self, layer: VaswaniTransformerEncoderLayer | VaswaniTransformerDecoderLayer) -> None:
-        attention, feed_forward = layer.self_attn, layer.feed_forward
-        self.heads, self.scaling = attention.config.num_heads, attention.scaling
-        self.head_widths = attention.head_dim, attention.value_head_dim
-        self.project, self.o_proj = map(raw_forward, (attention.get_submodule("qkv_proj"), attention.o_proj))
-        inner = (feed_forward.fc1, feed_forward.activation, feed_forward.fc2)
-        self.fc1, self.activation, self.fc2 = map(raw_forward, inner)
+        attention = layer.self_attn
+        self.heads = attention.config.num_heads
+        self.head_widths = (attention.head_dim, attention.value_head_dim)
+        self.scaling = attention.scaling
+        self.project = raw_forward(attention.get_submodule("qkv_proj"))
+        self.o_proj = raw_forward(attention.o_proj)
+        self.fc1 = raw_forward(layer.feed_forward.fc1)
+        self.activation = raw_forward(layer.feed_forward.activation)
+        self.fc2 = raw_forward(layer.feed_forward.fc2)
         self.norm = raw_forward(layer.self_attn_add_norm.norm)
         self.ffn_norm = raw_forward(layer.feed_forward_add_norm.norm)
 
     def split_heads(self, projected: Tensor, num_sources: int) -> tuple[Tensor, Tensor]:
         """Return queries (B H, Q, d_k), and concatenated keys and values (B, H, Q, d_k + d_v), of rows (B Q, ...).
 
-        `projected` must not be a view. The results have no dimension B if that is 1.
+        A row contains for each head its query, key and value, next to each other. The results are views of it, since
+        a step is too short for copies; `projected` itself must not be a view. With one source they lack B.
         """
-        tokens, row = projected.shape[0] // num_sources, projected.shape[1]
-        sizes, strides = ((), ()) if num_sources == 1 else ((num_sources,), (tokens * row,))
-        width, (key_width, value_width) = row // self.heads, self.head_widths
-        query = projected.as_strided((*sizes, self.heads, tokens, key_width), (*strides, width, row, 1))
-        sizes, strides = (*sizes, self.heads, tokens, key_width + value_width), (*strides, width, row, 1)
-        return query if num_sources == 1 else query.flatten(0, 1), projected.as_strided(sizes, strides, key_width)
+        row_width = projected.shape[1]
+        head_width = row_width // self.heads
+        key_width, value_width = self.head_widths
+        tokens = projected.shape[0] // num_sources
+
+        if num_sources == 1:
+            strides = (head_width, row_width, 1)
+            query = projected.as_strided((self.heads, tokens, key_width), strides)
+            key_values = projected.as_strided((self.heads, tokens, key_width + value_width), strides, key_width)
+            return query, key_values
+        heads = (num_sources, self.heads, tokens)
+        strides = (tokens * row_width, head_width, row_width, 1)
+        query = projected.as_strided((*heads, key_width), strides).flatten(0, 1)
+        key_values = projected.as_strided((*heads, key_width + value_width), strides, key_width)
+        return query, key_values
 
     def merge_heads(self, attended: Tensor, num_sources: int) -> Tensor:
         """Concatenate the outputs of the heads (B H, Q, d_v) for each token: (B Q, H d_v)."""
@@ -134,7 +182,8 @@ class EncoderLayerPass(UnwrappedLayer):
         query, key_values = self.split_heads(self.project(hidden_states), num_sources)
         keys, values = key_values.flatten(0, -3).split_with_sizes(self.head_widths, -1)  # (B H, S, d_k), (B H, S, d_v)
         attended = attend(query, keys.transpose(1, 2), values, mask, self.scaling)  # (B H, S, d_v)
-        hidden_states = self.norm(self.o_proj(self.merge_heads(attended, num_sources)).add_(hidden_states))
+        output = self.o_proj(self.merge_heads(attended, num_sources))
+        hidden_states = self.norm(output.add_(hidden_states))
         inner = self.activation(self.fc1(hidden_states))
         return self.ffn_norm(self.fc2(inner).add_(hidden_states))
 
@@ -149,23 +198,25 @@ class PreparedEncoder:
     """
 
     def __init__(self, encoder: VaswaniTransformerEncoder) -> None:
-        self.encoder, self.positions = encoder, encoder.input_embedding.positions
-        self.fast_layers = [EncoderLayerPass(cast(VaswaniTransformerEncoderLayer, layer)) for layer in encoder.layers]
+        layers = cast(Iterable[VaswaniTransformerEncoderLayer], encoder.layers)
+        self.encoder = encoder
+        self.positions = encoder.input_embedding.positions
+        self.fast_layers = [EncoderLayerPass(layer) for layer in layers]
         self.embed = embed_fn(encoder.embed_tokens)
         self.encodings = torch.empty(0, encoder.config.d_model)
 
     def fast_pass(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Return the encoder's output (B, S, d_model) for `input_ids` (B, S); `attention_mask` is 0 at padding."""
         sources, length = input_ids.shape
-        if length > len(encodings := self.encodings):
-            self.encodings = encodings = self.positions.first_positions(length + GROWTH)
-        rows = encodings[:length]
-        mask = rows.new_zeros(1, 1, 1)
+        if length > len(self.encodings):
+            self.encodings = self.positions.first_positions(length + GROWTH)
+        positions = self.encodings[:length]
+        mask = positions.new_zeros(1, 1, 1)
         if attention_mask is not None and not bool(attention_mask.all()):
-            rows = nn.functional.embedding(count_positions(attention_mask), rows)
+            positions = nn.functional.embedding(count_positions(attention_mask), positions)
             mask = additive_mask(attention_mask.bool(), torch.float32)  # (B, S)
             mask = mask.repeat_interleave(self.encoder.config.num_heads, dim=0)[:, None]
-        hidden_states = self.embed(input_ids, rows).flatten(0, 1)
+        hidden_states = self.embed(input_ids, positions).flatten(0, 1)
         for layer in self.fast_layers:
             hidden_states = layer(hidden_states, mask, sources)
         return hidden_states.view(sources, length, -1)
@@ -173,14 +224,16 @@ class PreparedEncoder:
     @functools.wraps(VaswaniTransformerEncoder.forward)
     def forward(self, *args: Any, **inputs: Any) -> Any:
         """Return the encoder's output."""
-        ids, mask, config = inputs.get("input_ids"), inputs.get("attention_mask"), self.encoder.config
-        table = self.positions.table.num_embeddings if isinstance(self.positions, LearnedPositions) else None
-        is_plain = (
+        config = self.encoder.config
+        ids = inputs.get("input_ids")
+        mask = inputs.get("attention_mask")
+        longest = self.positions.table.num_embeddings if isinstance(self.positions, LearnedPositions) else None
+        is_fast = (
             not args
             and PLAIN_INPUTS.issuperset(inputs)
             and ids is not None
             and ids.numel() > 0
-            and (table is None or ids.shape[1] <= table)
+            and (longest is None or ids.shape[1] <= longest)
             and (mask is None or mask.shape == ids.shape)
             and inputs.get("return_dict") is not False
             and not any(inputs.get(flag) or getattr(config, flag) for flag in RECORDED)
@@ -188,7 +241,7 @@ class PreparedEncoder:
             and config.attention_window is None
             and not torch.is_autocast_enabled("cpu")
         )
-        if not is_plain:
+        if not is_fast:
             return self.encoder(*args, **inputs)
         return BaseModelOutput(last_hidden_state=self.fast_pass(ids, mask))
 
@@ -196,83 +249,6 @@ class PreparedEncoder:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.encoder, name)
-
-
-class BeamCache:
-    """Self-attention cache of the beams; reordering beams changes only a mask, and moves no keys and values.
-
-    Args:
-        layers, num_sources, heads, num_beams, key_width, value_width: sizes; the last two are d_k and d_v.
-
-    Attributes:
-        length: T.
-        key_values: (layers, B, H, slots for T, k, d_k + d_v), concatenated keys and values.
-        ancestry_mask: (k B, T k), -inf at keys of other beams' ancestors; None for a single beam.
-        self_mask: (k B, k), the mask's columns for a new token, at which each beam attends to its own key.
-        mask: (B H or 1, k or 1, T k or 1), the mask to add to the scores.
-        write_slots: views (B, H, k, d_k + d_v) of each layer's slots for the newest token.
-        keys, values: views (B H, d_k, T k) and (B H, T k, d_v) of each layer, including the newest token.
-    """
-
-    def __init__(
-        self, layers: int, num_sources: int, heads: int, num_beams: int, key_width: int, value_width: int
-    ) -> None:
-        self.num_sources, self.num_beams, self.key_width, self.length = num_sources, num_beams, key_width, 0
-        shape = (layers, num_sources, heads, GROWTH, num_beams, key_width + value_width)
-        self.key_values = torch.empty(shape, dtype=torch.float32, device="cpu")
-        own_column = torch.full((num_beams, num_beams), -torch.inf, dtype=torch.float32, device="cpu").fill_diagonal_(0)
-        self.self_mask = own_column.repeat(num_sources, 1)
-        self.ancestry_mask = self.self_mask[:, :0] if num_beams > 1 else None
-        self.mask = torch.zeros(1, 1, 1, dtype=torch.float32, device="cpu")
-        self.keys: tuple[Tensor, ...] = ()
-        self.values: tuple[Tensor, ...] = ()
-        self.write_slots: tuple[Tensor, ...] = ()
-
-    def reorder(self, beams: Tensor) -> None:
-        """Let row i continue row `beams[i]` of the same source; `beams` (k B,)."""
-        if self.ancestry_mask is not None:
-            self.ancestry_mask = self.ancestry_mask.index_select(0, beams)
-
-    def keep(self, sources: Tensor) -> None:
-        """Keep these sources, by index in ascending order, moving them within the allocated memory."""
-        unmoved = torch.arange(len(sources), device=sources.device)
-        stay = int((sources == unmoved).long().cumprod(0).sum())  # leading sources that do not move
-        for layer in self.key_values:
-            written = layer[:, :, : self.length]
-            written[stay : len(sources)] = written[sources[stay:]]
-        if self.ancestry_mask is not None:
-            rows = self.ancestry_mask.view(self.num_sources, self.num_beams, -1)
-            self.ancestry_mask = rows[sources].flatten(0, 1)
-        self.key_values, self.num_sources = self.key_values[:, : len(sources)], len(sources)
-        self.self_mask = self.self_mask[: len(sources) * self.num_beams]
-
-    def append_slot(self) -> None:
-        """Append a slot for a new token of each beam."""
-        self.length += 1
-        layers, sources, heads, slots, beams, width = self.key_values.shape
-        if self.length > slots:
-            grown = self.key_values.new_empty(layers, sources, heads, slots + max(GROWTH, slots // 2), beams, width)
-            grown[:, :, :, :slots] = self.key_values
-            self.key_values = grown
-        if self.ancestry_mask is not None:
-            self.ancestry_mask = torch.cat([self.ancestry_mask, self.self_mask], dim=1)
-            of_source = self.ancestry_mask.view(sources, 1, beams, -1)
-            self.mask = of_source[0] if sources == 1 else of_source.expand(-1, heads, -1, -1).flatten(0, 1)
-        self.write_slots = self.key_values.select(3, self.length - 1).unbind()  # (B, H, k, d_k + d_v) each
-        each_layer, _, each_head, *_ = self.key_values.stride()  # it begins where its memory does
-        rows, tokens = sources * heads, self.length * beams
-        keys, values = (layers, rows, self.key_width, tokens), (layers, rows, tokens, width - self.key_width)
-        self.keys = self.key_values.as_strided(keys, (each_layer, each_head, 1, width)).unbind()
-        self.values = self.key_values.as_strided(values, (each_layer, each_head, width, 1), self.key_width).unbind()
-
-    def write(self, layer: int, key_values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the newest token's `key_values`, (B, H, k, d_k + d_v) or without B if it is 1.
-
-        Returns:
-            All keys (B H, d_k, T k) and values (B H, T k, d_v) of the layer.
-        """
-        self.write_slots[layer].copy_(key_values)
-        return self.keys[layer], self.values[layer]
 
 
 class CachedCrossAttention:
@@ -283,22 +259,29 @@ class CachedCrossAttention:
     """
 
     def __init__(self, attention: CrossAttention) -> None:
-        self.heads, self.scaling = attention.config.num_heads, attention.scaling
+        self.heads = attention.config.num_heads
+        self.scaling = attention.scaling
         self.project_key_values = attention.project_key_values
-        self.q_proj, self.o_proj = map(raw_forward, (attention.q_proj, attention.o_proj))
-        self.weights: tuple[Tensor, ...] = ()
-        linears = (attention.q_proj, attention.o_proj)
-        unpacked = [linear.unpacked() for linear in linears if isinstance(linear, PreparedLinear)]
-        parameters = [pair for pair in unpacked if pair is not None]
-        if len(parameters) == 2:
-            (w_q, _), (w_o, _) = parameters
-            q_bias, o_bias = (weight.new_zeros(len(weight)) if bias is None else bias for weight, bias in parameters)
-            self.weights = (
-                w_q.unflatten(0, (self.heads, -1)) * self.scaling,  # (H, d_k, d_model)
-                q_bias.view(self.heads, -1, 1) * self.scaling,  # (H, d_k, 1)
-                w_o.unflatten(1, (self.heads, -1)).permute(1, 2, 0).contiguous(),  # (H, d_v, d_model)
-                o_bias,
-            )
+        self.q_proj = raw_forward(attention.q_proj)
+        self.o_proj = raw_forward(attention.o_proj)
+        self.weights = self.unpack(attention)
+
+    def unpack(self, attention: CrossAttention) -> tuple[Tensor, ...]:
+        """Return W_Q and its bias, scaled, and W_O and its bias, by head; () if they are not available."""
+        parameters = []
+        for linear in (attention.q_proj, attention.o_proj):
+            unpacked = linear.unpacked() if isinstance(linear, PreparedLinear) else None
+            if unpacked is None:
+                return ()
+            weight, bias = unpacked
+            parameters += [weight, weight.new_zeros(len(weight)) if bias is None else bias]
+        w_q, q_bias, w_o, o_bias = parameters
+        return (
+            w_q.unflatten(0, (self.heads, -1)) * self.scaling,  # (H, d_k, d_model)
+            q_bias.view(self.heads, -1, 1) * self.scaling,  # (H, d_k, 1)
+            w_o.unflatten(1, (self.heads, -1)).permute(1, 2, 0).contiguous(),  # (H, d_v, d_model)
+            o_bias,
+        )
 
     def source_key_values(self, memory: Tensor) -> KeyValues:
         """Return contiguous keys and values of the encoder's output (B, S, d_model)."""
@@ -309,15 +292,20 @@ class CachedCrossAttention:
         """Return a function of hidden states (k B, d_model) that attends to the sources; `mask` is (B, 1, 1, S)."""
         keys, values = key_values
         sources, heads, _, tokens = keys.shape
-        if self.weights and sources * heads * tokens <= self.weights[0].shape[2]:
-            return self.absorbed(keys, values, mask, num_beams)
-        keys, values = keys.flatten(0, 1), values.flatten(0, 1)
-        mask = keys.new_zeros(1, 1, 1) if mask is None else mask.expand(-1, heads, -1, -1).flatten(0, 1)
+        if self.weights:
+            d_model = self.weights[0].shape[2]
+            if sources * heads * tokens <= d_model:
+                return self.absorbed(keys, values, mask, num_beams)
+        flat_keys = keys.flatten(0, 1)
+        flat_values = values.flatten(0, 1)
+        flat_mask = keys.new_zeros(1, 1, 1) if mask is None else mask.expand(-1, heads, -1, -1).flatten(0, 1)
 
         def cross_attend(hidden_states: Tensor) -> Tensor:
             query = self.q_proj(hidden_states).view(sources, num_beams, heads, -1).transpose(1, 2).flatten(0, 1)
-            attended = attend(query, keys, values, mask, self.scaling).view(sources, heads, num_beams, -1)
-            return self.o_proj(attended.transpose(1, 2).reshape(hidden_states.shape[0], -1)).add_(hidden_states)
+            attended = attend(query, flat_keys, flat_values, flat_mask, self.scaling)  # (B H, k, d_v)
+            by_beam = attended.view(sources, heads, num_beams, -1).transpose(1, 2)  # (B, k, H, d_v)
+            output = self.o_proj(by_beam.reshape(hidden_states.shape[0], -1))
+            return output.add_(hidden_states)
 
         return cross_attend
 
@@ -325,21 +313,39 @@ class CachedCrossAttention:
         """Return the same function with precomputed products (weight absorption)."""
         w_q, q_bias, w_o, o_bias = self.weights
         sources, heads, _, tokens = keys.shape
+        d_model = w_q.shape[2]
+
+        # Scores (B, k, H S) are states @ to_scores + score_bias.
         keys = keys.transpose(2, 3)
         to_scores = (keys @ w_q).flatten(1, 2).transpose(1, 2)  # (B, d_model, H S)
-        to_output = (values @ w_o).flatten(1, 2)
+        score_bias = (keys @ q_bias).transpose(2, 3)  # (B, H, 1, S)
+        if mask is not None:
+            score_bias = score_bias + mask
+        score_bias = score_bias.reshape(sources, 1, -1)
+
+        # The output is weights @ to_output.
+        to_output = (values @ w_o).flatten(1, 2)  # (B, H S, d_model)
         to_output += o_bias / heads  # attention weights sum to 1 in each head
-        added = (keys @ q_bias).transpose(2, 3)  # (B, H, 1, S)
-        added = (added if mask is None else added + mask).reshape(sources, 1, -1)
-        batch, product = (sources,), torch.baddbmm
-        if sources == 1:  # omit the dimension for speed
-            to_scores, to_output, added, batch, product = to_scores[0], to_output[0], added[0], (), torch.addmm
-        to_states, head_shape = (*batch, num_beams, w_q.shape[2]), (*batch, num_beams, heads, tokens)
+
+        if sources == 1:  # products of matrices are faster than batches of one product
+            return self.absorbed_source(to_scores[0], to_output[0], score_bias[0], num_beams)
 
         def cross_attend(hidden_states: Tensor) -> Tensor:
-            states = hidden_states.view(to_states)  # (B, k, d_model)
-            weights = product(added, states, to_scores).view(head_shape).softmax(-1)
-            return product(states, weights.flatten(-2), to_output).view(hidden_states.shape)
+            states = hidden_states.view(sources, num_beams, d_model)
+            weights = torch.baddbmm(score_bias, states, to_scores)
+            weights = weights.view(sources, num_beams, heads, tokens).softmax(-1)
+            return torch.baddbmm(states, weights.flatten(-2), to_output).view(hidden_states.shape)
+
+        return cross_attend
+
+    def absorbed_source(self, to_scores: Tensor, to_output: Tensor, score_bias: Tensor, num_beams: int) -> Function:
+        """Return the function of `absorbed` for a single source, of matrices without the dimension B."""
+        tokens = to_scores.shape[1] // self.heads
+
+        def cross_attend(hidden_states: Tensor) -> Tensor:
+            weights = torch.addmm(score_bias, hidden_states, to_scores)  # (k, H S)
+            weights = weights.view(num_beams, self.heads, tokens).softmax(-1)
+            return torch.addmm(hidden_states, weights.flatten(-2), to_output)
 
         return cross_attend
 
@@ -358,7 +364,8 @@ class DecoderLayerStep(UnwrappedLayer):
         query, key_values = self.split_heads(self.project(hidden_states), cache.num_sources)
         keys, values = cache.write(self.index, key_values)
         attended = attend(query, keys, values, cache.mask, self.scaling)  # (B H, k, d_v)
-        hidden_states = self.norm(self.o_proj(self.merge_heads(attended, cache.num_sources)).add_(hidden_states))
+        output = self.o_proj(self.merge_heads(attended, cache.num_sources))
+        hidden_states = self.norm(output.add_(hidden_states))
         hidden_states = self.cross_attn_norm(cross_attend(hidden_states))
         inner = self.activation(self.fc1(hidden_states))
         return self.ffn_norm(self.fc2(inner).add_(hidden_states))
@@ -382,9 +389,9 @@ class DecoderStep:
     def __call__(self, input_ids: Tensor, cache: BeamCache, cross_attention: list[Function]) -> Tensor:
         """Return the decoder's output (k B, d_model) for one new token of each beam (k B,), and extend the cache."""
         cache.append_slot()
-        if cache.length > len(positions := self.positions):
-            self.positions = positions = self.encode.first_positions(cache.length + GROWTH).unbind()
-        hidden_states = self.embed(input_ids, positions[cache.length - 1])  # (k B, d_model)
+        if cache.length > len(self.positions):
+            self.positions = self.encode.first_positions(cache.length + GROWTH).unbind()
+        hidden_states = self.embed(input_ids, self.positions[cache.length - 1])  # (k B, d_model)
         for layer, cross_attend in zip(self.layers, cross_attention, strict=True):
             hidden_states = layer(hidden_states, cache, cross_attend)
         return hidden_states
@@ -405,7 +412,9 @@ class PreparedStepper:
     def __init__(
         self, decoder_step: DecoderStep, memory: Tensor, attention_mask: Tensor | None, num_beams: int
     ) -> None:
-        self.decoder_step, self.num_beams, layers = decoder_step, num_beams, decoder_step.layers
+        layers = decoder_step.layers
+        self.decoder_step = decoder_step
+        self.num_beams = num_beams
         self.key_values = [layer.cross_attention.source_key_values(memory) for layer in layers]
         self.mask: Tensor | None = None  # (B, 1, 1, S)
         if attention_mask is not None and not bool(attention_mask.all()):
@@ -418,7 +427,7 @@ class PreparedStepper:
         return [layer.cross_attention.over(pair, self.mask, self.num_beams) for layer, pair in pairs]
 
     def step(self, tokens: Tensor) -> Tensor:
-        hidden_states = tokens
+        hidden_states = tokens  # each step has at least one new token, whose states these become
         for position in range(self.cache.length, tokens.shape[1]):
             hidden_states = self.decoder_step(tokens[:, position], self.cache, self.cross_attention)
         return self.decoder_step.project(hidden_states)
@@ -429,5 +438,6 @@ class PreparedStepper:
     def keep(self, sources: Tensor) -> None:
         self.cache.keep(sources)
         self.key_values = [(keys[sources], values[sources]) for keys, values in self.key_values]
-        self.mask = None if self.mask is None else self.mask[sources]
+        if self.mask is not None:
+            self.mask = self.mask[sources]
         self.cross_attention = self.attend_to_sources()

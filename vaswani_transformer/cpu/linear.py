@@ -1,15 +1,17 @@
 """Linear layers with weights packed for the CPU's matrix libraries, in float32, bfloat16 or int8.
 
-R rows of inputs. The fastest layout depends on the CPU, the weight's shape and R, so the layouts are timed. Some torch
-functions used here are private or deprecated; `is_supported` tries each layout before its use.
+A layout is a way to pack a weight. The fastest one depends on the CPU, the weight's shape and the number of input rows
+(R), so the layouts are timed. Some torch functions used here are private or deprecated; `is_supported` tries each
+layout before its use.
 """
 
+import copy
 import functools
 import math
 import warnings
 from collections.abc import Callable
-from itertools import pairwise
 from time import thread_time
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +24,7 @@ TIMED_ROWS = (4, 32, 128)  # a beam search step of one sentence, of eight and of
 PACKED_ROWS = 32  # that oneDNN packs for
 TIMED_WEIGHTS = 2**20  # largest weight to time; larger ones are bound by memory bandwidth
 REPETITIONS = 4
-MARGIN = 0.9  # another layout must be faster by this factor, since a layer with two holds its weight twice
+MARGIN = 0.9  # how much faster a second layout must be, since a layer with two layouts stores its weight twice
 
 
 class PreparedLinear(nn.Module):
@@ -35,33 +37,48 @@ class PreparedLinear(nn.Module):
 
     def __init__(self, product: Product, unpacked: Callable[[], Parameters | None]) -> None:
         super().__init__()
-        self.product, self.unpacked = product, unpacked
+        self.product = product
+        self.unpacked = unpacked
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Return the product in the dtype of `hidden_states` (..., in)."""
         if hidden_states.requires_grad and torch.is_grad_enabled():
             raise RuntimeError(
-                "A model prepared for inference passes no gradients back; call it under torch.no_grad(), or call the "
-                "one it was prepared from."
+                "A model prepared for inference does not compute gradients; call it under torch.no_grad(), or call "
+                "the original model."
             )
-        product = self.product(hidden_states.float().reshape(-1, hidden_states.shape[-1]))  # (R, out)
+        rows = hidden_states.float().reshape(-1, hidden_states.shape[-1])
+        product = self.product(rows)  # (R, out)
         return product.view(*hidden_states.shape[:-1], product.shape[1]).to(hidden_states.dtype)
+
+
+def compiled(operator: Any) -> Callable[..., Tensor]:
+    """Return the compiled function of a torch operator, which skips the overhead of Python's dispatch."""
+    return getattr(operator, "_op", operator)
 
 
 def pack(weight: Tensor, bias: Tensor | None, dtype: torch.dtype = torch.float32) -> PreparedLinear:
     """Return the layer by oneDNN, with packed W and products in `dtype`."""
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype).contiguous(), PACKED_ROWS)
-    operator = torch.ops.mkldnn._linear_pointwise.default
-    apply = getattr(operator, "_op", operator)  # without the overhead of Python's dispatch
+    packed_weight = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype).contiguous(), PACKED_ROWS)
+    packed_bias = None if bias is None else bias.to(dtype)
+    linear = compiled(torch.ops.mkldnn._linear_pointwise.default)
+
+    def float32_product(rows: Tensor) -> Tensor:
+        return linear(rows, packed_weight, packed_bias, "none", [], "")
+
+    def rounded_product(rows: Tensor) -> Tensor:
+        return linear(rows.to(dtype), packed_weight, packed_bias, "none", [], "").float()
+
     if dtype == torch.float32:
-        return PreparedLinear(lambda rows: apply(rows, packed, bias, "none", [], ""), lambda: (packed.to_dense(), bias))
-    rounded = None if bias is None else bias.to(dtype)
-    return PreparedLinear(lambda rows: apply(rows.to(dtype), packed, rounded, "none", [], "").float(), lambda: None)
+        return PreparedLinear(float32_product, lambda: (packed_weight.to_dense(), bias))
+    return PreparedLinear(rounded_product, lambda: None)
 
 
 def transpose(weight: Tensor, bias: Tensor | None) -> PreparedLinear:
     """Return the layer by torch, with W stored as (in, out)."""
-    columns = weight.t().clone(memory_format=torch.contiguous_format)  # a row is contiguous already
+    # `contiguous()` would not copy a weight of one row, whose transpose is contiguous already.
+    columns = weight.t().clone(memory_format=torch.contiguous_format)
+
     if bias is None:
         return PreparedLinear(lambda rows: rows.mm(columns), lambda: (columns.t(), None))
     return PreparedLinear(lambda rows: torch.addmm(bias, rows, columns), lambda: (columns.t(), bias))
@@ -77,26 +94,33 @@ def quantize(
         reduces_range: whether x has only 7 bits, so that the sum of two products fits into 16 bits; None for only if it
             would overflow.
     """
-    has_7_bits = int8_sum_overflows() if reduces_range is None else reduces_range
+    if reduces_range is None:
+        reduces_range = int8_sum_overflows()
+
+    # The scale of a row maps its largest weight to 127.
     scales = (weight.abs().amax(1) / 127).clamp(min=MIN_SCALE)  # (out,)
     zero_points = torch.zeros_like(scales, dtype=torch.long)
     with warnings.catch_warnings():  # such tensors are deprecated
         warnings.filterwarnings("ignore", r"torch\.quantize_per_tensor", UserWarning)
         quantized = torch.quantize_per_channel(weight, scales, zero_points, 0, torch.qint8)
-    chosen = torch.backends.quantized.engine
-    torch.backends.quantized.engine = engine or chosen
+
+    # torch packs for its current engine, which is a global setting; a packed weight remembers its own.
+    current_engine = torch.backends.quantized.engine
+    torch.backends.quantized.engine = engine or current_engine
     try:
         packed = torch.ops.quantized.linear_prepack(quantized, bias)
     finally:
-        torch.backends.quantized.engine = chosen
-    operator = torch.ops.quantized.linear_dynamic.default
-    apply = getattr(operator, "_op", operator)
+        torch.backends.quantized.engine = current_engine
+    linear = compiled(torch.ops.quantized.linear_dynamic.default)
+
+    def product(rows: Tensor) -> Tensor:
+        return linear(rows, packed, reduces_range)
 
     def dequantized() -> Parameters:
         weight, bias = torch.ops.quantized.linear_unpack(packed)
         return weight.dequantize(), bias
 
-    return PreparedLinear(lambda rows: apply(rows, packed, has_7_bits), dequantized)
+    return PreparedLinear(product, dequantized)
 
 
 Layout = Callable[[Tensor, Tensor | None], PreparedLinear]  # of a weight (out, in) and a bias, without gradients
@@ -111,9 +135,6 @@ LAYOUTS: dict[str, dict[str, Layout]] = {
 ROUNDING = {"float32": 0.0, "bfloat16": 0.0, "int8": 0.5 / 127}
 """Largest error of an unpacked weight, relative to the largest of its row."""
 
-chosen_layouts: dict[str, str] = {}
-"""Fastest layout by dtype, shape, rows and threads, from timings of this process or a record."""
-
 
 def is_supported(layout: Layout, rounding: float = 0.0) -> bool:
     """Return whether torch supports a layout on this CPU."""
@@ -121,7 +142,8 @@ def is_supported(layout: Layout, rounding: float = 0.0) -> bool:
     rows = torch.ones(PACKED_ROWS, 64, dtype=torch.float32, device="cpu")
     try:
         layer = layout(weight, None)
-        products, parameters = torch.cat([layer.product(rows[:2]), layer.product(rows)]), layer.unpacked()
+        products = torch.cat([layer.product(rows[:2]), layer.product(rows)])
+        parameters = layer.unpacked()
     except (RuntimeError, AttributeError, TypeError):
         return False
     if parameters is not None and not torch.allclose(parameters[0], weight, rtol=0.0, atol=rounding):
@@ -133,13 +155,17 @@ def is_supported(layout: Layout, rounding: float = 0.0) -> bool:
 @functools.cache
 def int8_sum_overflows() -> bool:
     """Return whether a sum of two int8 products overflows 16 bits, as on CPUs without VNNI instructions."""
-    engines = {None, "onednn"} & {None, *torch.backends.quantized.supported_engines}
-    layers = [
-        quantize(torch.ones(16, 64, dtype=torch.float32), None, engine, reduces_range=False) for engine in engines
-    ]
-    rows = [torch.ones(count, 64, dtype=torch.float32) for count in (2, PACKED_ROWS)]
-    products = torch.cat([layer.product(batch) for layer in layers for batch in rows])
-    return not torch.allclose(products, torch.full_like(products, 64.0), rtol=0.02)
+    engines: list[str | None] = [None]
+    if "onednn" in torch.backends.quantized.supported_engines:
+        engines.append("onednn")
+    weight = torch.ones(16, 64, dtype=torch.float32)
+    for engine in engines:
+        layer = quantize(weight, None, engine, reduces_range=False)
+        for count in (2, PACKED_ROWS):
+            product = layer.product(torch.ones(count, 64, dtype=torch.float32))
+            if not torch.allclose(product, torch.full_like(product, 64.0), rtol=0.02):
+                return True
+    return False
 
 
 def best_times(products: list[Product], rows: Tensor) -> list[float]:
@@ -153,43 +179,96 @@ def best_times(products: list[Product], rows: Tensor) -> list[float]:
     return times
 
 
-def fastest_layouts(dtype: str, layouts: dict[str, Layout], weight: Tensor) -> list[str]:
-    """Return the layouts of `weight` for `TIMED_ROWS`, in which each must win over that of fewer rows.
+def fastest_layouts(layouts: dict[str, Layout], weight: Tensor) -> list[str]:
+    """Return the name of the fastest layout for each of `TIMED_ROWS`.
 
-    Each shape is timed once per process.
+    A layout for more rows replaces the one before only if it is faster by `MARGIN`.
+    """
+    names = list(layouts)
+    products = [layout(weight, None).product for layout in layouts.values()]
+    fastest = []
+    chosen = 0
+    for count in TIMED_ROWS:
+        times = best_times(products, torch.ones(count, weight.shape[1], dtype=torch.float32))
+        if min(times) < MARGIN * times[chosen]:
+            chosen = times.index(min(times))
+        fastest.append(names[chosen])
+    return fastest
+
+
+timed_layouts: dict[str, str] = {}
+"""Cache of the layouts that were the fastest in this process, so that each shape is timed once."""
+
+
+def choose_layouts(dtype: str, layouts: dict[str, Layout], weight: Tensor, recorded: dict[str, str]) -> dict[str, str]:
+    """Return the name of the layout of `weight` for each of `TIMED_ROWS`.
+
+    The keys name all that the times depend on, so that a record of them can be used again. The layouts are timed unless
+    each key is in `recorded` with a layout that this CPU supports.
     """
     sample = weight[: max(1, TIMED_WEIGHTS // weight.shape[1])]
-    shape, threads = f"{sample.shape[1]} to {sample.shape[0]}", torch.get_num_threads()
-    counts = {f"{dtype}, {shape}, {count} rows, {threads} threads": count for count in TIMED_ROWS}
-    if any(chosen_layouts.get(key) not in list(layouts) for key in counts):
-        products = [layout(sample, None).product for layout in layouts.values()]
-        chosen = 0
-        for key, count in counts.items():
-            times = best_times(products, torch.ones(count, sample.shape[1], dtype=torch.float32))
-            if min(times) < MARGIN * times[chosen]:
-                chosen = times.index(min(times))
-            chosen_layouts[key] = list(layouts)[chosen]
-    return [chosen_layouts[key] for key in counts]
+    shape = f"{sample.shape[1]} to {sample.shape[0]}"
+    threads = torch.get_num_threads()
+    keys = [f"{dtype}, {shape}, {count} rows, {threads} threads" for count in TIMED_ROWS]
+    for known in (recorded, timed_layouts):
+        if all(known.get(key) in list(layouts) for key in keys):
+            return {key: known[key] for key in keys}
+    fastest = dict(zip(keys, fastest_layouts(layouts, sample), strict=True))
+    timed_layouts.update(fastest)
+    return fastest
 
 
-def linear_factory(dtype: str) -> Callable[[nn.Linear], nn.Module] | None:
-    """Return the function that packs a plain layer; None if torch does not support `dtype` on this CPU."""
-    layouts = {name: layout for name, layout in LAYOUTS[dtype].items() if is_supported(layout, ROUNDING[dtype])}
+class LinearPacker:
+    """Makes packed copies of linear layers in one dtype.
 
-    def make(linear: nn.Linear) -> PreparedLinear:
-        weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
-        names = fastest_layouts(dtype, layouts, weight) if len(layouts) > 1 else list(layouts)
-        layers = {name: layouts[name](weight, bias) for name in set(names)}
-        first = layers[names[0]]
-        if len(layers) == 1:
-            return first
-        few, some, many = (layers[name].product for name in names)
-        low, high = (math.isqrt(less * more) for less, more in pairwise(TIMED_ROWS))
+    Args:
+        dtype: a key of `LAYOUTS`.
+        recorded: layouts of an earlier packer, to use instead of timing.
 
-        def product(rows: Tensor) -> Tensor:
-            count = rows.shape[0]
-            return few(rows) if count <= low else some(rows) if count <= high else many(rows)
+    Attributes:
+        supported: the layouts that torch supports on this CPU; if there are none, copies are plain layers.
+        used: the layouts chosen so far, by dtype, shape, rows and threads.
+    """
 
-        return PreparedLinear(product, first.unpacked)
+    def __init__(self, dtype: str, recorded: dict[str, str]) -> None:
+        self.dtype = dtype
+        self.recorded = recorded
+        self.supported = {
+            name: layout for name, layout in LAYOUTS[dtype].items() if is_supported(layout, ROUNDING[dtype])
+        }
+        self.used: dict[str, str] = {}
 
-    return make if layouts else None
+    def __call__(self, linear: nn.Linear) -> nn.Module:
+        """Return the copy of a layer."""
+        weight = linear.weight.detach()
+        bias = None if linear.bias is None else linear.bias.detach()
+        if not self.supported:
+            return copy.deepcopy(linear)
+        if len(self.supported) == 1:  # without a choice there is nothing to time or to record
+            (layout,) = self.supported.values()
+            return layout(weight, bias)
+        chosen = choose_layouts(self.dtype, self.supported, weight, self.recorded)
+        self.used.update(chosen)
+        layers = {name: self.supported[name](weight, bias) for name in set(chosen.values())}
+        return by_rows([layers[name] for name in chosen.values()])
+
+
+def by_rows(layers: list[PreparedLinear]) -> PreparedLinear:
+    """Return the layer that computes by one of `layers`, those for `TIMED_ROWS`, whichever is nearest in rows."""
+    first, second, third = layers
+    if first is second is third:
+        return first
+    few, some, many = first.product, second.product, third.product
+    # The geometric mean is where the ratios to the two timed numbers of rows are equal.
+    low = math.isqrt(TIMED_ROWS[0] * TIMED_ROWS[1])
+    high = math.isqrt(TIMED_ROWS[1] * TIMED_ROWS[2])
+
+    def product(rows: Tensor) -> Tensor:
+        count = rows.shape[0]
+        if count <= low:
+            return few(rows)
+        if count <= high:
+            return some(rows)
+        return many(rows)
+
+    return PreparedLinear(product, first.unpacked)

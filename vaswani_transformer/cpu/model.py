@@ -15,7 +15,7 @@ from ..embeddings import Dropout
 from ..model import VaswaniTransformerForConditionalGeneration
 from ..search import Stepper
 from .fast_path import DecoderStep, PreparedEncoder, PreparedStepper, fuse_qkv, is_plain
-from .linear import LAYOUTS, linear_factory
+from .linear import LAYOUTS, LinearPacker
 
 logger = logging.get_logger(__name__)
 
@@ -32,27 +32,52 @@ def replace(model: nn.Module, make: Callable[[Any], nn.Module], *types: type[nn.
                 setattr(module, name, make(child))
 
 
+def weights_of_linears(model: nn.Module) -> list[Tensor]:
+    """Return the weights that only plain linear layers use, unlike an embedding's that a projection shares."""
+    linears = [module for module in model.modules() if type(module) is nn.Linear]
+    others = [module for module in model.modules() if type(module) is not nn.Linear]
+    shared = {id(weight) for module in others for weight in module.parameters(recurse=False)}
+    return [linear.weight for linear in linears if id(linear.weight) not in shared]
+
+
 class Prepared(PreTrainedModel):
     """Model with packed layers, which cannot be trained, saved, moved or copied.
 
+    A prepared model is an instance of its model's class too (see `prepared_class`), but it does not call the
+    constructor of that class: this would draw new weights and build the modules of the config, where the model may
+    have modules that its user changed. Instead it takes over copies of all attributes of the model, among them its
+    modules, and then replaces modules.
+
     Args:
         model: the original model, which is not changed.
-        make_linear: returns the packed copy of a linear layer.
+        dtype: a key of `LAYOUTS`.
+        recorded: layouts to use instead of timing.
+
+    Attributes:
+        layouts: the layouts of the linear layers, by dtype, shape, rows and threads; empty without a choice.
     """
 
-    def __init__(self, model: PreTrainedModel, make_linear: Callable[[nn.Linear], nn.Module]) -> None:
-        PreTrainedModel.__init__(self, copy.deepcopy(model.config))  # Transformers notes what the class records
-        # Weights that only linear layers hold are not copied, since packing copies them.
-        linears = [module for module in model.modules() if type(module) is nn.Linear]
-        others = (module for module in model.modules() if type(module) is not nn.Linear)
-        kept = {id(weight) for module in others for weight in module.parameters(recurse=False)}
-        memo = {id(linear.weight): linear.weight for linear in linears if id(linear.weight) not in kept}
+    def __init__(self, model: PreTrainedModel, dtype: str, recorded: dict[str, str]) -> None:
+        # Transformers registers here the outputs that the class can record. The attributes are replaced below.
+        PreTrainedModel.__init__(self, copy.deepcopy(model.config))
+
+        # deepcopy takes an object in its memo as copied already. Packing copies these weights anyway.
+        memo = {id(weight): weight for weight in weights_of_linears(model)}
         vars(self).update(copy.deepcopy(vars(model), memo))
+
+        # A module that keeps float32 comes first, so that the second packer finds none of its layers.
+        float32_packer = LinearPacker("float32", recorded)
+        packer = LinearPacker(dtype, recorded)
+        if not packer.supported:
+            logger.warning("torch %s cannot pack layers in %s here; the copy has plain ones.", torch.__version__, dtype)
         replace(self, fuse_qkv, SelfAttention, CausalSelfAttention)
-        for module in [module for module in self.modules() if getattr(module, "keeps_float32", False)]:
-            replace(module, linear_factory("float32") or copy.deepcopy, nn.Linear)
-        replace(self, make_linear, nn.Linear)
+        for module in list(self.modules()):
+            if getattr(module, "keeps_float32", False):
+                replace(module, float32_packer, nn.Linear)
+        replace(self, packer, nn.Linear)
         replace(self, lambda _: nn.Identity(), Dropout)
+        self.layouts = {**float32_packer.used, **packer.used}
+
         # "eager" is faster for sentences; with a window "sdpa" computes long texts block by block.
         window = getattr(self.config, "attention_window", None)
         self.set_attn_implementation("eager" if window is None else "sdpa")
@@ -61,32 +86,34 @@ class Prepared(PreTrainedModel):
     def train(self, mode: bool = True) -> Any:
         """Stay in evaluation mode; raise RuntimeError for training mode."""
         if mode:
-            raise RuntimeError("A model prepared for inference cannot be trained; train the one it was prepared from.")
+            raise RuntimeError("A model prepared for inference cannot be trained; train the original model.")
         return super().train(False)
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> Never:
         """Raise RuntimeError: a packed model cannot be saved."""
-        raise RuntimeError("A model prepared for inference cannot be saved; save the one it was prepared from.")
+        raise RuntimeError("A model prepared for inference cannot be saved; save the original model.")
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Never:
         """Raise RuntimeError: packed projections keep their size."""
-        raise RuntimeError("A model prepared for inference cannot be resized; resize the one it was prepared from.")
+        raise RuntimeError("A model prepared for inference cannot be resized; resize the original model.")
 
     set_input_embeddings = resize_token_embeddings
-    push_to_hub = with_remote_code = state_dict = save_pretrained
+    push_to_hub = save_pretrained
+    with_remote_code = save_pretrained
+    state_dict = save_pretrained
 
     def __reduce_ex__(self, protocol: Any) -> Never:
         raise RuntimeError(
-            "A model prepared for inference cannot be copied or pickled; prepare the one it was prepared from again, "
-            "also in each process that decodes."
+            "A model prepared for inference cannot be copied or pickled; prepare the original model again, also in "
+            "each process that decodes."
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
         moved = fn(torch.zeros(1, dtype=torch.float32, device="cpu"))
         if (moved.dtype, moved.device.type) != (torch.float32, "cpu"):
             raise RuntimeError(
-                f"A model prepared for inference stays where it was prepared, and cannot become {moved.dtype} on "
-                f"{moved.device.type}; move the one it was prepared from."
+                f"A model prepared for inference stays in float32 on the CPU and cannot become {moved.dtype} on "
+                f"{moved.device.type}; move the original model."
             )
         return super()._apply(fn, *args, **kwargs)
 
@@ -98,23 +125,27 @@ class PreparedForConditionalGeneration(Prepared, VaswaniTransformerForConditiona
         fast_encoder, decoder_step: None if the stack, or a layer of it, is a subclass or cannot be packed.
     """
 
-    def __init__(self, model: PreTrainedModel, make_linear: Callable[[nn.Linear], nn.Module]) -> None:
-        super().__init__(model, make_linear)
-        encoder, decoder = self.model.encoder, self.model.decoder
+    def __init__(self, model: PreTrainedModel, dtype: str, recorded: dict[str, str]) -> None:
+        super().__init__(model, dtype, recorded)
+        encoder = self.model.encoder
+        decoder = self.model.decoder
         self.fast_encoder = PreparedEncoder(encoder) if is_plain(encoder) else None
         self.decoder_step = DecoderStep(decoder, self.lm_head) if is_plain(decoder) else None
 
     def get_encoder(self, *args: Any, **kwargs: Any) -> Any:
         """Return the encoder for `generate()`."""
-        return super().get_encoder(*args, **kwargs) if self.fast_encoder is None else self.fast_encoder
+        if self.fast_encoder is None:
+            return super().get_encoder(*args, **kwargs)
+        return self.fast_encoder
 
     def make_stepper(self, inputs: dict[str, Any], beams_per_source: int, **options: bool) -> Stepper:
         """Return the stepper of a search, with the fast path if only the next token's logits are needed."""
-        mask, memory = inputs.get("attention_mask"), inputs["encoder_outputs"][0]
-        given = {name for name, value in inputs.items() if value is not None and value is not False}
+        memory = inputs["encoder_outputs"][0]  # (B, S, d_model)
+        mask = inputs.get("attention_mask")
+        needed = {name for name, value in inputs.items() if value is not None and value is not False}
         needs_only_logits = (
             not any(options.values())
-            and STEP_INPUTS.issuperset(given)
+            and STEP_INPUTS.issuperset(needed)
             and bool(inputs.get("use_cache"))
             and type(self).forward is VaswaniTransformerForConditionalGeneration.forward
             and self.config._attn_implementation == "eager"
@@ -127,11 +158,12 @@ class PreparedForConditionalGeneration(Prepared, VaswaniTransformerForConditiona
         return PreparedStepper(self.decoder_step, memory, mask, beams_per_source)
 
 
-def prepare_for_inference(model: Model, dtype: str = "float32") -> Model:
+def prepare_for_inference(model: Model, dtype: str = "float32", layouts: dict[str, str] | None = None) -> Model:
     """Return a copy of a model that decodes faster on this CPU.
 
     Its linear layers use the weight layouts that are fastest on this CPU; timing them takes about 0.2 s for the first
-    model of a size. Its attention implementation is "eager", which is fastest for sentences. For texts of thousands of
+    model of a size. Layouts round differently. For the same rounding in a later process, save the copy's `layouts`, and
+    pass them to it. Its attention implementation is "eager", which is fastest for sentences. For texts of thousands of
     tokens `set_attn_implementation("sdpa")` saves memory. If torch does not support `dtype` on this CPU, the copy has
     plain layers, with a warning. `parameters()` of the copy returns only parameters that are not packed. `generate()`
     does not call hooks on the copy. In float32 the copy needs 2 d_model^2 more numbers per decoder layer.
@@ -140,6 +172,7 @@ def prepare_for_inference(model: Model, dtype: str = "float32") -> Model:
         model: any model of the package, on the CPU and in float32; it is not changed.
         dtype: dtype of the products with weights: "float32", with the same results up to rounding; "bfloat16"; or
             "int8", with which a result also depends slightly on the other sentences of the batch.
+        layouts: the `layouts` of an earlier copy, used instead of timing where this CPU supports them.
 
     Raises:
         ValueError: the dtype is unknown, or the model is wrapped, not on a CPU in float32, or already prepared.
@@ -149,26 +182,28 @@ def prepare_for_inference(model: Model, dtype: str = "float32") -> Model:
         raise ValueError(f"dtype is {dtype!r}; choose one of {', '.join(LAYOUTS)}.")
     if not isinstance(model, PreTrainedModel):
         raise ValueError(
-            f"model: is wrapped, or no model of Transformers; got a {type(model).__name__}, expected what "
-            "from_pretrained returns. Give merge_and_unload() of a PEFT model, or _orig_mod of a compiled one."
+            f"model: is wrapped, or is not a Transformers model; got a {type(model).__name__}, expected the result of "
+            "from_pretrained. Pass merge_and_unload() of a PEFT model, or _orig_mod of a compiled one."
         )
     if isinstance(model, Prepared):
-        raise ValueError("The model is prepared for inference already; give the one it was prepared from.")
+        raise ValueError("model: already prepared for inference. Pass the original model.")
     weights = sorted({f"{weight.dtype} on {weight.device.type}" for weight in model.parameters()})
     if weights != ["torch.float32 on cpu"]:
         raise ValueError(
-            f"The model has weights of {' and '.join(weights)}; move it by .to('cpu', torch.float32) first."
+            f"model: got weights of {' and '.join(weights)}, expected torch.float32 on cpu. "
+            "Move it with .to('cpu', torch.float32) first."
         )
     with torch.device("cpu"):
-        make_linear = linear_factory(dtype)
-        if make_linear is None:
-            logger.warning("torch %s cannot pack layers in %s here; the copy has plain ones.", torch.__version__, dtype)
-        return prepared_class(type(model))(model, make_linear or copy.deepcopy)
+        return prepared_class(type(model))(model, dtype, layouts or {})
 
 
 @functools.cache
 def prepared_class(model_class: type[PreTrainedModel]) -> Any:
-    """Return the subclass of `model_class` for prepared models."""
+    """Return the subclass of `model_class` for prepared models.
+
+    It is made at run time, because the model's class may be any: a family of this package, a single stack, or a
+    subclass of a user's. Callers that ask `isinstance(model, ...)`, and overridden methods, work as with the original.
+    """
     generates = issubclass(model_class, VaswaniTransformerForConditionalGeneration)
     base = PreparedForConditionalGeneration if generates else Prepared
     return type(f"Prepared{model_class.__name__}", (base, model_class), {})

@@ -44,9 +44,9 @@ class TreeFormat(LineFormat[ParsingOptions]):
         return f"{self.repaired} of the {count} sentences had malformed output, and their trees were repaired."
 
 
-def load_parser(options: ParsingOptions) -> Translator:
+def load_parser(options: ParsingOptions, layouts: dict[str, str]) -> Translator:
     """Return the translator of a parser, which permits only well-formed trees."""
-    translator = load_translator(options)
+    translator = load_translator(options, layouts)
     check_parser(translator.tokenizer, options.model)
     translator.constraint = tree_constraint(translator.model, translator.tokenizer)
     return translator
@@ -65,4 +65,4 @@ def main(arguments: list[str] | None = None) -> None:
     options = ParsingOptions(**vars(parser.parse_args(arguments)))
     if options.draw and options.output:
         parser.error("--draw writes several lines for each tree, to be read on a screen; leave out --output.")
-    run(TreeFormat(options), lambda: load_parser(options))
+    run(TreeFormat(options), lambda layouts: load_parser(options, layouts))

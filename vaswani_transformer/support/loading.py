@@ -218,10 +218,13 @@ def add_load_options(group: Any) -> None:
     group.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with the model")
 
 
-def load_model_and_tokenizer(options: LoadOptions) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_model_and_tokenizer(
+    options: LoadOptions, layouts: dict[str, str] | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return the model on its device, and its tokenizer.
 
-    On a CPU a model of this package is prepared with `prepare_for_inference`, except in float16.
+    On a CPU a model of this package is prepared with `prepare_for_inference`, except in float16. `layouts` are its
+    recorded layouts.
     """
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     with load_errors(f"--device={options.device}"):
@@ -247,5 +250,5 @@ def load_model_and_tokenizer(options: LoadOptions) -> tuple[PreTrainedModel, Pre
         model.to(device)
     check_vocabulary(model, tokenizer)
     if is_prepared:
-        model = prepare_for_inference(model, "float32" if dtype == "auto" else dtype)
+        model = prepare_for_inference(model, "float32" if dtype == "auto" else dtype, layouts)
     return model, tokenizer

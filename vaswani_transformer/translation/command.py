@@ -111,4 +111,4 @@ def main(arguments: list[str] | None = None) -> None:
     options = TranslationOptions(**vars(parser.parse_args(arguments)))
     if options.format == "text" and (options.field or options.source):
         parser.error("--field and --source select the text of JSON Lines; add --format=jsonl.")
-    run(TranslationFormat(options), lambda: load_translator(options))
+    run(TranslationFormat(options), lambda layouts: load_translator(options, layouts))

@@ -17,7 +17,6 @@ import torch
 from tqdm import tqdm
 from transformers.utils import logging
 
-from ..cpu.linear import chosen_layouts
 from ..support.command_line import MODEL_HELP, CommandParser, length_penalty_argument, positive_argument
 from ..support.errors import OutputError, UserError, check_open, exit_on_user_error
 from ..support.loading import LoadOptions, add_load_options, load_model_and_tokenizer
@@ -156,9 +155,17 @@ class LineFormat(Generic[Options]):
         return ""
 
 
-def load_translator(options: LineOptions) -> Translator:
-    """Return the translator of a command's model; raise UserError for an option that this model lacks."""
-    model, tokenizer = load_model_and_tokenizer(options)
+Load = Callable[[dict[str, str]], Translator]
+"""Function from recorded layouts to the translator of a command."""
+
+
+def load_translator(options: LineOptions, layouts: dict[str, str]) -> Translator:
+    """Return the translator of a command's model, prepared with the recorded `layouts`.
+
+    Raises:
+        UserError: this model lacks an option.
+    """
+    model, tokenizer = load_model_and_tokenizer(options, layouts)
     translator = Translator(model, tokenizer, **options.translator_settings())
     options.check_search(translator)
     return translator
@@ -266,7 +273,7 @@ def write_results(
         log(summary)
 
 
-def translate_lines(form: LineFormat[Any], load: Callable[[], Translator]) -> None:
+def translate_lines(form: LineFormat[Any], load: Load) -> None:
     """Translate the input into the output, unless the output file is finished."""
     options = form.options
     name = "standard input" if options.input is None else str(options.input)
@@ -276,6 +283,7 @@ def translate_lines(form: LineFormat[Any], load: Callable[[], Translator]) -> No
     check_input_stays(options, source)
 
     with source, contextlib.closing(open_output(options)) as output:
+        layouts: dict[str, str] = {}
         texts = (form.read(line, f"{name}, line {number}") for number, line in enumerate(source, start=1))
         if isinstance(output, ResumableFile):
             output.skip(texts)
@@ -283,21 +291,22 @@ def translate_lines(form: LineFormat[Any], load: Callable[[], Translator]) -> No
                 log(f"{options.output}: is finished already and stays unchanged.")
                 return
             # Layouts round differently, so the rest of the file gets those of its beginning.
-            chosen_layouts.update(output.record["layouts"])
+            layouts = output.record["layouts"]
             if output.done:
                 log(f"{options.output}: resumes after line {output.done} of {name}.")
 
-        translator = load()
+        translator = load(layouts)
         if isinstance(output, ResumableFile):
-            output.save_record(search=translator.settings.search(), layouts=dict(chosen_layouts))
+            layouts.update(getattr(translator.model, "layouts", {}))  # of a prepared model
+            output.save_record(search=translator.settings.search(), layouts=layouts)
         write_results(form, translator, texts, output, name)
 
 
-def translate_typed(form: LineFormat[Any], load: Callable[[], Translator]) -> None:
+def translate_typed(form: LineFormat[Any], load: Load) -> None:
     """Translate each line as soon as it is read."""
     for stream in ("stdin", "stdout"):
         check_open(stream, "--interactive needs it")
-    translator = load()
+    translator = load({})
     output = StreamOutput(sys.stdout.buffer, "standard output")
     for number, line in enumerate(typed_lines(), start=1):
         where = f"standard input, line {number}"
@@ -312,7 +321,7 @@ def translate_typed(form: LineFormat[Any], load: Callable[[], Translator]) -> No
         output.write([translation.source], form.write(translation, number))
 
 
-def run(form: LineFormat[Any], load: Callable[[], Translator]) -> None:
+def run(form: LineFormat[Any], load: Load) -> None:
     """Run a command, whose model `load` loads; a user error ends it with one line and exit status 2."""
     logging.disable_progress_bar()
     options = form.options
