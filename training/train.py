@@ -42,7 +42,7 @@ RESTORE = "restore it, or choose a different --output_dir."
 FREE = {
     *("name", "expected", "published", "note", "data.path", "data.distilled", "score.examples"),
     *("training.steps", "training.minutes", "training.device_tokens", "training.evaluation_batch_size"),
-    *("training.log_steps", "training.gradient_checkpointing"),
+    *("training.log_steps", "training.report_to", "training.gradient_checkpointing"),
 }
 
 
@@ -140,13 +140,12 @@ def begin_run(recipe: Recipe, folder: Path, data: Data) -> None:
 def write_results(trainer: PaperTrainer, taken: list[int], seconds: float) -> dict[str, Any]:
     """Write results.json in the main process and return its content; all processes must call this."""
     recipe, state, data = trainer.recipe, trainer.state, trainer.data
-    prepared = Path(str(recipe.data.path), PREPARED)  # of a public set
     results: dict[str, Any] = {
         "name": recipe.name,
         "recipe": without_folders(to_dict(recipe)),
         "data": data.fingerprints,
         "tokens": data.unknown,
-        "source": json.loads(prepared.read_text(encoding="utf-8"))["name"] if prepared.is_file() else None,
+        "source": prepared_name(recipe),
         "commit": commit(),
         "versions": versions(),
         "hardware": hardware(trainer.args.device),
@@ -166,6 +165,21 @@ def write_results(trainer: PaperTrainer, taken: list[int], seconds: float) -> di
         with write_errors(trainer.run / RESULTS, "make room, and the same command resumes the run"):
             write_atomically(trainer.run / RESULTS, json.dumps(results, indent=2, ensure_ascii=False))
     return results
+
+
+def prepared_name(recipe: Recipe) -> str | None:
+    """Return the name of the public data set that `training.prepare` wrote to the run's data folder, if it did."""
+    record = Path(str(recipe.data.path), PREPARED)
+    return json.loads(record.read_text(encoding="utf-8"))["name"] if record.is_file() else None
+
+
+def has_known_data(recipe: Recipe, arguments: list[str]) -> bool:
+    """Return whether a run trains on the data that its recipe names, or on a public set of `training.prepare`.
+
+    On data of one's own the `expected` score of a shipped recipe would mislead.
+    """
+    changes_path = any(argument.partition("=")[0] == "--data.path" for argument in arguments)
+    return not changes_path or prepared_name(recipe) is not None
 
 
 def without_folders(tree: Any) -> Any:
@@ -209,7 +223,7 @@ def report(results: dict[str, Any], recipe: Recipe) -> None:
             print(f"{role:<12} {text}")
         print()
     signature = scores[best.signature_key]
-    print(f"{minutes:.1f} minutes in all. {recipe.note}")
+    print(f"{minutes:.1f} minutes in all. {recipe.note}".rstrip())
     print(f"{best.title} {scores[best.key]:.2f} on {scores['sentences']} unseen sentences ({signature})", flush=True)
     if scores["examples"]:
         folder, source = shlex.quote(recipe.output_dir), shlex.quote(scores["examples"][0]["source"])
@@ -233,7 +247,7 @@ def main(arguments: list[str] | None = None) -> None:
     what_now = "; the same command resumes the run from its last checkpoint"
     with exit_on_user_error(ValueError, ImportError, OSError, what_now=what_now):
         recipe = load_recipe(arguments[0], arguments[1:])
-        if recipe.expected:
+        if recipe.expected and has_known_data(recipe, arguments):
             logger.info("The recipe as shipped: %s.", recipe.expected)
         results = run(recipe)
         if PartialState().is_main_process:

@@ -23,6 +23,7 @@ from tests.training import runs
 from training import train
 from training import trainer as trainer_module
 from training.checkpoints import COMPLETE, complete_checkpoints, step_of
+from training.prepare import PREPARED
 from training.trainer import PaperTrainer
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
@@ -164,6 +165,30 @@ def test_error_of_the_package_within_a_run_ends_the_command_with_one_line(
         _, errors, status = run_main(train.main, [*arguments, f"--output_dir={tmp_path / 'run'}"], capsys)
     assert status == 2
     assert errors.endswith("text 7: is longer than the table\n")
+
+
+@pytest.mark.parametrize(
+    ("override", "prepared", "is_shown"), [(False, None, True), (True, None, False), (True, "gum", True)]
+)
+def test_expected_score_is_shown_only_for_the_data_that_it_is_about(
+    arguments: list[str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    override: bool,
+    prepared: str | None,
+    is_shown: bool,
+) -> None:
+    data = tmp_path / "data"
+    if prepared is not None:
+        (data / PREPARED).write_text(json.dumps({"name": prepared}))
+    more = [f"--data.path={data}"] if override else []
+    with (
+        mock.patch.object(train, "run", side_effect=KeyboardInterrupt),
+        caplog.at_level("INFO", logger="training.train"),
+        pytest.raises(SystemExit),
+    ):
+        train.main([*arguments, "--expected=99 BLEU", f"--output_dir={tmp_path / 'run'}", *more])
+    assert ("The recipe as shipped: 99 BLEU." in caplog.messages) is is_shown
 
 
 def test_folder_with_other_files_is_an_error(arguments: list[str], tmp_path: Path) -> None:
