@@ -1,7 +1,7 @@
 """Train a model from a recipe: `python -m training.train RECIPE.yaml [--any.field=value]`, or `accelerate launch -m`.
 
-The command writes the trained model, its tokenizer, the recipe, `results.json`, TensorBoard's files and checkpoints to
-`output_dir`. The same command resumes an interrupted run.
+The command writes the trained model, its tokenizer, the recipe, `results.json`, the translations of the test set,
+TensorBoard's files and checkpoints to `output_dir`. The same command resumes an interrupted run.
 """
 
 import contextlib
@@ -25,6 +25,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from training.checkpoints import last_checkpoint
 from training.data import Data, load_data
+from training.evaluation import write_translations
 from training.fields import Recipe, to_dict
 from training.machine import commit, hardware, init_processes, versions
 from training.models import make_model
@@ -37,6 +38,7 @@ from vaswani_transformer.support.files import read_json, write_atomically, write
 
 logger = logging.getLogger(__name__)
 RECIPE, DATA, RESULTS, LOCK = "recipe.yaml", "data.json", "results.json", ".lock"
+TRANSLATIONS = "translations.jsonl"
 RESTORE = "restore it, or choose a different --output_dir."
 # Fields that may change when a run resumes.
 FREE = {
@@ -134,6 +136,7 @@ def begin_run(recipe: Recipe, folder: Path, data: Data) -> None:
             data.tokenizer.save_pretrained(folder)
             write_atomically(folder / RECIPE, yaml.safe_dump(to_dict(recipe), allow_unicode=True, sort_keys=False))
             (folder / RESULTS).unlink(missing_ok=True)
+            (folder / TRANSLATIONS).unlink(missing_ok=True)
     PartialState().wait_for_everyone()
 
 
@@ -194,12 +197,18 @@ def without_folders(tree: Any) -> Any:
 
 
 def test_scores(trainer: PaperTrainer) -> dict[str, Any]:
-    """Return the task's metrics on the test set with the recipe's search, and a few example sentences."""
+    """Return the task's metrics on the test set with the recipe's search, and a few example sentences.
+
+    The main process writes all translations into the run's folder.
+    """
     start, task, pairs, recipe = time.perf_counter(), trainer.task, trainer.data.pairs["test"], trainer.recipe
     set_seed(recipe.seed)  # for FlowSeq's latents
     search = recipe.generation_config(trainer.model.config, trainer.processing_class)
     hypotheses, scores = trainer.translate_split("test", search)
     references = pairs["target"][:]
+    if trainer.is_world_process_zero():
+        with write_errors(trainer.run / TRANSLATIONS, "make room, and the same command resumes the run"):
+            write_translations(trainer.run / TRANSLATIONS, pairs["source"][:], hypotheses, references)
     scores |= task.scores(hypotheses, references, *task.metrics, *task.more_metrics)
     scores |= task.statistics(hypotheses, references)
     seconds, count = time.perf_counter() - start, min(recipe.score.examples, len(pairs))

@@ -44,6 +44,9 @@ def test_run_writes_model_recipe_results_and_checkpoints(finished_run: runs.Fini
     assert all(entry["target_tokens_per_second"] > 0 for entry in runs.entries(results))
     assert [entry["step"] for entry in runs.entries(results, "eval_bleu")] == [3, 6, 9]
     assert str(folder) not in (folder / "results.json").read_text()
+    lines = [json.loads(line) for line in (folder / "translations.jsonl").read_text().splitlines()]
+    assert [(line["source"], line["reference"]) for line in lines] == [(text, text[::-1]) for text in runs.LANGUAGE]
+    assert all(example in lines for example in results["test"]["examples"])
     assert str(folder.parent) not in (folder / "recipe.yaml").read_text()
 
 
