@@ -117,12 +117,14 @@ def score(options: argparse.Namespace, recipe: Recipe) -> tuple[dict[str, Any], 
     """Return all scores of a model in the format of the JSON output, and a function that writes its translations."""
     check_new_files(options)
     if options.output is None:
-        check_open("stdout", "give --output")
+        check_open("stdout", "set --output")
     named = LoadOptions.of(options)
     model, tokenizer = load_model_and_tokenizer(named)  # before the data, which may take minutes to load
     splits = load_pairs(recipe, [options.split, *(["train"] if options.lm_score else [])])
     if options.split not in splits:
-        raise UserError(f"data.{options.split}: {recipe.name} has none; name one, or give another --split.")
+        raise UserError(
+            f"data.{options.split}: not in the recipe {recipe.name}; set it, or choose a different --split."
+        )
     pairs = splits[options.split]
     task, references = make_task(recipe), pairs["target"][:]
     task.all_scores(references[:1], references[:1])  # fails before the search if a scorer's package is missing

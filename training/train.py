@@ -67,7 +67,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
 def open_run(recipe: Recipe) -> Generator[Path]:
     """Yield the locked folder of a new run, or of one with the same recipe to resume."""
     if not recipe.output_dir:
-        raise UserError("output_dir: a run needs a folder; give --output_dir=runs/NAME.")
+        raise UserError("output_dir: a run needs a folder; set --output_dir=runs/NAME.")
     folder = Path(recipe.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK, timeout=0)
@@ -75,7 +75,9 @@ def open_run(recipe: Recipe) -> Generator[Path]:
         if PartialState().is_main_process:
             lock.acquire()
     except Timeout as error:
-        raise UserError(f"{folder}: another command trains there; end it, or give another --output_dir.") from error
+        raise UserError(
+            f"{folder}: a training command is already running there; stop it, or choose a different --output_dir."
+        ) from error
     try:
         check_same_run(recipe, folder)
         yield folder
@@ -97,7 +99,7 @@ def check_same_run(recipe: Recipe, folder: Path) -> None:
     if not (folder / RECIPE).exists():
         has_begun = (folder / DATA).exists()  # killed before it wrote its recipe
         if not has_begun and any(path.name != LOCK and path.suffix != ".part" for path in folder.iterdir()):
-            raise UserError(f"{folder}: holds files that are not a run; give another --output_dir.")
+            raise UserError(f"{folder}: contains files that are not a run; choose a different --output_dir.")
         return
     try:
         saved = recipe_of(read_yaml(folder / RECIPE))
@@ -107,12 +109,13 @@ def check_same_run(recipe: Recipe, folder: Path) -> None:
     for name in sorted((before.keys() | now.keys()) - FREE):
         if before.get(name) != now.get(name):
             raise UserError(
-                f"{folder}: holds a run with another {name}; got {now.get(name)}, expected {before.get(name)}. Give "
-                "the same command to resume it, or another --output_dir."
+                f"{folder}: contains a run with a different {name}; got {now.get(name)}, expected "
+                f"{before.get(name)}. Rerun the original command to resume it, or choose a different --output_dir."
             )
     if (folder / RESULTS).exists() and recipe.training.steps <= before["training.steps"]:
         raise UserError(
-            f"{folder}: holds a finished run; give another --output_dir, or raise training.steps to train it further."
+            f"{folder}: contains a finished run; choose a different --output_dir, or raise training.steps to train it "
+            "further."
         )
 
 
@@ -125,13 +128,13 @@ def begin_run(recipe: Recipe, folder: Path, data: Data) -> None:
             raise UserError(f"{folder / DATA}: is damaged; got {expected!r} for {split}; {RESTORE}")
         if expected != fingerprint:
             raise UserError(
-                f"data.{split}: these are not the pairs that the run in {folder} was begun with "
-                f"({expected['pairs']:,} then, {fingerprint['pairs']:,} now); restore them, or give another "
-                "--output_dir."
+                f"data.{split}: differs from the data that the run in {folder} was started with "
+                f"({expected['pairs']:,} pairs then, {fingerprint['pairs']:,} now); restore the data, or choose a "
+                "different --output_dir."
             )
     PartialState().wait_for_everyone()
     if PartialState().is_main_process:
-        with write_errors(folder, "make room, or give another --output_dir"):
+        with write_errors(folder, "make room, or choose a different --output_dir"):
             write_atomically(folder / DATA, json.dumps(data.fingerprints, indent=2))
             data.tokenizer.save_pretrained(folder)
             write_atomically(folder / RECIPE, yaml.safe_dump(to_dict(recipe), allow_unicode=True, sort_keys=False))
@@ -201,7 +204,10 @@ def test_scores(trainer: PaperTrainer) -> dict[str, Any]:
 
     The main process writes all translations into the run's folder.
     """
-    start, task, pairs, recipe = time.perf_counter(), trainer.task, trainer.data.pairs["test"], trainer.recipe
+    start = time.perf_counter()
+    recipe = trainer.recipe
+    task = trainer.task
+    pairs = trainer.data.pairs["test"]
     set_seed(recipe.seed)  # for FlowSeq's latents
     search = recipe.generation_config(trainer.model.config, trainer.processing_class)
     hypotheses, scores = trainer.translate_split("test", search)
@@ -211,7 +217,10 @@ def test_scores(trainer: PaperTrainer) -> dict[str, Any]:
             write_translations(trainer.run / TRANSLATIONS, pairs["source"][:], hypotheses, references)
     scores |= task.scores(hypotheses, references, *task.metrics, *task.more_metrics)
     scores |= task.statistics(hypotheses, references)
-    seconds, count = time.perf_counter() - start, min(recipe.score.examples, len(pairs))
+    seconds = time.perf_counter() - start
+
+    # A few examples, evenly spaced over the test set.
+    count = min(recipe.score.examples, len(pairs))
     examples = []
     for row in [index * len(pairs) // count for index in range(count)]:
         source, target = pairs[row]["source"], pairs[row]["target"]
@@ -222,7 +231,9 @@ def test_scores(trainer: PaperTrainer) -> dict[str, Any]:
 
 def report(results: dict[str, Any], recipe: Recipe) -> None:
     """Print a few translations, the time and, on the last line, the best metric; log the next commands."""
-    scores, task, minutes = results.get("test"), make_task(recipe), results["seconds"] / 60
+    scores = results.get("test")
+    minutes = results["seconds"] / 60
+    task = make_task(recipe)
     best = task.best_metric
     if scores is None:
         print(f"{best.title} {results['validation'][best.key]:.2f} on the validation set, after {minutes:.1f} minutes")
@@ -235,7 +246,8 @@ def report(results: dict[str, Any], recipe: Recipe) -> None:
     print(f"{minutes:.1f} minutes in all. {recipe.note}".rstrip())
     print(f"{best.title} {scores[best.key]:.2f} on {scores['sentences']} unseen sentences ({signature})", flush=True)
     if scores["examples"]:
-        folder, source = shlex.quote(recipe.output_dir), shlex.quote(scores["examples"][0]["source"])
+        folder = shlex.quote(recipe.output_dir)
+        source = shlex.quote(scores["examples"][0]["source"])
         logger.info("Next, %s what you type, and see attention:", task.verb)
         logger.info("%s %s --interactive", task.command, folder)
         logger.info("python -m vaswani_transformer.figures %s %s", folder, source)

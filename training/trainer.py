@@ -439,7 +439,8 @@ class PaperTrainer(Seq2SeqTrainer):
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         self.check_finite()
-        progress, start = self.progress, time.perf_counter()
+        start = time.perf_counter()
+        progress = self.progress
         checkpoint = self.run / CHECKPOINTS / f"checkpoint-{self.state.global_step}"
         begin_checkpoint(checkpoint)
         with write_errors(checkpoint, "make room, and the same command resumes the run"):
@@ -453,14 +454,18 @@ class PaperTrainer(Seq2SeqTrainer):
 
     def save_final_model(self) -> list[int]:
         """Save the mean of the last checkpoints, or the best one, as the final model; return their steps."""
-        last, best = self.recipe.training.average_last, self.state.best_global_step or self.state.global_step
+        last = self.recipe.training.average_last
+        best = self.state.best_global_step or self.state.global_step
         checkpoints = [self.run / CHECKPOINTS / f"checkpoint-{best}"]
         if last is not None:
             checkpoints = complete_checkpoints(self.run, False, self.state.global_step)[-last:]
         load_weights(self.model, mean_weights(checkpoints))
         steps = [step_of(checkpoint) for checkpoint in checkpoints]
-        level = logging.INFO if last in (None, len(steps)) else logging.WARNING
-        logger.log(level, "Took %s%s.", "step " if last is None else "the mean of steps ", ", ".join(map(str, steps)))
+        if last is None:
+            logger.info("Restored the best checkpoint, of step %d.", best)
+        else:
+            level = logging.INFO if len(steps) == last else logging.WARNING
+            logger.log(level, "Averaged the checkpoints of steps %s.", ", ".join(map(str, steps)))
         weights = self.accelerator.get_state_dict(self.model)  # every process must call
         if self.is_world_process_zero():
             advice = "make room, and the same command resumes the run"
@@ -495,7 +500,8 @@ class Progress(TrainerCallback):
     """
 
     def __init__(self, recipe: Recipe) -> None:
-        self.training, self.first_step = recipe.training, 0
+        self.training = recipe.training
+        self.first_step = 0
         self.seconds = 0.0  # of training, evaluation and saving before this process began
         self.begun = self.saved = time.monotonic()
         self.signal: int | None = None

@@ -208,7 +208,7 @@ def test_model_of_another_kind_is_scored_by_its_own_search(score: Score, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--data.test=null"], "data.test: own has none; name one, or give another --split."),
+        (["--data.test=null"], "data.test: not in the recipe own; set it, or choose a different --split."),
         (
             ["--output=/nothing/scores.json"],
             "--output=/nothing/scores.json: the file exists, or its folder does not",
