@@ -21,7 +21,7 @@ EXAMPLE = "Two dogs play in the snow."  # for results without a test sentence
 
 def read_results(path: Path) -> dict[str, Any]:
     """Return the content of a run's results.json."""
-    fix = "give the training command again to finish the run."
+    fix = "rerun the training command to finish the run."
     results = read_json(path, fix)
     for name, content in {"name": str, "recipe": dict, "validation": dict}.items():
         if not isinstance(results.get(name), content):

@@ -83,7 +83,8 @@ def finish_checkpoint(checkpoint: Path, keep: int, best_step: int | None, is_int
         if is_interrupted:
             (checkpoint / INTERRUPTED).touch()
         mark_complete(checkpoint)
-        run, step = checkpoint.parents[1], step_of(checkpoint)  # later ones are damaged, or this run had resumed there
+        run = checkpoint.parents[1]
+        step = step_of(checkpoint)  # later ones are damaged, or this run had resumed there
         regular = complete_checkpoints(run, with_interrupted=False, last_step=step)
         spare = [path for path in regular[:-1] if step_of(path) != best_step][: max(0, len(regular) - keep)]
         replaced = [path for path in complete_checkpoints(run, last_step=step)[:-1] if path not in regular]
@@ -94,7 +95,7 @@ def finish_checkpoint(checkpoint: Path, keep: int, best_step: int | None, is_int
 
 
 def last_checkpoint(run: Path) -> Path | None:
-    """Return the newest complete checkpoint with undamaged files, or None if the run has no complete one."""
+    """Return the newest complete checkpoint with undamaged files, or None if none is complete."""
     checkpoints = complete_checkpoints(run)
     for checkpoint in reversed(checkpoints):
         if not (problem := damage(checkpoint)):

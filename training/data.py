@@ -30,7 +30,7 @@ MOST_UNKNOWN = 0.01  # share of target tokens above which there is a warning
 Counts = dict[str, dict[str, int]]
 TOKEN_LETTERS = 16  # letters of a long token
 EVALUATION_LENGTHS = 16  # longest text of an evaluation, in units of `data.max_length`
-PAIRS_A_PROCESS = 50_000  # smallest number worth another process
+PAIRS_A_PROCESS = 50_000  # smallest number worth a further process
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ def load_data(recipe: Recipe, run: Path | None = None) -> Data:
 
 def load_pairs(recipe: Recipe, splits: Iterable[str] = SPLITS) -> DatasetDict:
     """Load splits of the recipe's pairs in the columns `source` and `target`; `data.distilled` replaces train."""
-    data, wanted = recipe.data, {str(split) for split in splits}
+    data = recipe.data
+    wanted = {str(split) for split in splits}
     names = {split: getattr(data, split) for split in SPLITS}
     held_out = {split: name for split, name in names.items() if isinstance(name, int)}
     needed = (wanted | {"train"} if wanted & held_out.keys() else wanted) - held_out.keys()
@@ -109,7 +110,7 @@ def hold_out(train: Dataset, sizes: dict[str, int], seed: int, max_length: int) 
     if (needed := sum(sizes.values())) > len(eligible) or needed == len(train):
         raise UserError(
             f"data.validation, data.test: hold out {needed:,} of {len(train):,} pairs, of which {len(eligible):,} have "
-            "sentences that no other pair has and are within data.max_length; give fewer."
+            "sentences that no other pair has and are within data.max_length; hold out fewer."
         )
     drawn = np.random.RandomState(seed).permutation(eligible)
     splits, first = {}, 0
@@ -254,7 +255,7 @@ def count_unknown(tokens: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> di
             source, target = (of[side]["unknown"] / max(1, of[side]["tokens"]) for side in SIDES)
             shares = f"Unknown tokens of {split}: {source:.2%} of source, {target:.2%} of target"
             if target > MOST_UNKNOWN:
-                logger.warning("%s; train a tokenizer on these texts, or name another by tokenizer.path.", shares)
+                logger.warning("%s; train a tokenizer on these texts, or choose a different tokenizer.path.", shares)
             else:
                 logger.info("%s.", shares)
     return counts

@@ -115,7 +115,9 @@ def distill(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     share, shares = (int(number) for number in options.shard.split("/"))
     share, shares = (share - 1) * state.num_processes + state.process_index, shares * state.num_processes
     if any(not path.name.endswith(f"-of-{shares:05d}.jsonl") for path in folder.glob("*.jsonl")):
-        raise UserError(f"{folder}: holds another number of shares; give the same command as then, or another folder.")
+        raise UserError(
+            f"{folder}: contains a different number of shares; rerun the original command, or choose a new folder."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     with state.main_process_first():
         sources = load_pairs(recipe, ["train"])["train"]["source"][share::shares]

@@ -4,10 +4,12 @@ B pairs of a batch, S source, T target, V vocabulary.
 """
 
 import contextlib
+import json
 import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani_transformer.batching.inference import pad_rows
+from vaswani_transformer.support.files import write_atomically
 from vaswani_transformer.support.modes import eval_mode, has_likelihood, is_non_autoregressive
 from vaswani_transformer.translation.translator import Constraint, Hypothesis, Translator
 
@@ -170,3 +173,12 @@ def mean_sums(results: Iterable[PairResult], has_perplexity: bool) -> dict[str, 
     if impossible:
         means["impossible_targets"] = impossible
     return means
+
+
+def write_translations(path: Path, sources: list[str], translations: list[str], references: list[str]) -> None:
+    """Write the source, translation and reference of each pair as JSON Lines, completely or not at all."""
+    lines = []
+    for source, translation, reference in zip(sources, translations, references, strict=True):
+        pair = {"source": source, "translation": translation, "reference": reference}
+        lines.append(f"{json.dumps(pair, ensure_ascii=False)}\n")
+    write_atomically(path, "".join(lines))

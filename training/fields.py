@@ -139,6 +139,8 @@ class TrainingRecipe:
         evaluation_steps: steps between evaluations on the validation set, each followed by a checkpoint.
         evaluation_batch_size: number of pairs per device that an evaluation translates at a time.
         log_steps: steps between log entries.
+        report_to: Transformers' name of the tool that shows the curves, such as wandb, or a list of names; none for no
+            tool.
         patience: number of evaluations without improvement after which a run ends early; null for no limit.
         checkpoint_steps: steps between additional checkpoints; null for none.
         checkpoint_minutes: minutes between additional checkpoints (10 in 6.1); null for none.
@@ -161,6 +163,7 @@ class TrainingRecipe:
     evaluation_steps: PositiveInt = 1000
     evaluation_batch_size: PositiveInt = 64
     log_steps: PositiveInt = 100
+    report_to: list[str] | str = "tensorboard"
     patience: PositiveInt | None = None
     checkpoint_steps: PositiveInt | None = None
     checkpoint_minutes: PositiveFloat | None = None
@@ -263,7 +266,7 @@ class Recipe:
     Args:
         name: name of the run, also used in its model card.
         task: task of the pairs, which determines the metrics: translation or dialogue; trees are always parsed.
-        expected: expected score and duration, as information for readers.
+        expected: expected score and duration with the recipe's data, as information for readers.
         published: a published score on the same test set.
         note: a remark shown with the scores.
         output_dir: folder of the run; the same command resumes an interrupted run in it.

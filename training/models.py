@@ -1,6 +1,5 @@
 """The model of a run: new, or initialized with trained weights."""
 
-import logging
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase, set_seed
@@ -10,7 +9,6 @@ from training.machine import uses_cpu
 from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.support.loading import load_model, load_tokenizer
 
-logger = logging.getLogger(__name__)
 ENCODER_SHAPE = (
     *("d_model", "d_ff", "num_heads", "head_dim", "value_head_dim", "activation_function", "position_embedding"),
     *("attention_bias", "attention_window", "scale_embedding", "layer_norm_eps"),
@@ -50,7 +48,6 @@ def make_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, is_new: bool 
     if training.gradient_checkpointing:
         enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
         enable()
-    logger.info("%.2fM parameters.", model.num_parameters() / 1e6)
     return model
 
 

@@ -205,7 +205,7 @@ def download(source: Source, names: list[str], again: bool = False) -> Files:
     except Exception as error:  # any error of the network libraries
         raise UserError(
             f"{source.base}: cannot be downloaded ({one_line(error.__cause__ or error)}); try again, or "
-            f"give a local copy of {source.page} by --from."
+            f"pass a local copy of {source.page} as --from."
         ) from error
     return {name: Path(path).read_bytes() for name, path in zip(names, paths, strict=True)}
 
@@ -222,7 +222,7 @@ def read_source(source: Source, copy: Path | None) -> Files:
             files = {name: (folder / name).read_bytes() for name in names}
     except OSError as error:
         raise UserError(
-            f"--from={copy}: is no complete copy of {source.page} ({one_line(error)}); give another."
+            f"--from={copy}: is not a complete copy of {source.page} ({one_line(error)}); choose a different one."
         ) from error
     changed = [name for name in names if expected[name] not in (None, sha256(files[name]))]
     if changed and copy is None:  # the cache may be damaged
@@ -231,7 +231,7 @@ def read_source(source: Source, copy: Path | None) -> Files:
         if (digest := sha256(files[name])) != expected[name]:
             raise UserError(
                 f"{copy or source.base}: {name} is not the file that the set is made from; got SHA-256 {digest}, "
-                f"expected {expected[name]}. Give a copy of that one by --from."
+                f"expected {expected[name]}. Pass a copy of the expected file as --from."
             )
     return files
 
@@ -246,7 +246,7 @@ def prepare(name: str, output: Path, copy: Path | None) -> None:
     record["files"] = {file: sha256(text) for file, text in texts.items()}
     is_done = (output / PREPARED).is_file()
     if is_done and json.loads((output / PREPARED).read_text(encoding="utf-8")) != record:
-        raise UserError(f"--output={output}: has another set, or one of other files; name a new folder.")
+        raise UserError(f"--output={output}: already contains a different data set; choose a new folder.")
     if not is_done:
         with atomic_folder(output) as staging:
             for file, text in texts.items():

@@ -64,7 +64,7 @@ def upload(folder: Path, repository: str, private: bool | None, revision: str | 
     try:
         api.create_repo(repository, private=private, exist_ok=True)
         if private and not api.repo_info(repository).private:
-            raise UserError(f"{repository}: exists and is public; make it private on the Hub, or give another name.")
+            raise UserError(f"{repository}: exists and is public; make it private on the Hub, or choose a new name.")
         if revision is not None:
             api.create_branch(repository, branch=revision, exist_ok=True)
         there = set(api.list_repo_files(repository, revision=revision)) - files.keys()
@@ -77,8 +77,8 @@ def upload(folder: Path, repository: str, private: bool | None, revision: str | 
         raise
     except Exception as error:  # of the client, of HTTP, of the network
         raise UserError(
-            f"{repository}: not uploaded ({one_line(error)}); the repository shows all of it or nothing. "
-            "Check your token, and give the same command again."
+            f"{repository}: upload failed ({one_line(error)}); nothing was published. Check your token, and "
+            "rerun the command."
         ) from error
 
 
@@ -91,7 +91,7 @@ def publish(options: argparse.Namespace) -> str:
             write_repository(staging, run, results, repository, options.license)
         return str(options.dry_run)
     if get_token() is None:
-        raise UserError("There is no token of the Hugging Face Hub; log in with `hf auth login`, or set HF_TOKEN.")
+        raise UserError("No token of the Hugging Face Hub was found; log in with `hf auth login`, or set HF_TOKEN.")
     with tempfile.TemporaryDirectory() as folder:
         write_repository(Path(folder), run, results, repository, options.license)
         return upload(Path(folder), repository, options.private, options.revision)
@@ -112,7 +112,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     disable_progress_bar()
     what_now = "; what the repository shows is complete"
-    with exit_on_user_error(what_now=what_now), write_errors(options.run, "make room, or give another folder"):
+    with exit_on_user_error(what_now=what_now), write_errors(options.run, "make room, or choose a different folder"):
         address = publish(options)
         print(f"{'Wrote' if options.dry_run else 'Published'} {options.repository}: {address}")
 

@@ -1,11 +1,13 @@
 """Score a model: `python -m training.score MODEL RECIPE.yaml [--split=validation] [--output=FILE] [--any.field=value]`.
 
 The command translates a split of the recipe's data with the recipe's search, prints a table of scores with signatures
-and, on request, writes it as JSON.
+and, on request, writes it as JSON, and the translations as JSON Lines.
 """
 
 import argparse
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from training.data import check_lengths, fingerprint, load_pairs
-from training.evaluation import Evaluator, PairResult, TokenizedPair, mean_sums
+from training.evaluation import Evaluator, PairResult, TokenizedPair, mean_sums, write_translations
 from training.fields import Recipe, to_dict
 from training.machine import commit, hardware, versions
 from training.metrics import lm_scores
@@ -39,6 +41,9 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
     parser.add_argument("recipe", metavar="RECIPE", help="the YAML file that names the data and the search")
     parser.add_argument("--split", choices=("validation", "test"), default="test", help="the split to score (test)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="a new file for the scores as JSON")
+    parser.add_argument(
+        "--translations", type=Path, metavar="FILE", help="a new file for sources, translations and references"
+    )
     parser.add_argument("--lm_score", action="store_true", help="also score by a trigram model of the training targets")
     parser.add_argument(
         "--batch_tokens",
@@ -101,23 +106,32 @@ def evaluate(
     }
 
 
-def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
-    """Return all scores of a model in the format of the JSON output."""
-    if options.output is not None and (options.output.exists() or not options.output.parent.is_dir()):
-        raise UserError(f"--output={options.output}: give a new file in an existing folder.")
+def check_new_files(options: argparse.Namespace) -> None:
+    """Check that no file that the command writes exists, and that its folder does."""
+    for name in ("output", "translations"):
+        path = getattr(options, name)
+        if path is not None and (path.exists() or not path.parent.is_dir()):
+            raise UserError(f"--{name}={path}: the file exists, or its folder does not; choose a new file.")
+
+
+def score(options: argparse.Namespace, recipe: Recipe) -> tuple[dict[str, Any], Callable[[Path], None]]:
+    """Return all scores of a model in the format of the JSON output, and a function that writes its translations."""
+    check_new_files(options)
     if options.output is None:
-        check_open("stdout", "give --output")
+        check_open("stdout", "set --output")
     named = LoadOptions.of(options)
     model, tokenizer = load_model_and_tokenizer(named)  # before the data, which may take minutes to load
     splits = load_pairs(recipe, [options.split, *(["train"] if options.lm_score else [])])
     if options.split not in splits:
-        raise UserError(f"data.{options.split}: {recipe.name} has none; name one, or give another --split.")
+        raise UserError(
+            f"data.{options.split}: not in the recipe {recipe.name}; set it, or choose a different --split."
+        )
     pairs = splits[options.split]
     task, references = make_task(recipe), pairs["target"][:]
     task.all_scores(references[:1], references[:1])  # fails before the search if a scorer's package is missing
     translations, measured = evaluate(model, tokenizer, options.split, pairs, recipe, options.batch_tokens)
     texts = translations, references
-    return {
+    scores = {
         "model": options.model,
         "digest": named.digest(),
         "recipe": recipe.name,
@@ -137,6 +151,8 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
         "versions": versions(),
         "hardware": hardware(model.device),
     }
+    write = partial(write_translations, sources=pairs["source"][:], translations=translations, references=references)
+    return scores, write
 
 
 def report(scores: dict[str, Any]) -> None:
@@ -160,11 +176,14 @@ def main(arguments: list[str] | None = None) -> None:
     logging.disable_progress_bar()
     datasets.disable_progress_bars()
     with exit_on_user_error(ValueError, OSError):
-        scores = score(options, load_recipe(options.recipe, overrides))
+        scores, write = score(options, load_recipe(options.recipe, overrides))
         report(scores)
         if options.output is not None:
             with write_errors(f"--output={options.output}", "the scores are printed above"):
                 write_atomically(options.output, json.dumps(scores, indent=2, ensure_ascii=False))
+        if options.translations is not None:
+            with write_errors(f"--translations={options.translations}", "the scores are printed above"):
+                write(options.translations)
 
 
 if __name__ == "__main__":

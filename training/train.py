@@ -1,7 +1,7 @@
 """Train a model from a recipe: `python -m training.train RECIPE.yaml [--any.field=value]`, or `accelerate launch -m`.
 
-The command writes the trained model, its tokenizer, the recipe, `results.json`, TensorBoard's files and checkpoints to
-`output_dir`. The same command resumes an interrupted run.
+The command writes the trained model, its tokenizer, the recipe, `results.json`, the translations of the test set,
+TensorBoard's files and checkpoints to `output_dir`. The same command resumes an interrupted run.
 """
 
 import contextlib
@@ -25,6 +25,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from training.checkpoints import last_checkpoint
 from training.data import Data, load_data
+from training.evaluation import write_translations
 from training.fields import Recipe, to_dict
 from training.machine import commit, hardware, init_processes, versions
 from training.models import make_model
@@ -37,12 +38,13 @@ from vaswani_transformer.support.files import read_json, write_atomically, write
 
 logger = logging.getLogger(__name__)
 RECIPE, DATA, RESULTS, LOCK = "recipe.yaml", "data.json", "results.json", ".lock"
+TRANSLATIONS = "translations.jsonl"
 RESTORE = "restore it, or choose a different --output_dir."
 # Fields that may change when a run resumes.
 FREE = {
     *("name", "expected", "published", "note", "data.path", "data.distilled", "score.examples"),
     *("training.steps", "training.minutes", "training.device_tokens", "training.evaluation_batch_size"),
-    *("training.log_steps", "training.gradient_checkpointing"),
+    *("training.log_steps", "training.report_to", "training.gradient_checkpointing"),
 }
 
 
@@ -65,7 +67,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
 def open_run(recipe: Recipe) -> Generator[Path]:
     """Yield the locked folder of a new run, or of one with the same recipe to resume."""
     if not recipe.output_dir:
-        raise UserError("output_dir: a run needs a folder; give --output_dir=runs/NAME.")
+        raise UserError("output_dir: a run needs a folder; set --output_dir=runs/NAME.")
     folder = Path(recipe.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK, timeout=0)
@@ -73,7 +75,9 @@ def open_run(recipe: Recipe) -> Generator[Path]:
         if PartialState().is_main_process:
             lock.acquire()
     except Timeout as error:
-        raise UserError(f"{folder}: another command trains there; end it, or give another --output_dir.") from error
+        raise UserError(
+            f"{folder}: a training command is already running there; stop it, or choose a different --output_dir."
+        ) from error
     try:
         check_same_run(recipe, folder)
         yield folder
@@ -95,7 +99,7 @@ def check_same_run(recipe: Recipe, folder: Path) -> None:
     if not (folder / RECIPE).exists():
         has_begun = (folder / DATA).exists()  # killed before it wrote its recipe
         if not has_begun and any(path.name != LOCK and path.suffix != ".part" for path in folder.iterdir()):
-            raise UserError(f"{folder}: holds files that are not a run; give another --output_dir.")
+            raise UserError(f"{folder}: contains files that are not a run; choose a different --output_dir.")
         return
     try:
         saved = recipe_of(read_yaml(folder / RECIPE))
@@ -105,12 +109,13 @@ def check_same_run(recipe: Recipe, folder: Path) -> None:
     for name in sorted((before.keys() | now.keys()) - FREE):
         if before.get(name) != now.get(name):
             raise UserError(
-                f"{folder}: holds a run with another {name}; got {now.get(name)}, expected {before.get(name)}. Give "
-                "the same command to resume it, or another --output_dir."
+                f"{folder}: contains a run with a different {name}; got {now.get(name)}, expected "
+                f"{before.get(name)}. Rerun the original command to resume it, or choose a different --output_dir."
             )
     if (folder / RESULTS).exists() and recipe.training.steps <= before["training.steps"]:
         raise UserError(
-            f"{folder}: holds a finished run; give another --output_dir, or raise training.steps to train it further."
+            f"{folder}: contains a finished run; choose a different --output_dir, or raise training.steps to train it "
+            "further."
         )
 
 
@@ -123,30 +128,30 @@ def begin_run(recipe: Recipe, folder: Path, data: Data) -> None:
             raise UserError(f"{folder / DATA}: is damaged; got {expected!r} for {split}; {RESTORE}")
         if expected != fingerprint:
             raise UserError(
-                f"data.{split}: these are not the pairs that the run in {folder} was begun with "
-                f"({expected['pairs']:,} then, {fingerprint['pairs']:,} now); restore them, or give another "
-                "--output_dir."
+                f"data.{split}: differs from the data that the run in {folder} was started with "
+                f"({expected['pairs']:,} pairs then, {fingerprint['pairs']:,} now); restore the data, or choose a "
+                "different --output_dir."
             )
     PartialState().wait_for_everyone()
     if PartialState().is_main_process:
-        with write_errors(folder, "make room, or give another --output_dir"):
+        with write_errors(folder, "make room, or choose a different --output_dir"):
             write_atomically(folder / DATA, json.dumps(data.fingerprints, indent=2))
             data.tokenizer.save_pretrained(folder)
             write_atomically(folder / RECIPE, yaml.safe_dump(to_dict(recipe), allow_unicode=True, sort_keys=False))
             (folder / RESULTS).unlink(missing_ok=True)
+            (folder / TRANSLATIONS).unlink(missing_ok=True)
     PartialState().wait_for_everyone()
 
 
 def write_results(trainer: PaperTrainer, taken: list[int], seconds: float) -> dict[str, Any]:
     """Write results.json in the main process and return its content; all processes must call this."""
     recipe, state, data = trainer.recipe, trainer.state, trainer.data
-    prepared = Path(str(recipe.data.path), PREPARED)  # of a public set
     results: dict[str, Any] = {
         "name": recipe.name,
         "recipe": without_folders(to_dict(recipe)),
         "data": data.fingerprints,
         "tokens": data.unknown,
-        "source": json.loads(prepared.read_text(encoding="utf-8"))["name"] if prepared.is_file() else None,
+        "source": prepared_name(recipe),
         "commit": commit(),
         "versions": versions(),
         "hardware": hardware(trainer.args.device),
@@ -168,6 +173,21 @@ def write_results(trainer: PaperTrainer, taken: list[int], seconds: float) -> di
     return results
 
 
+def prepared_name(recipe: Recipe) -> str | None:
+    """Return the name of the public data set that `training.prepare` wrote to the run's data folder, if it did."""
+    record = Path(str(recipe.data.path), PREPARED)
+    return json.loads(record.read_text(encoding="utf-8"))["name"] if record.is_file() else None
+
+
+def has_known_data(recipe: Recipe, arguments: list[str]) -> bool:
+    """Return whether a run trains on the data that its recipe names, or on a public set of `training.prepare`.
+
+    On data of one's own the `expected` score of a shipped recipe would mislead.
+    """
+    changes_path = any(argument.partition("=")[0] == "--data.path" for argument in arguments)
+    return not changes_path or prepared_name(recipe) is not None
+
+
 def without_folders(tree: Any) -> Any:
     """Replace local paths in a recipe's values by their last component."""
     if isinstance(tree, dict):
@@ -180,15 +200,27 @@ def without_folders(tree: Any) -> Any:
 
 
 def test_scores(trainer: PaperTrainer) -> dict[str, Any]:
-    """Return the task's metrics on the test set with the recipe's search, and a few example sentences."""
-    start, task, pairs, recipe = time.perf_counter(), trainer.task, trainer.data.pairs["test"], trainer.recipe
+    """Return the task's metrics on the test set with the recipe's search, and a few example sentences.
+
+    The main process writes all translations into the run's folder.
+    """
+    start = time.perf_counter()
+    recipe = trainer.recipe
+    task = trainer.task
+    pairs = trainer.data.pairs["test"]
     set_seed(recipe.seed)  # for FlowSeq's latents
     search = recipe.generation_config(trainer.model.config, trainer.processing_class)
     hypotheses, scores = trainer.translate_split("test", search)
     references = pairs["target"][:]
+    if trainer.is_world_process_zero():
+        with write_errors(trainer.run / TRANSLATIONS, "make room, and the same command resumes the run"):
+            write_translations(trainer.run / TRANSLATIONS, pairs["source"][:], hypotheses, references)
     scores |= task.scores(hypotheses, references, *task.metrics, *task.more_metrics)
     scores |= task.statistics(hypotheses, references)
-    seconds, count = time.perf_counter() - start, min(recipe.score.examples, len(pairs))
+    seconds = time.perf_counter() - start
+
+    # A few examples, evenly spaced over the test set.
+    count = min(recipe.score.examples, len(pairs))
     examples = []
     for row in [index * len(pairs) // count for index in range(count)]:
         source, target = pairs[row]["source"], pairs[row]["target"]
@@ -199,7 +231,9 @@ def test_scores(trainer: PaperTrainer) -> dict[str, Any]:
 
 def report(results: dict[str, Any], recipe: Recipe) -> None:
     """Print a few translations, the time and, on the last line, the best metric; log the next commands."""
-    scores, task, minutes = results.get("test"), make_task(recipe), results["seconds"] / 60
+    scores = results.get("test")
+    minutes = results["seconds"] / 60
+    task = make_task(recipe)
     best = task.best_metric
     if scores is None:
         print(f"{best.title} {results['validation'][best.key]:.2f} on the validation set, after {minutes:.1f} minutes")
@@ -209,10 +243,11 @@ def report(results: dict[str, Any], recipe: Recipe) -> None:
             print(f"{role:<12} {text}")
         print()
     signature = scores[best.signature_key]
-    print(f"{minutes:.1f} minutes in all. {recipe.note}")
+    print(f"{minutes:.1f} minutes in all. {recipe.note}".rstrip())
     print(f"{best.title} {scores[best.key]:.2f} on {scores['sentences']} unseen sentences ({signature})", flush=True)
     if scores["examples"]:
-        folder, source = shlex.quote(recipe.output_dir), shlex.quote(scores["examples"][0]["source"])
+        folder = shlex.quote(recipe.output_dir)
+        source = shlex.quote(scores["examples"][0]["source"])
         logger.info("Next, %s what you type, and see attention:", task.verb)
         logger.info("%s %s --interactive", task.command, folder)
         logger.info("python -m vaswani_transformer.figures %s %s", folder, source)
@@ -233,7 +268,7 @@ def main(arguments: list[str] | None = None) -> None:
     what_now = "; the same command resumes the run from its last checkpoint"
     with exit_on_user_error(ValueError, ImportError, OSError, what_now=what_now):
         recipe = load_recipe(arguments[0], arguments[1:])
-        if recipe.expected:
+        if recipe.expected and has_known_data(recipe, arguments):
             logger.info("The recipe as shipped: %s.", recipe.expected)
         results = run(recipe)
         if PartialState().is_main_process:

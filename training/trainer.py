@@ -32,6 +32,7 @@ from transformers import (
     TrainerControl,
     TrainerState,
 )
+from transformers.integrations import get_available_reporting_integrations
 
 from training.checkpoints import (
     CHECKPOINTS,
@@ -81,7 +82,8 @@ def training_arguments(recipe: Recipe, run: Path, selection: Metric, use_cache: 
         logging_nan_inf_filter=False,  # would synchronize at every step
         metric_for_best_model=selection.key,
         greater_is_better=selection.greater_is_better,
-        report_to=["tensorboard"],
+        report_to=reporting(training.report_to),
+        run_name=recipe.name,
         disable_tqdm=True,
         seed=recipe.seed,
         remove_unused_columns=False,
@@ -89,6 +91,23 @@ def training_arguments(recipe: Recipe, run: Path, selection: Metric, use_cache: 
     )
     arguments._n_gpu = min(arguments.n_gpu, 1)  # no DataParallel
     return arguments
+
+
+def reporting(report_to: str | list[str]) -> list[str]:
+    """Return the names of the tools to which a run reports its curves.
+
+    Raises:
+        UserError: one of them is unknown or not installed.
+    """
+    names = [report_to] if isinstance(report_to, str) else report_to
+    installed = get_available_reporting_integrations()
+    for name in names:
+        if name not in (*installed, "none", "all"):
+            raise UserError(
+                f"training.report_to: {name} is not installed or unknown; got {report_to!r}, expected names among "
+                f"{', '.join(installed)}. Install it, or set training.report_to=none."
+            )
+    return names
 
 
 def make_optimizer(recipe: Recipe, model: Any) -> tuple[torch.optim.Optimizer, Any]:
@@ -218,11 +237,30 @@ class PaperTrainer(Seq2SeqTrainer):
             raise UserError(f"{fields}: {error}") from error
         steps = len(sampler) // self.args.gradient_accumulation_steps
         sampler.epoch = lambda: self.state.global_step // steps  # `set_epoch` does not reach it after a resume
-        logger.info("%d pairs in %d steps an epoch, %.1f%% padding.", len(pairs), steps, 100 * sampler.padding_share)
+        self.log_beginning(len(pairs), steps, sampler.padding_share)
         collator: Any = PairCollator(self.processing_class, self.model)
         # a loader draws a seed at its start, which must not change the generator of training
         settings: Any = {"generator": torch.Generator(), "pin_memory": torch.accelerator.is_available()}
         return DataLoader(pairs, batch_sampler=sampler, collate_fn=collator, **settings)
+
+    def log_beginning(self, pairs: int, epoch_steps: int, padding_share: float) -> None:
+        """Log what this run is about to do, and on what."""
+        training = self.training
+        limits = f"{training.steps:,} steps ({training.steps / epoch_steps:,.1f} epochs)"
+        if training.minutes is not None:
+            limits += f" or {training.minutes:g} minutes, whichever comes first"
+        block = {
+            "folder": str(self.run),
+            "device": f"{self.args.device}, {training.precision}",
+            "processes": str(self.args.world_size),
+            "threads": f"{torch.get_num_threads()} in each process",
+            "parameters": f"{self.model.num_parameters():,}",
+            "data": f"{pairs:,} training pairs, {epoch_steps:,} steps an epoch, {100 * padding_share:.1f}% padding",
+            "limits": limits,
+        }
+        logger.info("Training %s", self.recipe.name)
+        for name, value in block.items():
+            logger.info("  %-12s%s", name, value)
 
     # A step
 
@@ -324,9 +362,8 @@ class PaperTrainer(Seq2SeqTrainer):
             "eval_loss": "validation loss {:.3f}",
         }
         if text := ", ".join(form.format(logs[name]) for name, form in shown.items() if name in logs):
-            step, last, begun = self.state.global_step, self.state.max_steps, self.progress.begun
-            left = (time.monotonic() - begun) / max(1, step - self.progress.first_step) * (last - step) / 60
-            logger.info("Step %d of %d: %s; %.0f min left", step, last, text, left)
+            left = self.progress.minutes_left(self.state)
+            logger.info("Step %d of %d: %s; %.0f min left", self.state.global_step, self.state.max_steps, text, left)
 
     # An evaluation
 
@@ -402,7 +439,8 @@ class PaperTrainer(Seq2SeqTrainer):
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         self.check_finite()
-        progress, start = self.progress, time.perf_counter()
+        start = time.perf_counter()
+        progress = self.progress
         checkpoint = self.run / CHECKPOINTS / f"checkpoint-{self.state.global_step}"
         begin_checkpoint(checkpoint)
         with write_errors(checkpoint, "make room, and the same command resumes the run"):
@@ -416,14 +454,18 @@ class PaperTrainer(Seq2SeqTrainer):
 
     def save_final_model(self) -> list[int]:
         """Save the mean of the last checkpoints, or the best one, as the final model; return their steps."""
-        last, best = self.recipe.training.average_last, self.state.best_global_step or self.state.global_step
+        last = self.recipe.training.average_last
+        best = self.state.best_global_step or self.state.global_step
         checkpoints = [self.run / CHECKPOINTS / f"checkpoint-{best}"]
         if last is not None:
             checkpoints = complete_checkpoints(self.run, False, self.state.global_step)[-last:]
         load_weights(self.model, mean_weights(checkpoints))
         steps = [step_of(checkpoint) for checkpoint in checkpoints]
-        level = logging.INFO if last in (None, len(steps)) else logging.WARNING
-        logger.log(level, "Took %s%s.", "step " if last is None else "the mean of steps ", ", ".join(map(str, steps)))
+        if last is None:
+            logger.info("Restored the best checkpoint, of step %d.", best)
+        else:
+            level = logging.INFO if len(steps) == last else logging.WARNING
+            logger.log(level, "Averaged the checkpoints of steps %s.", ", ".join(map(str, steps)))
         weights = self.accelerator.get_state_dict(self.model)  # every process must call
         if self.is_world_process_zero():
             advice = "make room, and the same command resumes the run"
@@ -458,11 +500,21 @@ class Progress(TrainerCallback):
     """
 
     def __init__(self, recipe: Recipe) -> None:
-        self.training, self.first_step = recipe.training, 0
+        self.training = recipe.training
+        self.first_step = 0
         self.seconds = 0.0  # of training, evaluation and saving before this process began
         self.begun = self.saved = time.monotonic()
         self.signal: int | None = None
         self.is_interrupted = False  # only the signal asked for the next checkpoint
+
+    def minutes_left(self, state: TrainerState) -> float:
+        """Return the minutes, at the pace so far, until the limit of steps or of time, whichever comes first."""
+        elapsed = time.monotonic() - self.begun
+        pace = elapsed / max(1, state.global_step - self.first_step)
+        seconds = pace * (state.max_steps - state.global_step)
+        if self.training.minutes is not None:
+            seconds = min(seconds, 60 * self.training.minutes - self.seconds - elapsed)
+        return max(0.0, seconds) / 60
 
     def receive(self, number: int, frame: Any) -> None:
         if self.signal is not None:

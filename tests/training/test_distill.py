@@ -174,7 +174,7 @@ def test_search_is_the_models_unless_it_is_given(distill: Run, tmp_path: Path) -
             ["--beams=2"],
             "00000-of-00004.jsonl: was written with a different beams; it stays unchanged: rerun",
         ),
-        (["--shard=1/2"], "holds another number of shares; give the same command"),
+        (["--shard=1/2"], "contains a different number of shares; rerun the original"),
         (["--data.train=test.jsonl"], "was written from a different input: the first 3 texts differ"),
     ],
 )

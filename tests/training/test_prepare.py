@@ -190,7 +190,7 @@ def test_failed_download_leaves_nothing_and_a_finished_folder_stays(server: Path
     missing.rename(tmp_path / "elsewhere")
     line = error_line(run("multi30k"))
     assert "cannot be downloaded" in line
-    assert line.endswith("or give a local copy of https://github.com/multi30k/dataset by --from.\n")
+    assert line.endswith("or pass a local copy of https://github.com/multi30k/dataset as --from.\n")
     assert not folder.exists()
     (tmp_path / "elsewhere").rename(missing)
     assert "wrote " in run("multi30k")[0]
@@ -215,7 +215,7 @@ def test_another_archive_of_a_set_that_changes_is_no_silent_replacement(copy: Co
     assert f"deu-eng.zip changes over time; got SHA-256 {digest}" in run("tatoeba-en-de", f"--from={archive}")[0]
     archive.write_bytes(tatoeba_archive("A.\tB.\tCC\n"))
     line = error_line(run("tatoeba-en-de", f"--from={archive}"))
-    assert "has another set, or one of other files; name a new folder." in line
+    assert "already contains a different data set; choose a new folder." in line
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_another_archive_of_a_set_that_changes_is_no_silent_replacement(copy: Co
     [
         (
             lambda copy: (copy / "const" / "GUM_bio_c.ptb").unlink(),
-            r"--from=.*: is no complete copy of .*GUM_bio_c\.ptb: No such file or directory",
+            r"--from=.*: is not a complete copy of .*GUM_bio_c\.ptb: No such file or directory",
         ),
         (
             lambda copy: (copy / "splits.md").write_bytes(b"## dev\n"),

@@ -44,7 +44,7 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-UNFINISHED = r"results\.json: cannot be read \(.*\); give the training command again"
+UNFINISHED = r"results\.json: cannot be read \(.*\); rerun the training command"
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ UNFINISHED = r"results\.json: cannot be read \(.*\); give the training command a
     [
         ("results.json", None, UNFINISHED),
         ("results.json", "{", UNFINISHED),
-        ("results.json", "{}", r"results\.json: is damaged; got None for name; give the training command again"),
+        ("results.json", "{}", r"results\.json: is damaged; got None for name; rerun the training command"),
         ("generation_config.json", None, r"run: has no generation_config\.json"),
         ("generation_config.json", "{", r"generation_config\.json: cannot be read \("),
         ("generation_config.json", '{"num_beams": 5}', r"results\.json; got .*, expected .*\. Restore the file\.$"),
@@ -78,7 +78,7 @@ def test_without_a_token_one_line_says_so_before_any_work(
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.setenv(name, "")
-    line = "There is no token of the Hugging Face Hub; log in with `hf auth login`, or set HF_TOKEN.\n"
+    line = "No token of the Hugging Face Hub was found; log in with `hf auth login`, or set HF_TOKEN.\n"
     assert error_line(run_main(main, [tmp_path, REPOSITORY], capsys)) == line
 
 
@@ -170,12 +170,12 @@ def test_upload_is_one_commit_that_deletes_only_earlier_weights_and_code(api: Mo
 def test_failed_upload_is_an_error_of_one_line(step: str, api: Mock, tmp_path: Path) -> None:
     api.list_repo_files.return_value = []
     getattr(api, step).side_effect = OSError("403 Forbidden\nno rights")
-    with user_error(r"^somebody/own: not uploaded \(.*403.*\); the repository shows all of it or nothing\."):
+    with user_error(r"^somebody/own: upload failed \(.*403.*\); nothing was published\."):
         upload(tmp_path, REPOSITORY, None, None)
 
 
 def test_public_repository_gets_no_private_model(api: Mock, tmp_path: Path) -> None:
     api.repo_info.return_value.private = False
-    with user_error("^somebody/own: exists and is public; make it private on the Hub, or give another name"):
+    with user_error("^somebody/own: exists and is public; make it private on the Hub, or choose a new name"):
         upload(tmp_path, REPOSITORY, True, None)
     api.create_commit.assert_not_called()

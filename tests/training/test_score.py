@@ -225,9 +225,13 @@ def test_model_of_another_kind_is_scored_by_its_own_search(score: Score, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--data.test=null"], "data.test: own has none; name one, or give another --split."),
-        (["--output=/nothing/scores.json"], "--output=/nothing/scores.json: give a new file in an existing folder."),
-        (["--output={recipe}"], "--output={recipe}: give a new file in an existing folder.\n"),
+        (["--data.test=null"], "data.test: not in the recipe own; set it, or choose a different --split."),
+        (
+            ["--output=/nothing/scores.json"],
+            "--output=/nothing/scores.json: the file exists, or its folder does not",
+        ),
+        (["--output={recipe}"], "--output={recipe}: the file exists, or its folder does not; choose a new file.\n"),
+        (["--translations={recipe}"], "--translations={recipe}: the file exists, or its folder does not; choose"),
         (["--device=nowhere"], "--device=nowhere: cannot be loaded"),
         (["--score.tokenize=ko-mecab"], "score.tokenize: ko-mecab cannot be used; Korean tokenization requires extra"),
         (["--decoding.length_penalty=.inf"], "decoding.length_penalty: out of range; got inf, expected a number from"),
@@ -240,6 +244,16 @@ def test_invalid_option_or_data_ends_the_command_with_one_line(
     given = [argument.format(recipe=recipe) for argument in arguments]
     assert message.format(recipe=recipe) in error_line(run(*given))
     assert recipe.read_text() == before
+
+
+def test_translations_are_written_with_sources_and_references(score: Score, tmp_path: Path) -> None:
+    score("--translations", tmp_path / "translations.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "translations.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [list(line.values()) for line in lines] == [
+        [source, translation, reference]
+        for (source, translation), reference in zip(PAIRS.items(), REFERENCES, strict=True)
+    ]
+    assert set(lines[0]) == {"source", "translation", "reference"}
 
 
 def test_scores_that_cannot_be_written_are_still_printed(

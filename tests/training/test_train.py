@@ -23,6 +23,7 @@ from tests.training import runs
 from training import train
 from training import trainer as trainer_module
 from training.checkpoints import COMPLETE, complete_checkpoints, step_of
+from training.prepare import PREPARED
 from training.trainer import PaperTrainer
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
@@ -43,6 +44,9 @@ def test_run_writes_model_recipe_results_and_checkpoints(finished_run: runs.Fini
     assert all(entry["target_tokens_per_second"] > 0 for entry in runs.entries(results))
     assert [entry["step"] for entry in runs.entries(results, "eval_bleu")] == [3, 6, 9]
     assert str(folder) not in (folder / "results.json").read_text()
+    lines = [json.loads(line) for line in (folder / "translations.jsonl").read_text().splitlines()]
+    assert [(line["source"], line["reference"]) for line in lines] == [(text, text[::-1]) for text in runs.LANGUAGE]
+    assert all(example in lines for example in results["test"]["examples"])
     assert str(folder.parent) not in (folder / "recipe.yaml").read_text()
 
 
@@ -96,7 +100,7 @@ def test_finished_run_with_more_steps_equals_one_that_began_with_them(arguments:
     short, long = tmp_path / "short", tmp_path / "long"
     runs.train_in([*arguments, "--training.steps=7"], short)
     kept = (short / "results.json").read_text()
-    with user_error(r"holds a finished run; give another --output_dir, or raise training\.steps"):
+    with user_error(r"contains a finished run; choose a different --output_dir, or raise training\.steps"):
         runs.train_in([*arguments, "--training.steps=7"], short)
     assert (short / "results.json").read_text() == kept
     for folder in (short, long):
@@ -120,7 +124,7 @@ def test_run_resumes_with_other_execution_settings(arguments: list[str], tmp_pat
 def test_run_with_another_recipe_is_an_error(arguments: list[str], tmp_path: Path) -> None:
     runs.begin_in(arguments, tmp_path / "run")
     before = (tmp_path / "run" / "recipe.yaml").read_text()
-    with user_error(r"holds a run with another training\.warmup_steps; got 9, expected 10\. Give the same command"):
+    with user_error(r"contains a run with a different training\.warmup_steps; got 9, expected 10\. Rerun the original"):
         runs.begin_in(arguments, tmp_path / "run", "--training.warmup_steps=9")
     assert (tmp_path / "run" / "recipe.yaml").read_text() == before
 
@@ -166,10 +170,34 @@ def test_error_of_the_package_within_a_run_ends_the_command_with_one_line(
     assert errors.endswith("text 7: is longer than the table\n")
 
 
+@pytest.mark.parametrize(
+    ("override", "prepared", "is_shown"), [(False, None, True), (True, None, False), (True, "gum", True)]
+)
+def test_expected_score_is_shown_only_for_the_data_that_it_is_about(
+    arguments: list[str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    override: bool,
+    prepared: str | None,
+    is_shown: bool,
+) -> None:
+    data = tmp_path / "data"
+    if prepared is not None:
+        (data / PREPARED).write_text(json.dumps({"name": prepared}))
+    more = [f"--data.path={data}"] if override else []
+    with (
+        mock.patch.object(train, "run", side_effect=KeyboardInterrupt),
+        caplog.at_level("INFO", logger="training.train"),
+        pytest.raises(SystemExit),
+    ):
+        train.main([*arguments, "--expected=99 BLEU", f"--output_dir={tmp_path / 'run'}", *more])
+    assert ("The recipe as shipped: 99 BLEU." in caplog.messages) is is_shown
+
+
 def test_folder_with_other_files_is_an_error(arguments: list[str], tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").touch()
-    with user_error(r"holds files that are not a run; give another --output_dir"):
+    with user_error(r"contains files that are not a run; choose a different --output_dir"):
         runs.begin_in(arguments, tmp_path / "run")
     with user_error(r"output_dir: a run needs a folder"):
         train.run(runs.load_recipe(arguments[0], arguments[1:]))
@@ -177,7 +205,7 @@ def test_folder_with_other_files_is_an_error(arguments: list[str], tmp_path: Pat
 
 def test_folder_in_which_another_command_trains_is_an_error(arguments: list[str], tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    with FileLock(tmp_path / "run" / train.LOCK), user_error(r"another command trains there"):
+    with FileLock(tmp_path / "run" / train.LOCK), user_error(r"a training command is already running there"):
         runs.begin_in(arguments, tmp_path / "run")
 
 
@@ -192,7 +220,7 @@ def test_data_that_changed_since_the_run_began_is_an_error(
     path = tmp_path / "data" / f"{split}.jsonl"
     good = path.read_text()
     path.write_text(change(good))
-    with user_error(rf"^data\.{split}: these are not the pairs that the run in .* \(16 then, 1[56] n"):
+    with user_error(rf"^data\.{split}: differs from the data that the run in .* \(16 pairs then, 1[56] n"):
         runs.begin_in(arguments, tmp_path / "run")
     path.write_text(good)
     runs.begin_in(arguments, tmp_path / "run")

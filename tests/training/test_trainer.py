@@ -11,7 +11,7 @@ import torch
 from sacrebleu.metrics import BLEU
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer
+from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, TrainerState
 
 from tests.helpers import LargestTensor, no_space, user_error
 from tests.training import runs
@@ -26,7 +26,7 @@ from training.checkpoints import (
 )
 from training.evaluation import sentence_losses
 from training.families import FAMILIES
-from training.trainer import PaperTrainer
+from training.trainer import PaperTrainer, Progress
 
 
 @pytest.mark.slow
@@ -289,3 +289,50 @@ def test_evaluation_of_any_batch_size_gives_the_same_loss(arguments: list[str], 
         scores.append((metrics["loss"], len(texts)))
     np.testing.assert_allclose([loss for loss, _ in scores], scores[0][0], rtol=1e-5)
     assert {count for _, count in scores} == {16}
+
+
+@pytest.mark.parametrize(("minutes", "left"), [(None, 9.0), (5.0, 3.0), (60.0, 9.0), (1.0, 0.0)])
+def test_time_left_ends_at_the_limit_of_steps_or_minutes(
+    arguments: list[str], tmp_path: Path, minutes: float | None, left: float
+) -> None:
+    """The run has trained for one minute before it was resumed, and takes a minute for each step since."""
+    progress = Progress(runs.recipe_in(arguments, tmp_path / "run", f"--training.minutes={minutes or 'null'}"))
+    progress.first_step = 90
+    progress.seconds = 60.0
+    progress.begun = time.monotonic() - 60
+    state = TrainerState(global_step=91, max_steps=100)
+    assert progress.minutes_left(state) == pytest.approx(left, abs=0.01)
+
+
+def test_run_says_at_its_start_what_it_does(
+    arguments: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    more = ["--training.steps=7", "--training.minutes=20"]
+    trainer = runs.trainer_in(arguments, tmp_path / "run", *more)
+    with caplog.at_level("INFO", logger="training.trainer"):
+        trainer.get_train_dataloader()
+    assert [" ".join(message.split()) for message in caplog.messages] == [
+        "Training own",
+        f"folder {tmp_path / 'run'}",
+        "device cpu, fp32",
+        "processes 1",
+        f"threads {torch.get_num_threads()} in each process",
+        f"parameters {trainer.model.num_parameters():,}",
+        "data 16 training pairs, 2 steps an epoch, 7.1% padding",
+        "limits 7 steps (3.5 epochs) or 20 minutes, whichever comes first",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("report_to", "names"), [("none", []), ("tensorboard", ["tensorboard"]), ("[tensorboard]", ["tensorboard"])]
+)
+def test_curves_go_to_the_tools_that_the_recipe_names(
+    arguments: list[str], tmp_path: Path, report_to: str, names: list[str]
+) -> None:
+    trainer = runs.trainer_in(arguments, tmp_path / "run", f"--training.report_to={report_to}")
+    assert trainer.args.report_to == names
+
+
+def test_tool_that_is_not_installed_is_an_error(arguments: list[str], tmp_path: Path) -> None:
+    with user_error(r"^training\.report_to: sheets is not installed or unknown; got 'sheets', expected .*tensorboard"):
+        runs.trainer_in(arguments, tmp_path / "run", "--training.report_to=sheets")

@@ -291,7 +291,7 @@ def test_closed_standard_stream_is_an_error_that_names_the_option(
     monkeypatch.setattr(sys, stream, None)
     form = TranslationFormat(TranslationOptions(folder))
     with user_error(rf"standard (in|out)put: is closed; use {option}\."):
-        translate_lines(form, lambda: load_translator(form.options))
+        translate_lines(form, lambda layouts: load_translator(form.options, layouts))
 
 
 def test_model_that_does_not_fit_ends_the_command_with_one_line(run: Run, folder: str, tmp_path: Path) -> None:
