@@ -228,7 +228,7 @@ def test_several_targets_of_a_source_use_the_same_slots() -> None:
             r"^eos_token_id: CTC needs an end token that is not <pad>, its blank; got 1, and 1 as pad",
         ),
         ({"eos_token_id": None}, "^eos_token_id: CTC needs an end token"),
-        ({"pad_token_id": None}, "^pad_token_id: no single token; got None"),
+        ({"pad_token_id": None}, "^pad_token_id: not a single token id; got None"),
     ],
     ids=str,
 )
