@@ -225,8 +225,11 @@ def differing(actual: Tensor, expected: Tensor) -> float:
 
 def measure(model: Any, inputs: Batch) -> Batch:
     """Return logits in evaluation mode, and loss and all gradients in training mode without dropout, on the CPU."""
+    is_target = inputs["labels"].ne(-100)
     with torch.no_grad():
-        logits = model.eval()(**inputs).logits[inputs["labels"].ne(-100)]
+        logits = model.eval()(**inputs).logits
+    if logits.shape[:2] == is_target.shape:  # CTC's are of slots
+        logits = logits[is_target]
     loss = model.train()(**inputs).loss
     loss.backward()
     gradients = [weight.grad.flatten().float().cpu() for weight in model.parameters() if weight.grad is not None]
@@ -263,6 +266,8 @@ def parallel_part(setting: Setting, dtype: torch.dtype) -> Iterator[Row]:
         with autocast(setting, dtype):
             measured = measure(moved, on_it)
         for result, bound in BOUNDS[dtype].items():
+            if (name, result) == ("IterativeVAE", "logits") and dtype != torch.float32:
+                continue  # they depend on the words that the layers commit, which rounding can change
             yield compare(f"{name}, {result}", relative(measured[result], expected[result]), bound)
         if dtype == torch.float32:
             passes = {"num_iterations": 4} if name == "CMLM" else {}

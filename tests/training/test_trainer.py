@@ -16,6 +16,7 @@ from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, TrainerState
 from tests.helpers import LargestTensor, no_space, user_error
 from tests.training import runs
 from training import metrics
+from training.callbacks import Progress
 from training.checkpoints import (
     CHECKPOINTS,
     COMPLETE,
@@ -26,7 +27,7 @@ from training.checkpoints import (
 )
 from training.evaluation import sentence_losses
 from training.families import FAMILIES
-from training.trainer import PaperTrainer, Progress
+from training.trainer import PaperTrainer
 
 
 @pytest.mark.slow

@@ -1,0 +1,95 @@
+"""Callbacks of the trainer: when a run evaluates, saves and stops, and which evaluation is the best."""
+
+import logging
+import math
+import signal
+import time
+from typing import Any, NoReturn
+
+from accelerate.utils import broadcast_object_list
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState
+
+from training.fields import Recipe
+
+logger = logging.getLogger(__name__)
+
+
+def is_best_evaluation(state: TrainerState, args: Any) -> bool:
+    """Return whether the last evaluation is better than the best before it, or equal with a lower loss."""
+    metric, sign = f"eval_{args.metric_for_best_model}", 1 if args.greater_is_better else -1
+    *before, last = [entry for entry in state.log_history if "eval_loss" in entry]
+    worst = {metric: -sign * math.inf, "eval_loss": math.inf}
+    best = next((entry for entry in before if entry["step"] == state.best_global_step), worst)
+    return (sign * last[metric], -last["eval_loss"]) > (sign * best[metric], -best["eval_loss"])
+
+
+class Patience(EarlyStoppingCallback):
+    """Callback that ends training after a number of evaluations that are not better than the best."""
+
+    def check_metric_value(self, args: Any, state: TrainerState, control: TrainerControl, metric_value: float) -> None:
+        is_better = is_best_evaluation(state, args)
+        self.early_stopping_patience_counter = 0 if is_better else self.early_stopping_patience_counter + 1
+
+
+class Progress(TrainerCallback):
+    """Callback that saves and stops at a recipe's steps and minutes, excluding interruptions, and at a signal.
+
+    After SIGTERM or Ctrl-C it saves the current step; several processes end without saving. A second signal ends the
+    process immediately. The same command resumes the run.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.training = recipe.training
+        self.first_step = 0
+        self.seconds = 0.0  # of training, evaluation and saving before this process began
+        self.begun = self.saved = time.monotonic()
+        self.signal: int | None = None
+        self.is_interrupted = False  # only the signal asked for the next checkpoint
+
+    def minutes_left(self, state: TrainerState) -> float:
+        """Return the minutes, at the pace so far, until the limit of steps or of time, whichever comes first."""
+        elapsed = time.monotonic() - self.begun
+        pace = elapsed / max(1, state.global_step - self.first_step)
+        seconds = pace * (state.max_steps - state.global_step)
+        if self.training.minutes is not None:
+            seconds = min(seconds, 60 * self.training.minutes - self.seconds - elapsed)
+        return max(0.0, seconds) / 60
+
+    def receive(self, number: int, frame: Any) -> None:
+        if self.signal is not None:
+            self.end()
+        self.signal = number
+
+    def end(self) -> NoReturn:
+        raise SystemExit(128 + (self.signal or 0))
+
+    def on_train_begin(self, args: Any, state: TrainerState, *_: Any, **__: Any) -> None:
+        self.begun = self.saved = time.monotonic()
+        self.first_step = state.global_step
+        self.handlers = {number: signal.signal(number, self.receive) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        training = self.training
+        control.should_save |= bool(training.checkpoint_steps) and state.global_step % training.checkpoint_steps == 0
+        if training.minutes is not None or training.checkpoint_minutes is not None:
+            now = time.monotonic()
+            times = [self.seconds + now - self.begun, now - self.saved]
+            trained, since = broadcast_object_list(times)  # of the main process
+            control.should_save |= training.checkpoint_minutes is not None and since > 60 * training.checkpoint_minutes
+            if training.minutes is not None and trained > 60 * training.minutes:
+                control.should_evaluate = control.should_save = control.should_training_stop = True
+        if self.signal is not None and args.world_size > 1:
+            self.end()
+        if self.signal is not None:
+            logger.warning("Interrupted: saving step %d; the same command resumes the run.", state.global_step)
+            self.is_interrupted = not control.should_save
+            control.should_save = True
+
+    def on_save(self, *_: Any, **__: Any) -> None:
+        self.saved = time.monotonic()
+        if self.signal is not None:
+            self.end()
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
