@@ -52,7 +52,7 @@ def mark_complete(checkpoint: Path) -> None:
 
 
 def damage(checkpoint: Path) -> str:
-    """Return what is wrong with the files of a complete checkpoint; "" if they are as the run wrote them."""
+    """Return the problem with the files of a complete checkpoint; "" if they are as the run wrote them."""
     try:
         digests = dict(json.loads((checkpoint / COMPLETE).read_bytes()))
     except (ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""Reading of pairs: a text is what stands in the file, character by character, or an error names its place.
+"""Reading of pairs: a text is what the file contains, character by character, or an error names the line.
 
 White space at both ends of a text is stripped, and a text without anything else is empty. The pairs of a split are
 written once to an Arrow file, which all processes and later runs map into memory. Its name is the digest of what they
