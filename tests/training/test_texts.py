@@ -316,7 +316,11 @@ COLUMNS = r"Set data\.source and data\.target\.$"
         ("a.csv", "en,de\na,b".encode("utf-16"), r"line 1: is not UTF-8; .* iconv -f utf-16 -t utf-8"),
         ("a.csv", "e,d\na,b".encode("utf-16-le"), r"line 1: has 0 columns 'en'"),
         ("a.csv", b"PK\x03\x04\xff", r"a\.csv: is a zip archive; unpack it"),
-        ("a.csv", gzip.compress(b"en,de\na,b\n")[:-9], r"cannot be read as csv \(.*\); see data\.path and data\.kind"),
+        (
+            "a.csv",
+            gzip.compress(b"en,de\na,b\n", mtime=0)[:-9],
+            r"cannot be read as csv \(.*\); see data\.path and data\.kind",
+        ),
         ("a.parquet", b"no table", r"cannot be read as parquet \(.*\); see data\.path and data\.kind"),
     ],
 )
