@@ -32,6 +32,7 @@ from vaswani_transformer import (
 from vaswani_transformer.batching.tokens import ArrowRows, Ragged
 from vaswani_transformer.cmlm import mask_targets, sample_masks
 from vaswani_transformer.flowseq import ActNorm
+from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.support.modes import eval_mode
 
 PAIRS = 100_000  # pairs whose tokens are counted at a time
@@ -323,6 +324,17 @@ class FlowTrainer(PaperTrainer):
 
     log_parts = {name: name for name in ("token_loss", "length_loss", "kl_loss", "log_determinant")}
 
+    def check_evaluations(self) -> None:
+        """Check also that the flow starts, without which the final model has no prior to rank samples by."""
+        super().check_evaluations()
+        training, temperature = self.training, self.recipe.decoding.latent_temperature
+        if temperature > 0 and training.decoder_steps >= training.steps and training.start_from is None:
+            raise UserError(
+                f"decoding.latent_temperature: the model would have no prior; got {temperature} with "
+                f"training.decoder_steps {training.decoder_steps} of training.steps {training.steps}, expected fewer. "
+                "Reduce training.decoder_steps, or set decoding.latent_temperature=0."
+            )
+
     def step_attributes(self, step: int) -> dict[str, float]:
         done = (step - self.training.decoder_steps + 1) / max(1, self.training.kl_warmup_steps)
         return {"kl_scale": self.training.kl_scale * min(1.0, max(0.0, done))}
@@ -340,6 +352,11 @@ class FlowTrainer(PaperTrainer):
         if self.state.global_step >= self.training.decoder_steps and not float(self.model.flow.started):
             self.start_flow(batches)
         return batches, tokens
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Ignore evaluations before the flow starts, since their translations come from latents that none learned."""
+        has_prior = self.state.global_step > self.training.decoder_steps
+        return has_prior and super()._determine_best_metric(metrics, trial)
 
     def start_flow(self, batches: list[dict[str, Tensor]]) -> None:
         """Initialize the flow's actnorms from the pairs of a step on all processes."""

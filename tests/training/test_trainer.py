@@ -235,6 +235,18 @@ def test_score_that_is_not_a_number_is_never_the_best(arguments: list[str], tmp_
     assert trainer.state.best_global_step == 2
 
 
+def test_evaluation_before_the_flow_starts_is_never_the_best(arguments: list[str], tmp_path: Path) -> None:
+    settings = ["--model.kind=flowseq", "--training.decoder_steps=4", "--training.patience=1"]
+    trainer = runs.trainer_in([*arguments, *settings], tmp_path / "run")
+    for step, bleu in [(2, 8.0), (4, 7.0), (6, 5.0)]:
+        evaluate(trainer, step, bleu, 5.0)
+        assert not trainer.control.should_training_stop
+    evaluate(trainer, 8, 4.0, 5.0)
+    assert trainer.control.should_training_stop
+    assert (trainer.state.best_global_step, trainer.state.best_metric) == (6, 5.0)
+
+
+WITHOUT_PRIOR = ["--training.steps=9", "--training.decoder_steps=9"]
 TOO_MANY_LENGTHS = [
     ([f"--model.kind={family}", "--decoding.length_beam_size=999"], r"^decoding\.length_beam_size: .*at most \d+")
     for family in FAMILIES
@@ -249,6 +261,10 @@ TOO_MANY_LENGTHS = [
         (["--training.device_tokens=1"], r"^training\..*device_tokens: 16 pairs cannot be split over the 60 micro"),
         (["--score.tokenize=ja-mecab"], r"^score\.tokenize: ja-mecab cannot be used; Japanese tokenization needs"),
         (["--model.kind=flowseq", "--decoding.num_latent_samples=2"], r"^decoding\.num_latent_samples: .*the same"),
+        (
+            ["--model.kind=flowseq", "--decoding.latent_temperature=1", *WITHOUT_PRIOR],
+            r"^decoding\.latent_temperature: .*no prior; got 1\.0 with training\.decoder_steps 9 of training\.steps 9",
+        ),
         *TOO_MANY_LENGTHS,
     ],
 )
