@@ -59,8 +59,13 @@ def damage(checkpoint: Path) -> str:
         digests = {}
     if not digests:
         return f"{COMPLETE} lists no files; it is damaged, or of an earlier version of this command"
+    return changed_file(checkpoint, digests)
+
+
+def changed_file(folder: Path, digests: dict[str, str]) -> str:
+    """Return the problem with the first file that differs from its SHA-256 in `digests`; "" if none does."""
     for name, digest in digests.items():
-        path = checkpoint / name
+        path = folder / name
         if not path.is_file():
             return f"{name} is missing"
         if sha256_of(path) != digest:

@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 from transformers import set_seed
 from transformers.utils.logging import disable_progress_bar
 
-from training.checkpoints import last_checkpoint
+from training.checkpoints import CHECKPOINTS, changed_file, last_checkpoint, sha256_of
 from training.data import Data, load_data
 from training.evaluation import write_translations
 from training.fields import Recipe, to_dict
@@ -34,11 +34,12 @@ from training.recipe import load_recipe, read_yaml, recipe_of, recipe_parser
 from training.tasks import make_task
 from training.trainer import PaperTrainer
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
-from vaswani_transformer.support.files import read_json, write_atomically, write_errors
+from vaswani_transformer.support.files import read_json, staged_files, write_atomically, write_errors
 
 logger = logging.getLogger(__name__)
 RECIPE, DATA, RESULTS, LOCK = "recipe.yaml", "data.json", "results.json", ".lock"
 TRANSLATIONS = "translations.jsonl"
+TOKENIZER = "tokenizer"  # in data.json, beside the splits
 RESTORE = "restore it, or choose a different --output_dir."
 # Fields that may change when a run resumes.
 FREE = {
@@ -52,6 +53,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
     """Run a recipe, write results.json and return its content."""
     start = time.perf_counter()
     init_processes()
+    source = prepared_name(recipe)
     with open_run(recipe) as folder:
         checkpoint = last_checkpoint(folder)
         data = load_data(recipe, folder if (folder / RECIPE).exists() else None)
@@ -59,8 +61,9 @@ def run(recipe: Recipe) -> dict[str, Any]:
         model = make_model(recipe, data.tokenizer, is_new=checkpoint is None)
         trainer = recipe.family.make_trainer(recipe, model, data, folder)
         trainer.train_or_resume(checkpoint)
+        remove_results(folder)
         steps = trainer.save_final_model()
-        return write_results(trainer, steps, trainer.progress.seconds + time.perf_counter() - start)
+        return write_results(trainer, steps, source, trainer.progress.seconds + time.perf_counter() - start)
 
 
 @contextlib.contextmanager
@@ -96,7 +99,7 @@ def flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def check_same_run(recipe: Recipe, folder: Path) -> None:
     """Check that a folder is new or has a run of the same recipe."""
-    if not (folder / RECIPE).exists():
+    if not (folder / RECIPE).exists() and not (folder / CHECKPOINTS).exists():
         has_begun = (folder / DATA).exists()  # killed before it wrote its recipe
         if not has_begun and any(path.name != LOCK and path.suffix != ".part" for path in folder.iterdir()):
             raise UserError(f"{folder}: contains files that are not a run; choose a different --output_dir.")
@@ -112,20 +115,46 @@ def check_same_run(recipe: Recipe, folder: Path) -> None:
                 f"{folder}: contains a run with a different {name}; got {now.get(name)}, expected "
                 f"{before.get(name)}. Rerun the original command to resume it, or choose a different --output_dir."
             )
-    if (folder / RESULTS).exists() and recipe.training.steps <= before["training.steps"]:
+    if recipe.training.steps <= finished_steps(folder):
         raise UserError(
             f"{folder}: contains a finished run; choose a different --output_dir, or raise training.steps to train it "
             "further."
         )
+    tokenizer = recorded(folder, TOKENIZER, {})
+    if not isinstance(tokenizer, dict):
+        raise damaged_record(folder, TOKENIZER, tokenizer)
+    if problem := changed_file(folder, tokenizer):
+        raise UserError(f"{folder}: {problem}; {RESTORE}")
+
+
+def finished_steps(folder: Path) -> int:
+    """Return `training.steps` of the results in a run's folder; 0 if it has none."""
+    if not (folder / RESULTS).exists():
+        return 0
+    fix = "restore or remove it."
+    results = read_json(folder / RESULTS, fix)
+    try:
+        return int(results["recipe"]["training"]["steps"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{folder / RESULTS}: is damaged; it names no training.steps; {fix}") from error
+
+
+def recorded(folder: Path, name: str, default: Any) -> Any:
+    """Return what a run recorded in data.json when it began, or `default`."""
+    record = read_json(folder / DATA, RESTORE) if (folder / DATA).exists() else {}
+    return record.get(name, default)
+
+
+def damaged_record(folder: Path, name: str, value: Any) -> UserError:
+    return UserError(f"{folder / DATA}: is damaged; got {value!r} for {name}; {RESTORE}")
 
 
 def begin_run(recipe: Recipe, folder: Path, data: Data) -> None:
-    """Check that a resumed run has its pairs; write recipe, fingerprints and tokenizer, and remove earlier results."""
-    before = read_json(folder / DATA, RESTORE) if (folder / DATA).exists() else {}
+    """Check that a resumed run has its pairs; write the recipe, and in a new run fingerprints and tokenizer."""
     for split, fingerprint in data.fingerprints.items():
-        expected = before.get(split, fingerprint)
+        expected = recorded(folder, split, fingerprint)
         if not isinstance(expected, dict) or not isinstance(expected.get("pairs"), int):
-            raise UserError(f"{folder / DATA}: is damaged; got {expected!r} for {split}; {RESTORE}")
+            raise damaged_record(folder, split, expected)
         if expected != fingerprint:
             raise UserError(
                 f"data.{split}: differs from the data that the run in {folder} was started with "
@@ -135,15 +164,28 @@ def begin_run(recipe: Recipe, folder: Path, data: Data) -> None:
     PartialState().wait_for_everyone()
     if PartialState().is_main_process:
         with write_errors(folder, "make room, or choose a different --output_dir"):
-            write_atomically(folder / DATA, json.dumps(data.fingerprints, indent=2))
-            data.tokenizer.save_pretrained(folder)
+            if not (folder / RECIPE).exists():
+                write_data(folder, data)
             write_atomically(folder / RECIPE, yaml.safe_dump(to_dict(recipe), allow_unicode=True, sort_keys=False))
-            (folder / RESULTS).unlink(missing_ok=True)
-            (folder / TRANSLATIONS).unlink(missing_ok=True)
     PartialState().wait_for_everyone()
 
 
-def write_results(trainer: PaperTrainer, taken: list[int], seconds: float) -> dict[str, Any]:
+def write_data(folder: Path, data: Data) -> None:
+    """Write the tokenizer of a new run, after data.json with the fingerprints of its pairs and tokenizer files."""
+    with staged_files(folder) as staging:
+        data.tokenizer.save_pretrained(staging)
+        digests = {path.name: sha256_of(path) for path in sorted(staging.iterdir()) if path.is_file()}
+        write_atomically(folder / DATA, json.dumps(data.fingerprints | {TOKENIZER: digests}, indent=2))
+
+
+def remove_results(folder: Path) -> None:
+    """Remove the results of an earlier model, which the next one replaces."""
+    if PartialState().is_main_process:
+        for name in (RESULTS, TRANSLATIONS):
+            (folder / name).unlink(missing_ok=True)
+
+
+def write_results(trainer: PaperTrainer, taken: list[int], source: str | None, seconds: float) -> dict[str, Any]:
     """Write results.json in the main process and return its content; all processes must call this."""
     recipe, state, data = trainer.recipe, trainer.state, trainer.data
     results: dict[str, Any] = {
@@ -151,7 +193,7 @@ def write_results(trainer: PaperTrainer, taken: list[int], seconds: float) -> di
         "recipe": without_folders(to_dict(recipe)),
         "data": data.fingerprints,
         "tokens": data.unknown,
-        "source": prepared_name(recipe),
+        "source": source,
         "commit": commit(),
         "versions": versions(),
         "hardware": hardware(trainer.args.device),
@@ -176,7 +218,7 @@ def write_results(trainer: PaperTrainer, taken: list[int], seconds: float) -> di
 def prepared_name(recipe: Recipe) -> str | None:
     """Return the name of the public data set that `training.prepare` wrote to the run's data folder, if it did."""
     record = Path(str(recipe.data.path), PREPARED)
-    return json.loads(record.read_text(encoding="utf-8"))["name"] if record.is_file() else None
+    return read_json(record, "repeat training.prepare.").get("name") if record.is_file() else None
 
 
 def has_known_data(recipe: Recipe, arguments: list[str]) -> bool:

@@ -22,7 +22,7 @@ from tests.helpers import ROOT, load_tokenizer, no_space, run_main, save, user_e
 from tests.training import runs
 from training import train
 from training import trainer as trainer_module
-from training.checkpoints import COMPLETE, complete_checkpoints, step_of
+from training.checkpoints import CHECKPOINTS, COMPLETE, complete_checkpoints, step_of
 from training.prepare import PREPARED
 from training.trainer import PaperTrainer
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
@@ -135,6 +135,9 @@ def test_run_with_another_recipe_is_an_error(arguments: list[str], tmp_path: Pat
         ("data.json", "{", r"data\.json: cannot be read \(.*\); restore it, or choose a different"),
         ("data.json", '{"train": 5}', r"data\.json: is damaged; got 5 for train; restore it"),
         ("data.json", '{"train": {"sha256": ""}}', r"data\.json: is damaged; got .* for train; restore it"),
+        ("data.json", '{"tokenizer": 5}', r"data\.json: is damaged; got 5 for tokenizer; restore it"),
+        ("results.json", "{", r"results\.json: cannot be read \(.*\); restore or remove it"),
+        ("results.json", '{"recipe": 5}', r"results\.json: is damaged; .* restore or remove it"),
         ("recipe.yaml", "data: [", r"recipe\.yaml: does not fit this version, or is damaged \(.*\); restore it"),
         ("recipe.yaml", "5", r"recipe\.yaml: does not fit .*a recipe is a mapping"),
         ("recipe.yaml", "training: {steps: many}", r"recipe\.yaml: does not fit .*training\.steps"),
@@ -150,11 +153,76 @@ def test_damaged_file_of_a_run_is_an_error_of_one_line(
     assert (tmp_path / "run" / name).read_text() == content
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_run_with_a_changed_tokenizer_is_an_error(arguments: list[str], tmp_path: Path, name: str) -> None:
+    """Other token ids would train something else."""
+    runs.begin_in(arguments, tmp_path / "run")
+    path = tmp_path / "run" / name
+    good = path.read_text()
+    path.write_text(f"{good} ")
+    with user_error(rf"run: {name} was altered; restore it, or choose a different --output_dir"):
+        runs.begin_in(arguments, tmp_path / "run")
+    path.unlink()
+    with user_error(rf"run: {name} is missing; restore it"):
+        runs.begin_in(arguments, tmp_path / "run")
+    path.write_text(good)
+    runs.begin_in(arguments, tmp_path / "run")
+
+
+def test_damaged_record_of_prepared_data_is_an_error_before_the_first_step(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "data" / PREPARED).write_text("{")
+    with user_error(r"prepared\.json: cannot be read \(.*\); repeat training\.prepare"):
+        runs.train_in(arguments, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_run_with_checkpoints_and_no_recipe_is_an_error(arguments: list[str], tmp_path: Path) -> None:
+    runs.begin_in(arguments, folder := tmp_path / "run")
+    (folder / "recipe.yaml").unlink()
+    runs.begin_in(arguments, folder)  # killed before it wrote its recipe
+    (folder / "recipe.yaml").unlink()
+    (folder / CHECKPOINTS).mkdir()
+    with user_error(r"recipe\.yaml: does not fit this version, or is damaged \(.*no such recipe.*\); restore it"):
+        runs.begin_in(arguments, folder)
+
+
+def test_error_before_the_first_step_leaves_the_results_of_a_finished_run(arguments: list[str], tmp_path: Path) -> None:
+    runs.begin_in([*arguments, "--training.steps=9"], folder := tmp_path / "run")
+    results = json.dumps({"recipe": {"training": {"steps": 9}}})
+    (folder / "results.json").write_text(results)
+    (folder / "translations.jsonl").write_text("{}")
+    longer = [*arguments, "--training.steps=12"]
+    with user_error(r"^training\.report_to: sheets is not installed"):
+        runs.train_in([*longer, "--training.report_to=sheets"], folder)
+    assert (folder / "results.json").read_text() == results
+    assert (folder / "translations.jsonl").exists()
+
+    # the corrected command goes on, and the results stay until there is a new model
+    there = []
+
+    def save(_: PaperTrainer) -> None:
+        there.extend(name for name in ("results.json", "translations.jsonl") if (folder / name).exists())
+        no_space()
+
+    def train(_: PaperTrainer, checkpoint: Path | None) -> None:
+        assert (folder / "results.json").read_text() == results
+
+    with (
+        mock.patch.object(PaperTrainer, "train_or_resume", train),
+        mock.patch.object(PaperTrainer, "save_final_model", save),
+        pytest.raises(OSError, match="No space"),
+    ):
+        runs.train_in(longer, folder)
+    assert there == []
+
+
 def test_run_whose_checkpoints_are_damaged_does_not_start_over(arguments: list[str], tmp_path: Path) -> None:
     trainer = runs.trainer_in(arguments, folder := tmp_path / "run")
     trainer.state.global_step = 3
     trainer._save_checkpoint(trainer.model, None)
-    (folder / "results.json").write_text("{}")
+    (folder / "results.json").write_text('{"recipe": {"training": {"steps": 3}}}')
     (runs.checkpoint_at(folder, 3) / "rng_state.pth").unlink()
     with user_error(r"checkpoint-3: rng_state\.pth is missing, and no other checkpoint is complete"):
         runs.train_in([*arguments, "--training.steps=100001"], folder)
