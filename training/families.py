@@ -6,7 +6,7 @@ B batch, T target.
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -327,10 +327,10 @@ class FlowTrainer(PaperTrainer):
     def check_evaluations(self) -> None:
         """Check also that the flow starts, without which the final model has no prior to rank samples by."""
         super().check_evaluations()
-        training, temperature = self.training, self.recipe.decoding.latent_temperature
-        if temperature > 0 and training.decoder_steps >= training.steps and training.start_from is None:
+        training, search = self.training, cast(LatentSearch, self.recipe.decoding)
+        if search.latent_temperature > 0 and training.decoder_steps >= training.steps and training.start_from is None:
             raise UserError(
-                f"decoding.latent_temperature: the model would have no prior; got {temperature} with "
+                f"decoding.latent_temperature: the model would have no prior; got {search.latent_temperature} with "
                 f"training.decoder_steps {training.decoder_steps} of training.steps {training.steps}, expected fewer. "
                 "Reduce training.decoder_steps, or set decoding.latent_temperature=0."
             )

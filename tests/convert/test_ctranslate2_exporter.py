@@ -1,6 +1,7 @@
 """The model in CTranslate2 has the same probabilities and searches; a folder is written completely or not at all."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import ctranslate2
 import pytest
 import torch
+from transformers import AddedToken
 
 from tests.builders import random_model
 from tests.exports import assert_same_probabilities
@@ -82,6 +84,7 @@ def test_vocabulary_has_the_tokenizers_strings_and_names_for_entries_without_one
     algorithm: Any, tmp_path: Path
 ) -> None:
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a b"], vocab_size=270, algorithm=algorithm)
+    tokenizer.add_tokens([AddedToken("<2es>", special=True), AddedToken("New York", normalized=False), "ĠĠ", "\u2028x"])
     size = len(tokenizer)
     model = tiny_model(vocab_size=size + 3)
     folder = to_ctranslate2(model, tokenizer, tmp_path / "converted")
@@ -92,7 +95,9 @@ def test_vocabulary_has_the_tokenizers_strings_and_names_for_entries_without_one
     assert (saved["bos_token"], saved["eos_token"], saved["decoder_start_token"]) == ("<s>", "</s>", "<s>")
     assert saved["unk_token"] == ("<unk>" if algorithm == "wordpiece" else "<pad>")
     assert saved["add_source_eos"] is False
-    text = "naïve\n</s> <s>"
+    text = "naïve\n</s> <s> <2es>New York ĠĠ\u2028x"
+    assert {*range(size - 4, size)} < {*tokenizer(text).input_ids}
+    assert [strings[index] for index in tokenizer(text).input_ids] == tokenizer(text).tokens()
     assert load_tokenizer(folder)(text).input_ids == tokenizer(text).input_ids
 
 
@@ -136,6 +141,15 @@ def test_lora_adapter_is_an_error_until_it_is_merged(tmp_path: Path) -> None:
     merged = adapted.merge_and_unload()
     to_ctranslate2(merged, None, tmp_path / "converted")
     assert_same_probabilities(merged, tmp_path / "converted")
+
+
+def test_command_without_its_extra_ends_with_one_line_that_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    line = error_line(run_main(main, ["ctranslate2", tmp_path / "model", tmp_path / "converted"], capsys))
+    assert line.startswith("CTranslate2: cannot be imported (")
+    assert line.endswith('; run pip install "vaswani-transformer[ctranslate2]".\n')
 
 
 def test_command_converts_a_folder_and_never_overwrites_one_without_force(

@@ -1,7 +1,12 @@
 """User-facing errors are one line, and commands end with status 2 after it."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+from vaswani_transformer.support import errors as errors_module
 from vaswani_transformer.support.errors import OutputError, UserError, exit_on_user_error, one_line
 
 
@@ -33,6 +38,24 @@ def test_interrupted_command_ends_with_one_line_and_status_130(capsys: pytest.Ca
     with pytest.raises(SystemExit, match="130"), exit_on_user_error(what_now="; the same command resumes it"):
         raise KeyboardInterrupt
     assert capsys.readouterr() == ("", "Interrupted; the same command resumes it.\n")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the shell closes the streams")
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_command_with_closed_streams_writes_its_error_into_none_of_its_files(tmp_path: Path, closed: str) -> None:
+    """A file that is opened while a stream is closed would get the number of the stream."""
+    code = """
+import runpy, sys
+errors = runpy.run_path(sys.argv[1])
+with errors["exit_on_user_error"]():
+    file = open(sys.argv[2], "w")
+    assert file.fileno() > 2
+    raise errors["UserError"]("a: problem; fix.")
+"""
+    command = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-c", code]
+    ended = subprocess.run([*command, str(errors_module.__file__), str(tmp_path / "file")], stderr=subprocess.PIPE)
+    assert (ended.returncode, (tmp_path / "file").read_text()) == (2, "")
+    assert ended.stderr == (b"" if "2>&-" in closed else b"a: problem; fix.\n")
 
 
 def test_other_errors_pass_through_a_command() -> None:

@@ -250,7 +250,7 @@ def test_batch_too_large_for_the_device_ends_the_command_with_the_way_out(
         ([f"--output={ROOT}"], f"{ROOT}: Is a directory"),
         ([f"--input={__file__}", f"--output={__file__}"], f"--output={__file__}: is the input, which stays unchanged;"),
         (["--device=meta"], "--device=meta: contains shapes without numbers; use --device=cpu"),
-        (["--nbest=5"], "--nbest: more than the search finds; got 5, expected at most 4. Use a larger --beams"),
+        (["--nbest=5"], "--nbest: more than the search finds; got 5, expected at most 4. Use more --beams"),
         (["--iterations=2"], "--iterations=2: "),
         (["--length_beam=2"], "--length_beam=2: "),
         (["--format=jsonl"], "standard input, line 1: got cat, expected"),
@@ -266,6 +266,24 @@ def test_batch_too_large_for_the_device_ends_the_command_with_the_way_out(
 )
 def test_invalid_option_or_input_ends_the_command_with_one_line(run: Run, arguments: list[str], message: str) -> None:
     assert message in error_line(run(*arguments, stdin=b"cat\n\xff\n"))
+
+
+@pytest.mark.parametrize(
+    ("family", "option", "message"),
+    [
+        ("nat", "--nbest=2", "--nbest: more than the search finds; got 2, expected at most 1. Use a larger --length_b"),
+        ("cmlm", "--nbest=2", "expected at most 1. Use a larger --length_beam, or a smaller --nbest."),
+        ("ctc", "--nbest=2", "--nbest: more than the search finds; got 2, expected at most 1. Leave it out."),
+        ("ctc", "--length_beam=2", "--length_beam=2: "),
+        ("nat", "--iterations=2", "--iterations=2: "),
+        ("iterative_vae", "--beams=2", "--beams=2: "),
+    ],
+)
+def test_option_that_a_non_autoregressive_model_lacks_ends_the_command_with_one_line(
+    run: Run, tmp_path: Path, family: str, option: str, message: str
+) -> None:
+    save(tmp_path, *family_of_pairs(family))
+    assert message in error_line(run(option, stdin=lines(SOURCES), model=tmp_path))
 
 
 @pytest.mark.parametrize("way", ["symlink", "hard link", "spelling"])

@@ -1,6 +1,9 @@
 """Many texts at once: in order, each translated as by itself, in batches within their budget."""
 
+import copy
 import itertools
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -309,14 +312,34 @@ def test_input_that_is_not_a_text_is_an_error_with_its_index(
         list(translate(*model_and_tokenizer, ["\ud800"]))
 
 
-def test_last_of_two_threads_restores_the_mode() -> None:
+def test_resized_model_translates_the_same_and_one_that_lacks_a_token_is_an_error() -> None:
+    model, tokenizer = copy.deepcopy(model_of_pairs()[0]), model_of_pairs()[1]
+    model.resize_token_embeddings(pad_to_multiple_of=64)
+    assert model.config.vocab_size > len(tokenizer)
+    assert [translation.text for translation in translate(model, tokenizer, SOURCES)] == TARGETS
+    model.resize_token_embeddings(len(tokenizer) - 1)
+    with pytest.raises(ValueError, match=rf"its tokenizer has {len(tokenizer)} entries, the model only"):
+        list(translate(model, tokenizer, SOURCES))
+
+
+def test_last_of_several_threads_restores_the_mode() -> None:
+    """All threads are inside at once, and leave one after another."""
     model = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Dropout())
     model[1].eval()
-    first, second = eval_mode(cast(Any, model)), eval_mode(cast(Any, model))
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert not model.training
-    assert not model[0].training
-    second.__exit__(None, None, None)
+    count, inside = 8, Barrier(8, timeout=60)
+
+    def modes_until_all_have_left(number: int) -> list[bool]:
+        modes = []
+        for _ in range(20):
+            inside.wait()
+            with eval_mode(cast(Any, model)):
+                for _ in range(number + 1):  # the first thread leaves in the first turn
+                    modes.append(any(module.training for module in model.modules()))
+                    inside.wait()
+            for _ in range(number + 1, count):
+                inside.wait()
+        return modes
+
+    with ThreadPoolExecutor(count) as pool:
+        assert not any(itertools.chain(*pool.map(modes_until_all_have_left, range(count))))
     assert [model.training, model[0].training, model[1].training] == [True, True, False]

@@ -41,13 +41,15 @@ class TranslationOptions(LineOptions):
         search = translator.settings.values
         if is_non_autoregressive(translator.model):
             width = search.get("length_beam_size", 1) * search.get("num_latent_samples", 1)
-            option = "length_beam"
+            fix = "Use a larger --length_beam, or a smaller --nbest."
+            if not translator.model.length_settings:
+                fix = "Leave it out."
         else:
             width = math.inf if search.get("do_sample") else search.get("num_beams", 1)
-            option = "beams"
+            fix = "Use more --beams, or a smaller --nbest."
         if self.nbest is not None and self.nbest > width:
             problem = f"more than the search finds; got {self.nbest}, expected at most {width}"
-            raise UserError(f"--nbest: {problem}. Use a larger --{option}, or a smaller --nbest.")
+            raise UserError(f"--nbest: {problem}. {fix}")
 
 
 class TranslationFormat(LineFormat[TranslationOptions]):

@@ -80,13 +80,12 @@ class LineOptions(LoadOptions):
 
     def check_search(self, translator: Translator) -> None:
         """Raise UserError for a search option that the model lacks."""
-        model = translator.model
-        lacked = ["iterations", "length_beam"]
+        model, supported = translator.model, ("num_beams",)
         if is_non_autoregressive(model):
-            lacked = ["beams"] if "num_iterations" in model.family_settings else ["beams", "iterations"]
-        for option in lacked:
+            supported = (*model.family_settings, *model.length_settings)
+        for option in ("beams", "iterations", "length_beam"):
             value = getattr(self, option)
-            if value not in (None, 1):
+            if value not in (None, 1) and SEARCH[option] not in supported:
                 kind = type(model).__name__
                 raise UserError(
                     f"--{option}={value}: {self.model} is a {kind}, which does not support it; leave it out."
