@@ -23,7 +23,7 @@ from tests.builders import EVERY_FAMILY, family_of_pairs
 from tests.command_parsers import commands_of
 from tests.helpers import PAIRS, ROOT, model_of_pairs, save
 from vaswani_transformer import to_ctranslate2
-from vaswani_transformer.tokenizer import text_encoder
+from vaswani_transformer.tokenizer import SPACES, source_encoder
 
 for package in ("ctranslate2", "starlette", "uvicorn"):
     pytest.importorskip(package)
@@ -201,13 +201,14 @@ class Recorder:
         return self.translator.translate_batch(batch, **settings)
 
 
-def test_special_tokens_in_a_text_are_characters(models: dict[str, Path]) -> None:
-    texts = ["</s> hello <pad> world", "<s>"]
+def test_ctranslate2_gets_the_tokens_that_torch_gets(models: dict[str, Path]) -> None:
+    """Special tokens in a text are characters, and other Unicode spaces are spaces."""
+    texts = ["</s> hello <pad> world", "<s>", *(f"hello{chr(space)}world" for space in SPACES)]
     engine = SERVICE["CTranslate2Engine"](models["ctranslate2"], OPTIONS)
     engine.translator = Recorder(engine.translator)
     engine.translate(texts)
     _, tokenizer = model_of_pairs()
-    ids = text_encoder(tokenizer)(texts)["input_ids"]
+    ids = source_encoder(tokenizer)(texts)["input_ids"]
     assert engine.translator.batches == [tokenizer.convert_ids_to_tokens(row) for row in ids]
 
 

@@ -28,6 +28,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n\s*")
+SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")  # count as spaces, as in training
 SENTENCES = 32  # translated at once
 BATCH_TOKENS = 2048  # of the sources in a batch, padding included
 BEAMS = 4
@@ -66,7 +67,7 @@ class CTranslate2Engine:
         self.translator = ctranslate2.Translator(str(folder), inter_threads=parallel, intra_threads=threads)
 
     def translate(self, sentences: list[str]) -> list[Translated]:
-        encodings = [self.tokenizer.encode(sentence) for sentence in sentences]
+        encodings = [self.tokenizer.encode(SPACES.sub(" ", sentence)) for sentence in sentences]
         results = self.translator.translate_batch(
             [encoding.tokens for encoding in encodings],
             max_batch_size=BATCH_TOKENS,
