@@ -19,9 +19,10 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani_transformer.batching.inference import pad_rows
+from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.support.files import write_atomically
 from vaswani_transformer.support.modes import eval_mode, has_likelihood, is_non_autoregressive
-from vaswani_transformer.translation.translator import Constraint, Hypothesis, Translator
+from vaswani_transformer.translation.translator import Constraint, Hypothesis, NanError, Translator, nan_errors
 
 ROWS = 8  # rows of logits whose float32 loss is computed at a time
 Statistics = Callable[[Tensor, dict[str, Tensor]], dict[str, Tensor]]
@@ -115,11 +116,22 @@ class Evaluator:
         return sums
 
     def translate(self, pairs: list[TokenizedPair]) -> list[Hypothesis]:
-        """Return the best translation of each source."""
+        """Return the best translation of each source.
+
+        Raises:
+            UserError: the scores of a translation are NaN.
+        """
         if isinstance(self.model, FSDPModule):
             self.model.unshard()  # the search uses the embeddings outside `forward`
+        sources = [pair.source for pair in pairs]
+        texts = [pair.text for pair in pairs]
         start = time.perf_counter()
-        results = self.translator.translate_batch([pair.source for pair in pairs], [pair.text for pair in pairs])
+        try:
+            with nan_errors(range(len(pairs))):
+                results = self.translator.translate_batch(sources, texts)
+        except NanError as error:
+            problem = f"the scores of the translation of {texts[error.index][:80]!r} are NaN"
+            raise UserError(f"Evaluation: {problem}; use float32, and check that the weights are finite.") from error
         self.search_seconds += time.perf_counter() - start
         return [hypotheses[0] for hypotheses in results]
 

@@ -11,7 +11,7 @@ import torch
 import yaml
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from tests.builders import LENGTH_FAMILY, family_of_pairs, tiny_marian
+from tests.builders import EVERY_FAMILY, LENGTH_FAMILY, family_of_pairs, tiny_marian
 from tests.helpers import (
     PAIRS,
     Run,
@@ -21,9 +21,11 @@ from tests.helpers import (
     paper_model_of_pairs,
     run_main,
     save,
+    user_error,
     write_pairs,
 )
 from training.data import fingerprint, load_pairs
+from training.evaluation import Evaluator, TokenizedPair
 from training.fields import FileData, Recipe, ScoreRecipe
 from training.machine import commit, hardware, versions
 from training.metrics import bleu, chrf, lm_scores, text_statistics, tokenized_bleu
@@ -264,3 +266,14 @@ def test_scores_that_cannot_be_written_are_still_printed(
     assert errors.endswith("scores.json: cannot be written: No space left on device; the scores are printed above.\n")
     assert status == 2
     assert "perplexity" in output
+
+
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_scores_of_nan_are_an_error_with_the_source(family: str) -> None:
+    model, tokenizer = family_of_pairs(family)
+    pairs = [TokenizedPair(tokenizer(text).input_ids, tokenizer(text).input_ids, text) for text in SOURCES[:2]]
+    evaluator = Evaluator(model, tokenizer, max_new_tokens=4)
+    assert len(evaluator(pairs)) == 2
+    model.lm_head.register_forward_hook(lambda module, inputs, logits: logits * math.nan)
+    with user_error(r"Evaluation: the scores of the translation of 'hello world' are NaN; use float32, and check"):
+        evaluator(pairs)
