@@ -8,7 +8,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from training.families import GlancingTraining
 from training.fields import HubData, Recipe
-from training.prepare import SOURCES
+from training.prepare import PUBLIC_SETS
 from training.recipe import recipe_of
 from training.tasks import make_task
 from vaswani_transformer.support.command_line import CommandParser
@@ -94,8 +94,8 @@ def describe_data(recipe: Recipe, prepared: str | None) -> tuple[str, str, str |
     data = recipe.data
     if isinstance(data, HubData):
         return f"{data.path} {data.subset or ''}".strip(), "on its page on the Hub", data.path
-    if (source := SOURCES.get(prepared or "")) is not None:
-        return f"{prepared}, from {source.page}", source.license, source.hub
+    if (source := PUBLIC_SETS.get(prepared or "")) is not None:
+        return f"{prepared}, from {source['page']}", source["license"], source.get("hub")
     return str(data.path), "its owners'", None
 
 

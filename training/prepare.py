@@ -187,9 +187,12 @@ CUTS: dict[str, Callable[[Files], Lines]] = {
     "gum": cut_gum,
     "self-dialogue": cut_self_dialogue,
 }
+PUBLIC_SETS: dict[str, dict[str, str]] = yaml.safe_load((SUMS / "sources.yaml").read_text(encoding="utf-8"))
+"""Page, license and more of each public data set by name, also of the shipped one, which needs no preparation."""
 SOURCES = {
     name: Source(**fields, cut=CUTS[name], sums=None if "file" in fields else SUMS / f"{name}.sha256")
-    for name, fields in yaml.safe_load((SUMS / "sources.yaml").read_text(encoding="utf-8")).items()
+    for name, fields in PUBLIC_SETS.items()
+    if name in CUTS
 }
 
 

@@ -51,7 +51,8 @@ def test_card_of_a_prepared_public_set_names_its_page_its_license_and_its_place_
     assert "| Data | multi30k, from https://github.com/multi30k/dataset |" in card.text
     assert "the data: its page names none; the images are for non-commercial research |" in card.text
     assert card.data.get("datasets") == ["bentrevett/multi30k"]
-    for source, license in (("gum", "annotations CC-BY 4.0"), ("a set of a later version", "its owners'")):
+    licenses = {"gum": "annotations CC-BY 4.0", "quickstart": "Apache-2.0 |", "a set of a later version": "its owners'"}
+    for source, license in licenses.items():
         assert f"the data: {license}" in make_card(results_of() | {"source": source}, REPOSITORY).text
 
 
