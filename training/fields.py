@@ -35,7 +35,7 @@ class FileData:
         too_long: drop longer training pairs and count them, or stop with an error.
         empty: stop with an error at a pair with an empty source or target, or drop such pairs and count them.
         distilled: folder of training.distill, or a JSON Lines file, whose pairs replace the training pairs.
-        path: folder of the files, or name of the data set on the Hub.
+        path: folder of the files, in the current folder or else in the clone; or name of the data set on the Hub.
         train: name of a file in `path`, possibly compressed, with {language} in the name for text; for trees also
             patterns separated by spaces; on the Hub the name of a split.
         validation: the same for the validation set, or a number of training pairs to hold out, drawn by `seed` among

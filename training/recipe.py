@@ -20,7 +20,6 @@ from vaswani_transformer.support.errors import UserError, one_line
 from vaswani_transformer.support.search_settings import check_settings
 
 RECIPES = Path(__file__).parent / "recipes"
-QUICKSTART = "training/quickstart"  # in a clone
 FILE_KINDS = ("json", "csv", "parquet", "text", "trees")
 DATA_KINDS = dict.fromkeys(FILE_KINDS, FileData) | {"hub": HubData}
 OPTIMIZERS = {"paper": PaperOptimizer, "radam": RectifiedOptimizer}
@@ -114,9 +113,6 @@ def checked(parser: RecipeParser, values: Any) -> Recipe:
         raise UserError(f"data.path: the recipe {recipe.name!r} needs {what}; give --data.path=...")
     if names := sorted(TOKENIZER_SETS & recipe.model.keys()):
         raise UserError(f"model.{names[0]}: the tokenizer sets it; see tokenizer.vocab_size and tokenizer.path.")
-    if data.path == QUICKSTART and not Path(QUICKSTART).exists():  # begun in another folder
-        path = str(RECIPES.parents[1] / QUICKSTART)
-        recipe = dataclasses.replace(recipe, data=dataclasses.replace(data, path=path))
     # validate the model's fields; a loaded vocabulary has its own size
     entries = recipe.tokenizer.vocab_size if recipe.tokenizer.path is None else 2**31
     recipe.model_config(vocab_size=entries)

@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 SIDES = ("source", "target")
 SURROGATE = re.compile("[\ud800-\udfff]")
 STRINGS = ("string", "large_string", "dictionary<values=string", "null")  # Arrow's types
+CLONE = Path(__file__).parents[1]
 ROWS = 1000  # pairs written to Arrow at a time
 CODE = [Path(str(file)).read_text(encoding="utf-8") for file in (__file__, linear.__file__, trees.__file__)]
 
@@ -234,13 +235,22 @@ def read_split(data: FileData, split: str, name: str) -> Dataset:
     where = f"data.{split}"
     if isinstance(data, HubData):
         return read_hub(data, where, name)
-    folder = Path(str(data.path))
+    folder = find_folder(data)
+    if folder is None:
+        places = dict.fromkeys((str(Path(str(data.path)).absolute()), str(CLONE / str(data.path))))
+        raise UserError(f"data.path: no such folder; looked for {' and '.join(places)}. Set --data.path=FOLDER.")
     if data.kind == "trees":
         return read_files(data, where, "trees", tree_files(folder, name))
     if data.kind == "text":
         names = [name.replace("{language}", language) for language in (data.source, data.target)]
         return read_files(data, where, "text", [folder / each for each in names])
     return read_files(data, where, data.kind, [folder / name])
+
+
+def find_folder(data: FileData) -> Path | None:
+    """Return the folder of the data's files, in the current folder or else in the clone; None if it is in neither."""
+    folders = (Path(str(data.path)), CLONE / str(data.path))
+    return next((folder for folder in folders if folder.is_dir()), None)
 
 
 def tree_files(folder: Path, names: str) -> list[Path]:

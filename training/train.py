@@ -32,6 +32,7 @@ from training.models import make_model
 from training.prepare import PREPARED
 from training.recipe import load_recipe, read_yaml, recipe_of, recipe_parser
 from training.tasks import make_task
+from training.texts import find_folder
 from training.trainer import PaperTrainer
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import read_json, staged_files, write_atomically, write_errors
@@ -217,8 +218,10 @@ def write_results(trainer: PaperTrainer, taken: list[int], source: str | None, s
 
 def prepared_name(recipe: Recipe) -> str | None:
     """Return the name of the public data set that `training.prepare` wrote to the run's data folder, if it did."""
-    record = Path(str(recipe.data.path), PREPARED)
-    return read_json(record, "repeat training.prepare.").get("name") if record.is_file() else None
+    folder = find_folder(recipe.data)
+    if folder is None or not (folder / PREPARED).is_file():
+        return None
+    return read_json(folder / PREPARED, "repeat training.prepare.").get("name")
 
 
 def has_known_data(recipe: Recipe, arguments: list[str]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import datasets
 import pytest
 
-from tests.helpers import user_error
+from tests.helpers import ROOT, user_error
 from training.data import (
     count_unknown,
     fingerprint,
@@ -23,6 +23,7 @@ from training.data import (
 )
 from training.fields import Recipe
 from training.recipe import RECIPES, load_recipe, recipe_of
+from training.train import prepared_name
 from vaswani_transformer import VaswaniTransformerTokenizer
 
 PAIRS = [("one tree", "ein baum"), ("two trees", "zwei bäume"), ("  three </s> ", "drei <pad>")]
@@ -90,10 +91,31 @@ def test_fingerprint_is_the_digest_of_the_texts_in_order() -> None:
     assert fingerprint(rows.select([1, 0]))["sha256"] != expected
 
 
+def test_folder_of_data_is_looked_up_here_and_then_in_the_clone(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "training").mkdir()
+    (folder / "all.jsonl").rename(folder / "training" / "all.jsonl")
+    monkeypatch.chdir(folder)
+    recipe = recipe_for(Path("training"))
+    assert len(load_pairs(recipe)["train"])
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with user_error(rf"data\.train: cannot be read as json \({ROOT}/training/all\.jsonl: No such file"):
+        load_pairs(recipe)
+    here, there = tmp_path / "empty" / "nothing", ROOT / "nothing"
+    with user_error(rf"^data\.path: no such folder; looked for {here} and {there}\. Set --data\.path=FOLDER\.$"):
+        load_pairs(recipe_for(Path("nothing")))
+    with user_error(rf"^data\.path: no such folder; looked for {folder}/training/all\.jsonl\. Set"):
+        load_pairs(recipe_for(folder / "training" / "all.jsonl"))
+
+
 def test_splits_behind_published_scores_are_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The quickstart finds its files from every folder."""
     monkeypatch.chdir(tmp_path)
-    pairs = load_pairs(load_recipe(RECIPES / "quickstart.yaml", []))
+    recipe = load_recipe(RECIPES / "quickstart.yaml", [])
+    assert prepared_name(recipe) == "quickstart"
+    pairs = load_pairs(recipe)
     assert {str(split): fingerprint(rows)["sha256"] for split, rows in pairs.items()} == {
         "train": "34a6396789a09309a78f4510dfbd142c81df4dbaa25f6bd057b3cf223baf0e02",
         "validation": "bf8c5919e948b487d93609e980d16bae5cd07cc0bccd1ca6d303d61235e34660",
