@@ -99,8 +99,11 @@ def test_keyboard_walks_through_the_steps_and_the_picture_is_a_file_of_the_step(
     assert {part.get_attribute("data-step") for part in page.locator("[display=inline][data-step]").all()} == {"1", "2"}
     numbers = page.locator("[data-step='1'] .numbers text").first
     playwright.expect(numbers).to_be_hidden()
+    heights = [page.locator(".drawing svg").bounding_box()["height"]]
     page.get_by_label("Scores").press("Space")
     playwright.expect(numbers).to_be_visible()
+    heights.append(page.locator(".drawing svg").bounding_box()["height"])
+    assert heights[0] < 0.7 * heights[1]  # rows are closer without scores
     with page.expect_download() as download:
         page.get_by_role("button", name="Save as SVG").press("Enter")
     picture = ElementTree.parse(download.value.path()).getroot()

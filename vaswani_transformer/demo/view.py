@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..figures.search import best_finished, draw_beam_tree, draw_passes
+from ..figures.search import ROW, best_finished, draw_beam_tree, draw_passes
 from ..figures.svg import BLUE, GRAY
 from ..support.modes import is_non_autoregressive
 from .steps import RecordingTranslator
@@ -31,7 +31,8 @@ VIEW = """<div class="controls">
 def html_settings() -> dict[str, Any]:
     """Return the arguments of Gradio's HTML component that shows a `search_view`."""
     script, style = ((Path(__file__).parent / f"view.{end}").read_text(encoding="utf-8") for end in ("js", "css"))
-    return {"js_on_load": script, "css_template": style, "apply_default_css": False, "blue": BLUE, "gray": GRAY}
+    colors = {"blue": BLUE, "gray": GRAY}
+    return {"js_on_load": script, "css_template": style, "apply_default_css": False, "row": ROW, **colors}
 
 
 def pass_name(model: PreTrainedModel, passes: int) -> str:
