@@ -29,7 +29,7 @@ from training.train import run
 # The pages of the paper in code run as one program, in test_paper_page.py, and the coding exercises in
 # test_coding_exercises.py; blocks that contain one of these texts run in test_examples.py and
 # convert/test_fine_tuning.py, with their own models.
-RUN_ELSEWHERE = ("books-en-it", "runs/opus-en-de")
+RUN_ELSEWHERE = ("books-en-it", "runs/lora", "runs/opus-en-de")
 
 
 def page_name(page: Path) -> str:

@@ -12,13 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 from transformers import Seq2SeqTrainingArguments
 
 from tests.command_parsers import blocks_of, commands_of
 from tests.forks import run_forked
-from tests.helpers import ROOT, model_of_pairs, run_python, tiny_model
+from tests.helpers import ROOT, model_of_pairs, run_main, run_python, tiny_model
 from tests.hub import Hub, client_environment, serving
 from tests.training.runs import TWO_PROCESSES
+from training import score
 from training.recipe import RECIPES, load_recipe
 from training.train import run
 
@@ -110,6 +112,61 @@ def test_own_pairs_become_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     results = json.loads(Path("runs/own/results.json").read_text(encoding="utf-8"))
     assert [results["data"][split]["pairs"] for split in ("train", "validation", "test")] == [30, 3, 3]
     assert Path("runs/en-it/model.safetensors").exists()
+
+
+PAGE, RECIPE = DOCS / "fine-tuning.md", "training/recipes/fine-tune.yaml"
+FEW = ["--data.validation=3", "--data.test=3"]
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Go to a folder with the shipped model, the recipes and 36 English-German pairs."""
+    for name in ("training", "models"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "pairs").mkdir()
+    lines = [f"{n} trees and {m} dogs" for n in range(6) for m in range(6)]
+    for language, words in (("en", lines), ("de", [line[::-1] for line in lines])):
+        (tmp_path / "pairs" / f"{language}.txt").write_text("\n".join(words), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def commands_with(*names: str) -> list[list[str]]:
+    """Return the arguments of the commands of the page of fine-tuning that have all names, after `python -m MODULE`."""
+    return [words[3:] for words in commands_of(PAGE) if set(names) <= set(words)]
+
+
+@pytest.mark.slow
+def test_shipped_model_is_fine_tuned_on_pairs_and_scored_on_those_held_out(
+    clone: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, _ = commands_with("training.score", "--data.path=pairs", RECIPE)
+    training, *_ = commands_with("training.train", "--data.path=pairs", RECIPE)
+    assert run_main(score.main, [*before, *FEW, "--output=before.json"], capsys)[2] == 0
+    small = [*FEW, "--training.steps=2", "--training.evaluation_steps=2", "--training.precision=fp32"]
+    results = run(load_recipe(training[0], [*training[1:], *small]))
+    assert json.loads(Path("before.json").read_text())["data"]["fingerprint"] == results["data"]["test"]
+    assert (clone / "runs" / "domain" / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_lora_learns_the_pairs_that_are_not_held_out_and_is_merged(
+    clone: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("peft")
+    (block,) = [block for block in blocks_of(PAGE, "python") if "runs/lora" in block]
+    smaller = {'["--data.path=pairs"]': str(["--data.path=pairs", *FEW]), "num_train_epochs=1": "max_steps=2"}
+    for text, small in smaller.items():
+        assert text in block
+        block = block.replace(text, small)
+    Path("lora.py").write_text(block, encoding="utf-8")
+    assert "trainable params: 405,504" in run_forked("lora.py", folder=clone)
+    _, after = commands_with("training.score", "--data.path=pairs", RECIPE)
+    assert run_main(score.main, [*after, *FEW], capsys)[2] == 0
+    base, merged = (load_file(f"{folder}/model.safetensors") for folder in ("models/tatoeba-en-de", after[0]))
+    name = "model.encoder.layers.0.self_attn.q_proj.weight"
+    assert not base[name].equal(merged[name])
+    assert base["model.shared.weight"].equal(merged["model.shared.weight"])
 
 
 def test_options_for_other_files_are_those_of_a_recipe() -> None:

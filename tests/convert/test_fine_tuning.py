@@ -34,7 +34,7 @@ def opus(marian_folder: Path, tmp_path: Path) -> Path:
 def test_page_of_pretrained_models_runs_from_the_import_to_a_translation(
     opus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = ROOT / "docs" / "own-data.md"
+    page = ROOT / "docs" / "fine-tuning.md"
     with_recipe = [words for words in commands_of(page) if "training/recipes/opus-mt.yaml" in words]
     scoring, training = (words[3:] for words in with_recipe)
     monkeypatch.chdir(tmp_path)
@@ -60,5 +60,6 @@ def test_page_of_pretrained_models_runs_from_the_import_to_a_translation(
     train.main([*training, *small])
     translating = ["runs/own-en-de", "--input=source.txt", "--output=translations.txt"]
     assert run_main(translate.main, translating, capsys)[2] == 0
-    (tmp_path / "block.py").write_text(blocks_of(page, "python")[0])
+    (block,) = [block for block in blocks_of(page, "python") if "runs/opus-en-de" in block]
+    (tmp_path / "block.py").write_text(block)
     assert run_forked("block.py", folder=tmp_path).endswith("nats a token\n")
