@@ -110,9 +110,18 @@ def test_vocabulary_has_the_tokenizers_strings_and_names_for_entries_without_one
             r"is a \w+Linear that is wrapped, or whose weight is not loaded; merge adapters",
         ),
         (lambda: tiny_model().to("meta"), r"is a Linear that is wrapped, or whose weight is not loaded"),
-        (lambda: tiny_model(activation_function="mish"), "CTranslate2 has no activation function 'mish'; it has"),
-        (lambda: tiny_model(attention_window=3), "attention_window: CTranslate2 has no restricted self-attention"),
-        (lambda: tiny_model(eos_token_id=[2, 4]), r"one token as eos_token_id; got \[2, 4\]\. Set one"),
+        (
+            lambda: tiny_model(activation_function="mish"),
+            "activation_function: not supported by CTranslate2; got 'mish', expected one of",
+        ),
+        (
+            lambda: tiny_model(attention_window=3),
+            "attention_window: CTranslate2 does not support restricted self-attention",
+        ),
+        (
+            lambda: tiny_model(eos_token_id=[2, 4]),
+            r"eos_token_id: CTranslate2 needs a single token; got \[2, 4\]\. Set one",
+        ),
     ],
     ids=lambda value: "" if callable(value) else value,
 )
@@ -171,5 +180,8 @@ def test_command_converts_a_folder_and_never_overwrites_one_without_force(
     (tmp_path / "config.json").write_text("{}")  # as a folder of fairseq's files may have
     for output in (tmp_path / "model", tmp_path):
         given = ["ctranslate2", tmp_path / "model", output, "--force"]
-        assert error_line(run_main(main, given, capsys)) == f"{output}: holds the model itself; name another folder.\n"
+        assert (
+            error_line(run_main(main, given, capsys))
+            == f"{output}: contains the model itself; choose a different folder.\n"
+        )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "converted", "model"]

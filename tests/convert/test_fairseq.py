@@ -32,7 +32,8 @@ from tests.helpers import PAIRS, load_tokenizer, user_error
 from vaswani_transformer.convert.command import main
 from vaswani_transformer.convert.fairseq import from_fairseq
 from vaswani_transformer.convert.fairseq_tokenizer import fairseq_tokenizer
-from vaswani_transformer.tokenizer import text_encoder, unknown_words
+from vaswani_transformer.tokenizer import text_encoder
+from vaswani_transformer.translation.unknown_words import unknown_words
 
 
 @pytest.mark.parametrize(("newer", "scale"), [(True, True), (False, False)])
@@ -87,7 +88,7 @@ def test_checkpoint_cannot_run_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff"])
-def test_file_that_is_no_checkpoint_or_holds_no_settings_is_an_error(content: bytes, tmp_path: Path) -> None:
+def test_file_without_a_checkpoint_or_settings_is_an_error(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "c.pt").write_bytes(content)
     with user_error(r"c\.pt: cannot be loaded: "):
         from_fairseq(tmp_path / "c.pt")
@@ -100,11 +101,23 @@ def test_file_that_is_no_checkpoint_or_holds_no_settings_is_an_error(content: by
 @pytest.mark.parametrize(
     ("change", "arguments", "message"),
     [
-        ({}, {"encoder_normalize_before": True}, "has encoder_normalize_before, which the paper's model does not"),
+        (
+            {},
+            {"encoder_normalize_before": True},
+            "has encoder_normalize_before, which the paper's model does not support",
+        ),
         ({"decoder.layer_norm.weight": torch.ones(D)}, {}, r"cannot be loaded: .*Unexpected key.*decoder.layer_norm"),
-        ({"decoder.embed_tokens.weight": torch.ones(V, D)}, {}, "has separate embeddings of source and target"),
+        (
+            {"decoder.embed_tokens.weight": torch.ones(V, D)},
+            {},
+            "source and target embeddings differ, but this model needs",
+        ),
         ({}, {"activation_fn": "relu_squared_or_so"}, "cannot be loaded: .*activation_function.*'relu_squared_or_so'"),
-        ({}, {"decoder_attention_heads": 2}, "decoder_attention_heads must be given and equal"),
+        (
+            {},
+            {"decoder_attention_heads": 2},
+            "needs equal encoder_attention_heads and decoder_attention_heads; got 4 and 2",
+        ),
         ({"decoder.layers.0.fc2.bias": torch.full((D,), math.nan)}, {}, "NaN or infinite numbers in decoder.layers.0"),
         ({}, {"max_source_positions": 10**12}, r"has 1,000,000,000,000 positions, expected at most"),
     ],
@@ -120,12 +133,12 @@ def test_fairseq_weight_or_setting_that_the_paper_lacks_is_an_error_that_names_i
 def test_checkpoint_without_its_settings_takes_them_from_a_file(tmp_path: Path) -> None:
     original = fsmt()
     torch.save({"model": fairseq_state(original)}, tmp_path / "c.pt")
-    with pytest.raises(ValueError, match="must be given and equal; give a JSON file"):
+    with pytest.raises(ValueError, match=r"got None and None\. Write them"):
         from_fairseq(tmp_path / "c.pt")
     (tmp_path / "settings.json").write_text(json.dumps(ARGUMENTS))
     assert_alike(from_fairseq(tmp_path / "c.pt", config=tmp_path / "settings.json").model, original, PAD)
     torch.save({"weights": {}}, tmp_path / "c.pt")
-    with pytest.raises(ValueError, match='has no "model", so it is not a fairseq checkpoint'):
+    with pytest.raises(ValueError, match='is not a fairseq checkpoint; its "model" is missing'):
         from_fairseq(tmp_path / "c.pt")
 
 
@@ -140,7 +153,7 @@ def vocabulary(tmp_path: Path) -> Path:
     ("name", "content", "message"),
     [
         ("codes", "l o\nw </w>\n", "line 2: not a merge of subword-nmt 0.2 or fastBPE"),
-        ("dict.txt", "a 1\nb\n", "line 2: not a token and its count; give fairseq's dict.txt"),
+        ("dict.txt", "a 1\nb\n", "line 2: not a token and its count; choose fairseq's dict.txt"),
         ("dict.txt", "\udcff 1\n", "dict.txt: cannot be loaded: .* can't decode byte 0xff in position 0"),
     ],
 )
@@ -243,7 +256,7 @@ def test_command_imports_a_fairseq_checkpoint(vocabulary: Path, capsys: pytest.C
     call = ["fairseq", str(path), str(out), f"--dict={vocabulary / 'dict.txt'}", f"--codes={vocabulary / 'codes'}"]
     with pytest.raises(SystemExit):
         main(call)
-    assert "has 20 entries with the special ones, and the model 40; give the model's own" in capsys.readouterr().err
+    assert "got 20 entries including the special tokens, expected 40. Choose the dict.txt" in capsys.readouterr().err
     assert not out.exists()
     with (vocabulary / "dict.txt").open("a") as file:
         file.writelines(f"madeupword{number:04} 0\n" for number in range(1, 21))

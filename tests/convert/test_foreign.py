@@ -83,9 +83,12 @@ def test_fsmt_model_computes_the_same(scale: bool, tmp_path: Path) -> None:
         (lambda: marian(decoder_ffn_dim=12), "cannot be loaded: .*size mismatch for model.decoder"),
         (
             lambda: marian(share_encoder_decoder_embeddings=False, tie_word_embeddings=False),
-            "here they share one matrix",
+            "this model needs a shared matrix",
         ),
-        (lambda: fsmt(tie_word_embeddings=False, src_vocab_size=V + 1), "has separate embeddings of source and target"),
+        (
+            lambda: fsmt(tie_word_embeddings=False, src_vocab_size=V + 1),
+            "source and target embeddings differ, but this model needs",
+        ),
     ],
 )
 def test_setting_without_a_counterpart_is_an_error_that_names_it(
@@ -151,11 +154,11 @@ def test_tokenizer_of_a_fsmt_model_is_imported_too(tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["fsmt", "{nat}", "{out}"], "is a model of another type; got 'vaswani_nat', expected 'fsmt'"),
-        (["marian", "{nat}", "{out}"], "is a model of another type; got 'vaswani_nat', expected 'marian'"),
-        (["ctranslate2", "{nat}", "{out}"], "is a model of another type; got 'vaswani_nat', expected 'vaswani_transf"),
+        (["fsmt", "{nat}", "{out}"], "wrong model type; got 'vaswani_nat', expected 'fsmt'"),
+        (["marian", "{nat}", "{out}"], "wrong model type; got 'vaswani_nat', expected 'marian'"),
+        (["ctranslate2", "{nat}", "{out}"], "wrong model type; got 'vaswani_nat', expected 'vaswani_transf"),
         (["ctranslate2", "{out}", "{out}"], "no folder here, so a name on the Hub: cannot be"),
-        (["fairseq", "{out}/c.pt", "{out}", "--codes=x"], "a tokenizer needs the vocabulary too; give --dict as well"),
+        (["fairseq", "{out}/c.pt", "{out}", "--codes=x"], "a tokenizer needs the vocabulary too; add --dict=FILE"),
         (["marian", "{broken}", "{out}"], "broken: cannot be loaded: "),
     ],
     ids=str,

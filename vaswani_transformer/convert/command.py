@@ -31,7 +31,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         type=positive_argument,
         default=1024,
         metavar="N",
-        help="tokens of the longest text (1024); learned positions have as many as their table",
+        help="tokens of the longest text (1024); ignored with learned positions, whose table has a fixed size",
     )
     ctranslate2.add_argument("--revision", default="main", help="branch, tag or commit of a model on the Hub (main)")
 
@@ -72,7 +72,7 @@ def convert_to_ctranslate2(options: argparse.Namespace) -> None:
 def import_model(options: argparse.Namespace) -> ImportResult:
     if options.format == "fairseq":
         if options.codes is not None and options.dict is None:
-            raise UserError(f"--codes={options.codes}: a tokenizer needs the vocabulary too; give --dict as well.")
+            raise UserError(f"--codes={options.codes}: a tokenizer needs the vocabulary too; add --dict=FILE.")
         return from_fairseq(options.model, options.dict, options.codes, options.config)
     importer = {"fsmt": from_fsmt, "marian": from_marian}[options.format]
     return importer(options.model, with_tokenizer=not options.without_tokenizer)
@@ -80,7 +80,7 @@ def import_model(options: argparse.Namespace) -> ImportResult:
 
 def save(imported: ImportResult, options: argparse.Namespace) -> None:
     """Save an imported model, and report its difference from the original."""
-    errors = write_errors(options.output, "make room, or name another folder")
+    errors = write_errors(options.output, "make room, or choose a different folder")
     with atomic_folder(options.output, options.force) as folder, errors:
         imported.model.save_pretrained(folder)
         if imported.tokenizer is not None:
@@ -88,21 +88,28 @@ def save(imported: ImportResult, options: argparse.Namespace) -> None:
     tokenizer = "without a tokenizer" if imported.tokenizer is None else f"with a {type(imported.tokenizer).__name__}"
     say(f"{options.output}: {options.model}, {tokenizer}")
     if imported.difference is None:
-        say("No original to compare it with.")
+        say("Not compared with the original, which cannot run here.")
     else:
         say(f"Largest difference of log-probabilities on random sentences: {imported.difference:.1e}")
 
 
+def check_inputs(options: argparse.Namespace) -> None:
+    """Check that the output folder contains no input of the command, which --force would delete."""
+    for name in INPUTS:
+        path = getattr(options, name, None)
+        if path is None or not options.output.exists():
+            continue
+        file = Path(path).resolve()
+        if file.exists() and any(options.output.samefile(folder) for folder in (file, *file.parents)):
+            content = "the model itself" if name == "model" else f"--{name}={path}"
+            raise UserError(f"{options.output}: contains {content}; choose a different folder.")
+
+
 def main(arguments: list[str] | None = None) -> None:
     options = parse_arguments(arguments)
-    inputs = {name: path for name in INPUTS if (path := getattr(options, name, None)) is not None}
     logging.disable_progress_bar()
     with exit_on_user_error(ValueError, OSError, ImportError, SafetensorError):
-        for name, path in inputs.items():  # which --force would delete
-            file = Path(path).resolve()
-            if options.output.exists() and file.exists() and any(map(options.output.samefile, (file, *file.parents))):
-                held = "the model itself" if name == "model" else f"--{name}={path}"
-                raise UserError(f"{options.output}: holds {held}; name another folder.")
+        check_inputs(options)
         check_new_folder(options.output, options.force)
         if options.format == "ctranslate2":
             convert_to_ctranslate2(options)

@@ -44,11 +44,12 @@ def ctranslate2_specs() -> Any:
 def start_token_id(model: VaswaniTransformerForConditionalGeneration) -> int | None:
     """Return the id of the first token of every target."""
     saved = model.generation_config
-    given = (saved.decoder_start_token_id, saved.bos_token_id, model.config.target_start_token_id)
-    return next((token for token in given if token is not None), None)
+    candidates = (saved.decoder_start_token_id, saved.bos_token_id, model.config.target_start_token_id)
+    return next((token for token in candidates if token is not None), None)
 
 
 def check_convertible(model: nn.Module) -> None:
+    """Check that CTranslate2 can represent a model, before its weights are copied."""
     if not isinstance(model, VaswaniTransformerForConditionalGeneration):
         raise UserError(
             f"A {type(model).__name__} is not a VaswaniTransformerForConditionalGeneration, the only model that "
@@ -57,16 +58,17 @@ def check_convertible(model: nn.Module) -> None:
     config = model.config
     if config.attention_window is not None:
         raise UserError(
-            f"attention_window: CTranslate2 has no restricted self-attention; got {config.attention_window}, expected "
-            "None. Decode with prepare_for_inference instead."
+            "attention_window: CTranslate2 does not support restricted self-attention; got "
+            f"{config.attention_window}, expected None. Decode with prepare_for_inference instead."
         )
     if config.activation_function not in ACTIVATIONS:
         raise UserError(
-            f"CTranslate2 has no activation function {config.activation_function!r}; it has {', '.join(ACTIVATIONS)}."
+            "activation_function: not supported by CTranslate2; got "
+            f"{config.activation_function!r}, expected one of {', '.join(ACTIVATIONS)}."
         )
     for name, value in (("eos_token_id", config.eos_token_id), ("bos_token_id", start_token_id(model))):
         if not isinstance(value, int):
-            raise UserError(f"CTranslate2 takes one token as {name}; got {value}. Set one in the configuration.")
+            raise UserError(f"{name}: CTranslate2 needs a single token; got {value}. Set one in the configuration.")
     for name, module in model.named_modules():
         is_projection = name.endswith(("_proj", "lm_head", "fc1", "fc2"))
         if is_projection and (not is_unwrapped(module, nn.Linear) or module.weight.is_meta):
@@ -82,7 +84,8 @@ def to_cpu_float32(weight: Tensor) -> Tensor:
 
 
 def set_norm(spec: Any, add_norm: AddAndNorm) -> None:
-    spec.gamma, spec.beta = to_cpu_float32(add_norm.norm.weight), to_cpu_float32(add_norm.norm.bias)
+    spec.gamma = to_cpu_float32(add_norm.norm.weight)
+    spec.beta = to_cpu_float32(add_norm.norm.bias)
 
 
 def set_linear(spec: Any, linear: nn.Linear) -> None:
@@ -93,19 +96,23 @@ def set_linear(spec: Any, linear: nn.Linear) -> None:
 
 def set_attention(spec: Any, attention: MultiHeadAttention, is_self_attention: bool) -> None:
     """Set an attention; CTranslate2 needs d_k = d_v, so each head of the narrower one is padded with zeros."""
-    heads, width = attention.config.num_heads, max(attention.head_dim, attention.value_head_dim)
+    num_heads = attention.config.num_heads
+    width = max(attention.head_dim, attention.value_head_dim)
 
     def pad_heads(rows: Tensor) -> Tensor:
-        by_head = rows.unflatten(0, (heads, -1))  # (H, d_k or d_v, ...)
-        missing = by_head.new_zeros(heads, width - by_head.shape[1], *by_head.shape[2:])
+        by_head = rows.unflatten(0, (num_heads, -1))  # (H, d_k or d_v, ...)
+        missing = by_head.new_zeros(num_heads, width - by_head.shape[1], *by_head.shape[2:])
         return torch.cat((by_head, missing), dim=1).flatten(0, 1)
 
-    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-    fused = [projections] if is_self_attention else [projections[:1], projections[1:]]
-    for linear_spec, group in zip(spec.linear, fused, strict=False):
+    # CTranslate2 projects what has the same input with one matrix.
+    query, key, value = attention.q_proj, attention.k_proj, attention.v_proj
+    groups = [[query, key, value]] if is_self_attention else [[query], [key, value]]
+    for linear_spec, group in zip(spec.linear, groups, strict=False):
         linear_spec.weight = to_cpu_float32(torch.cat([pad_heads(linear.weight) for linear in group]))
         if attention.config.attention_bias:
             linear_spec.bias = to_cpu_float32(torch.cat([pad_heads(linear.bias) for linear in group]))
+
+    # The columns of the output projection are padded like the values that it reads.
     set_linear(spec.linear[-1], attention.o_proj)
     spec.linear[-1].weight = to_cpu_float32(pad_heads(attention.o_proj.weight.T).T)  # (d_model, H width)
     spec.queries_scale = attention.scaling
@@ -127,17 +134,22 @@ def set_stack(spec: Any, stack: VaswaniTransformerEncoder | VaswaniTransformerDe
     embeddings = spec.embeddings[0] if isinstance(spec.embeddings, list) else spec.embeddings
     embeddings.weight = to_cpu_float32(stack.embed_tokens.weight)
     spec.scale_embeddings = stack.config.scale_embedding
-    table = stack.input_embedding.positions
-    is_learned = isinstance(table, LearnedPositions)
-    rows = table.table.weight if is_learned else sinusoids(torch.arange(positions), stack.config.d_model)
-    spec.position_encodings.encodings = to_cpu_float32(rows)
+
+    encoding = stack.input_embedding.positions
+    if isinstance(encoding, LearnedPositions):
+        table = encoding.table.weight
+    else:
+        table = sinusoids(torch.arange(positions), stack.config.d_model)
+    spec.position_encodings.encodings = to_cpu_float32(table)
+
     for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
         set_layer(layer_spec, cast(VaswaniTransformerEncoderLayer, layer))
 
 
 def specification(model: VaswaniTransformerForConditionalGeneration, positions: int) -> Any:
     """Return the model as CTranslate2's `TransformerSpec`."""
-    specs, config = ctranslate2_specs(), model.config
+    specs = ctranslate2_specs()
+    config = model.config
     width = max(config.head_dim, config.value_head_dim)
     shape: dict[str, Any] = {
         "num_heads": config.num_heads,
@@ -161,23 +173,28 @@ def set_vocabulary(
 
     The tokenizer adds `</s>` to sources. CTranslate2 requires an `unk_token`; without `<unk>` it is the padding token.
     """
-    config, unknown = model.config, None
+    config = model.config
+    unknown = None if tokenizer is None else tokenizer.unk_token_id
     strings = [str(index) for index in range(config.vocab_size)]
     if tokenizer is not None:
         check_vocabulary(model, tokenizer)
         known = set(tokenizer.get_vocab().values())
         for index in range(config.vocab_size):
             strings[index] = str(tokenizer.convert_ids_to_tokens(index)) if index in known else f"<no token {index}>"
-        unknown = tokenizer.unk_token_id
     spec.register_source_vocabulary(strings)
     spec.register_target_vocabulary(strings)
+
+    # CTranslate2 names special tokens by their strings.
     start = cast(int, start_token_id(model))  # not None after `check_convertible`
-    bos, pad = config.bos_token_id, config.pad_token_id
-    spec.config.bos_token = strings[start if bos is None else bos]
+    bos = start if config.bos_token_id is None else config.bos_token_id
+    if unknown is None:
+        unknown = start if config.pad_token_id is None else config.pad_token_id
+    spec.config.bos_token = strings[bos]
     spec.config.eos_token = strings[config.token_id("eos_token_id")]
-    spec.config.unk_token = strings[next(token for token in (unknown, pad, start) if token is not None)]
+    spec.config.unk_token = strings[unknown]
     spec.config.decoder_start_token = strings[start]
-    spec.config.add_source_bos = spec.config.add_source_eos = False
+    spec.config.add_source_bos = False
+    spec.config.add_source_eos = False
 
 
 def to_ctranslate2(
@@ -217,7 +234,7 @@ def to_ctranslate2(
         spec.config.layer_norm_epsilon = float(model.config.layer_norm_eps)
         spec.validate()
         spec.optimize(None if quantization == "float32" else quantization)
-        with write_errors(output_dir, "make room, or name another folder"):
+        with write_errors(output_dir, "make room, or choose a different folder"):
             spec.save(str(folder))
             model.generation_config.save_pretrained(folder)
             if tokenizer is not None:

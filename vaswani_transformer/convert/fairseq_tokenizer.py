@@ -26,13 +26,17 @@ def read_dictionary(path: Path) -> list[str]:
     """
     tokens = list(SPECIAL_TOKENS)
     for number, line in enumerate(read_lines(path), start=1):
-        entry, _, flag = line.rstrip().rpartition(" ")
-        token, _, count = entry.rpartition(" ") if flag == "#fairseq:overwrite" else (entry, "", flag)
+        entry = line.rstrip().removesuffix(" #fairseq:overwrite")
+        token, _, count = entry.rpartition(" ")
         if not token or not count.removeprefix("-").isdigit():
-            raise UserError(f"{path}, line {number}: not a token and its count; give fairseq's dict.txt.")
+            raise UserError(f"{path}, line {number}: not a token and its count; choose fairseq's dict.txt.")
         tokens.append(token)
-    last = {token: index for each in (tokens, SPECIAL_TOKENS) for index, token in enumerate(each)}
-    return [token if last[token] == index else f"{token} {index}" for index, token in enumerate(tokens)]
+
+    # The last entry of a token counts, except that special tokens keep their first.
+    ids = {token: index for index, token in enumerate(tokens)}
+    for index, token in enumerate(SPECIAL_TOKENS):
+        ids[token] = index
+    return [token if ids[token] == index else f"{token} {index}" for index, token in enumerate(tokens)]
 
 
 def read_merges(path: Path) -> list[tuple[str, str]]:
@@ -43,19 +47,23 @@ def read_merges(path: Path) -> list[tuple[str, str]]:
         if number == 1 and line.startswith("#version"):
             continue
         if len(pieces) not in (2, 3) or "</w>" in pieces[:2]:
-            raise UserError(f"{path}, line {number}: not a merge of subword-nmt 0.2 or fastBPE; give their merges.")
+            problem = "not a merge of subword-nmt 0.2 or fastBPE"
+            raise UserError(f"{path}, line {number}: {problem}; choose the file of merges that one of them wrote.")
         merges.append((pieces[0], pieces[1]))
     return merges
 
 
 def word_tokenizer(tokens: list[str]) -> Tokenizer:
     """Return a tokenizer for texts that are already split into sub-words, by SentencePiece or subword-nmt."""
-    tokenizer = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens)}, unk_token="<unk>"))
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     if any(token.startswith("▁") for token in tokens):
         tokenizer.decoder = decoders.Metaspace()
     else:
-        joins = (decoders.Replace(Regex(r"\z"), " "), decoders.Fuse(), decoders.Replace("@@ ", ""))
-        tokenizer.decoder = decoders.Sequence([*joins, decoders.Strip(" ", 0, 1)])
+        separate = decoders.Replace(Regex(r"\z"), " ")
+        join_words = decoders.Replace("@@ ", "")
+        strip_end = decoders.Strip(" ", 0, 1)
+        tokenizer.decoder = decoders.Sequence([separate, decoders.Fuse(), join_words, strip_end])
     return tokenizer
 
 
@@ -65,10 +73,12 @@ def merging_tokenizer(tokens: list[str], merges: list[tuple[str, str]]) -> Token
     A piece at the end of a word has the suffix "</w>", unlike in `dict.txt`. Intermediate pieces of merges follow those
     of `dict.txt`.
     """
-    vocabulary = {
-        token.removesuffix("@@") if token.endswith("@@") or token in SPECIAL_TOKENS else f"{token}</w>": index
-        for index, token in enumerate(tokens)
-    }
+    vocabulary = {}
+    for index, token in enumerate(tokens):
+        if token.endswith("@@") or token in SPECIAL_TOKENS:
+            vocabulary[token.removesuffix("@@")] = index
+        else:
+            vocabulary[f"{token}</w>"] = index
     for first, second in merges:
         for piece in (first, second, first + second):
             vocabulary.setdefault(piece, len(vocabulary))
@@ -79,11 +89,11 @@ def merging_tokenizer(tokens: list[str], merges: list[tuple[str, str]]) -> Token
 
 def sentencepiece_tokenizer(tokens: list[str], model: Path) -> PreTrainedTokenizerBase:
     """Return a tokenizer that looks up the pieces of a SentencePiece model in a vocabulary, as fairseq does."""
+    vocabulary = {token: index for index, token in enumerate(tokens)}
     with TemporaryDirectory() as folder, load_errors(str(model)):
-        (vocabulary := Path(folder, "vocab.json")).write_text(
-            json.dumps({token: index for index, token in enumerate(tokens)}), encoding="utf-8"
-        )
-        return Speech2TextTokenizer(str(vocabulary), str(model), split_special_tokens=True)
+        file = Path(folder, "vocab.json")
+        file.write_text(json.dumps(vocabulary), encoding="utf-8")
+        return Speech2TextTokenizer(str(file), str(model), split_special_tokens=True)
 
 
 def fairseq_tokenizer(dictionary: Path, codes: Path | None) -> PreTrainedTokenizerBase:
@@ -96,13 +106,22 @@ def fairseq_tokenizer(dictionary: Path, codes: Path | None) -> PreTrainedTokeniz
     if codes is not None and codes.suffix == ".model":
         return sentencepiece_tokenizer(tokens, codes)
     tokenizer = word_tokenizer(tokens) if codes is None else merging_tokenizer(tokens, read_merges(codes))
-    settings = {} if (entries := tokenizer.get_vocab_size()) == len(tokens) else {PASSING_KEY: [len(tokens), entries]}
+
+    # A piece that only occurs inside merges is not a token of the model.
+    settings = {}
+    if (entries := tokenizer.get_vocab_size()) != len(tokens):
+        settings[PASSING_KEY] = [len(tokens), entries]
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", SPECIAL_TOKENS.index("</s>"))]
     )
-    names = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token"), SPECIAL_TOKENS, strict=True))
     return VaswaniTransformerTokenizer(
-        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **names, **settings
+        tokenizer_object=tokenizer,
+        clean_up_tokenization_spaces=False,
+        bos_token="<s>",
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        **settings,
     )

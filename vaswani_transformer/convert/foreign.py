@@ -85,25 +85,33 @@ def fold_bias(model: VaswaniTransformerForConditionalGeneration, bias: Tensor) -
     E h + b. The s with the larger |k| is used.
     """
     last = model.model.decoder.layers[-1]
-    norm_weight, norm_bias = (last.get_parameter(f"feed_forward_add_norm.norm.{name}") for name in ("weight", "bias"))
-    gain, shift = norm_weight.double(), norm_bias.double()  # g, c
-    weight = model.lm_head.weight.double()  # (V, d_model)
+    norm_bias = last.get_parameter("feed_forward_add_norm.norm.bias")
+    gain = last.get_parameter("feed_forward_add_norm.norm.weight").double()  # g
+    shift = norm_bias.double()  # c
+    weight = model.lm_head.weight.double()  # E (V, d_model)
     total = (shift / gain).sum()
     sign = 1.0 if total >= 0 else -1.0
     constant = total + sign * gain.numel()  # k
     norm_bias.copy_(shift + sign * gain)
-    model.lm_head.weight.copy_(weight + torch.outer(bias.double() - sign * weight @ gain, 1 / gain) / constant)
+    correction = torch.outer(bias.double() - sign * weight @ gain, 1 / gain) / constant
+    model.lm_head.weight.copy_(weight + correction)
 
 
 @torch.no_grad()
 def build_model(original: ForeignModel, name: str) -> VaswaniTransformerForConditionalGeneration:
     """Return the equivalent model of this package."""
+    # Other tools store one matrix under several names.
     state = dict(original.state)
-    embedding, *others = [state.pop(key) for key in EMBEDDINGS if key in state]  # (V, d_model)
-    if not all(torch.equal(other, embedding) for other in others):
-        raise UserError(f"{name}: has separate embeddings of source and target; here they share one matrix.")
-    output, *_ = [*(state.pop(key) for key in OUTPUTS if key in state), embedding]
-    bias = original.bias if original.bias is not None and not torch.all(original.bias == original.bias[0]) else None
+    embedding, *copies = [state.pop(key) for key in EMBEDDINGS if key in state]  # (V, d_model)
+    if not all(torch.equal(copy, embedding) for copy in copies):
+        raise UserError(f"{name}: source and target embeddings differ, but this model needs a shared matrix.")
+    outputs = [state.pop(key) for key in OUTPUTS if key in state]
+    output = outputs[0] if outputs else embedding
+
+    # An equal bias of all tokens cancels in the softmax.
+    bias = original.bias
+    if bias is not None and torch.all(bias == bias[0]):
+        bias = None
     config = VaswaniTransformerConfig(
         **original.settings,
         position_embedding="learned",
@@ -115,15 +123,17 @@ def build_model(original: ForeignModel, name: str) -> VaswaniTransformerForCondi
         tie_word_embeddings=bias is None and torch.equal(output, embedding),
     )
     model = VaswaniTransformerForConditionalGeneration(config).eval()
-    weights = {}
-    for key, value in state.items():
-        for theirs, ours in NAMES.items():
-            key = key.replace(theirs, ours)
-        weights[f"model.{key}"] = value
+
+    # Rename the weights.
+    weights = {"model.shared.weight": embedding, "lm_head.weight": output}
+    for key, weight in state.items():
+        for their_name, our_name in NAMES.items():
+            key = key.replace(their_name, our_name)
+        weights[f"model.{key}"] = weight
     for stack, table in zip(("encoder", "decoder"), original.tables, strict=True):
         weights[f"model.{stack}.input_embedding.positions.table.weight"] = table
         weights[f"model.{stack}.embed_tokens.weight"] = embedding
-    model.load_state_dict(weights | {"model.shared.weight": embedding, "lm_head.weight": output})
+    model.load_state_dict(weights)
     if bias is not None:
         fold_bias(model, bias)
     return model
@@ -135,54 +145,65 @@ def check_equivalence(ours: VaswaniTransformerForConditionalGeneration, theirs: 
 
     Logits may differ by a constant at each position.
     """
-    config, generator = ours.config, torch.Generator().manual_seed(0)
+    # Eight sentences of random lengths.
+    config = ours.config
+    generator = torch.Generator().manual_seed(0)
     longest = min(24, config.max_position_embeddings)
     lengths = torch.randint(1, longest + 1, (8, 1), generator=generator)
     mask = (torch.arange(longest) < lengths).long()  # (B, S)
-    pad, start = config.token_id("pad_token_id"), config.token_id("target_start_token_id")
+
+    # Only ordinary tokens are drawn; FSMT, for instance, masks padding in targets.
+    pad = config.token_id("pad_token_id")
+    start = config.token_id("target_start_token_id")
     special = {pad, config.bos_token_id, start, *as_token_ids(config.eos_token_id)}
     ordinary = torch.tensor([index for index in range(config.vocab_size) if index not in special])
-    tokens = ordinary[torch.randint(len(ordinary), (2, *mask.shape), generator=generator)]
-    sources, targets = tokens[0].masked_fill(mask == 0, pad), tokens[1]
+    sources, targets = ordinary[torch.randint(len(ordinary), (2, *mask.shape), generator=generator)]
+    sources = sources.masked_fill(mask == 0, pad)
     targets[:, 0] = start
+
     inputs = {"input_ids": sources, "attention_mask": mask, "decoder_input_ids": targets, "use_cache": False}
-    log_probs = [model.eval()(**inputs).logits.float().log_softmax(-1) for model in (ours, theirs)]
-    difference, largest = (log_probs[0] - log_probs[1]).abs().max().item(), log_probs[1].abs().max().item()
-    if not difference <= 1e-3 * max(1.0, largest):
+    our_log_probs = ours.eval()(**inputs).logits.float().log_softmax(-1)
+    their_log_probs = theirs.eval()(**inputs).logits.float().log_softmax(-1)
+    difference = (our_log_probs - their_log_probs).abs().max().item()
+    largest = their_log_probs.abs().max().item()
+    if not difference <= 1e-3 * max(1.0, largest):  # NaN fails too
         raise UserError(f"{name}: logits differ by up to {difference:.2g} from the original's, so no file is written.")
     return difference
 
 
-def check_type(name: str, model_type: str, **settings: Any) -> None:
-    if (got := load_config(name, **settings).model_type) != model_type:
-        raise UserError(
-            f"{name}: is a model of another type; got {got!r}, expected {model_type!r}. Name a model of that type."
-        )
+def check_type(name: str, model_type: str, revision: str = "main") -> None:
+    if (got := load_config(name, revision=revision).model_type) != model_type:
+        raise UserError(f"{name}: wrong model type; got {got!r}, expected {model_type!r}. Choose a different model.")
 
 
 def read_transformers_model(original: PreTrainedModel) -> ForeignModel:
-    settings = original.config.to_dict()
-    inner = original.model
-    offset = inner.encoder.padding_idx + 1 if isinstance(original, FSMTForConditionalGeneration) else 0
-    rows = slice(offset, offset + settings["max_position_embeddings"])
-    state = {key.removeprefix("model."): value for key, value in original.state_dict().items()}
-    bias = state.pop("final_logits_bias", None)
-    same = ("dropout", "attention_dropout", "activation_dropout", "scale_embedding", "encoder_layers", "decoder_layers")
-    tokens = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
-    activation = settings["activation_function"]
+    config = original.config
     fields = {
-        "num_heads": settings["encoder_attention_heads"],
-        "d_ff": settings["encoder_ffn_dim"],
-        "activation_function": "silu" if activation == "swish" else activation,
-        **{key: settings[key] for key in same},
-        **{key: getattr(original.config, key) for key in tokens},
+        "encoder_layers": config.encoder_layers,
+        "decoder_layers": config.decoder_layers,
+        "num_heads": config.encoder_attention_heads,
+        "d_ff": config.encoder_ffn_dim,
+        "dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
+        "activation_dropout": config.activation_dropout,
+        "activation_function": "silu" if config.activation_function == "swish" else config.activation_function,
+        "scale_embedding": config.scale_embedding,
+        "bos_token_id": config.bos_token_id,
+        "pad_token_id": config.pad_token_id,
+        "eos_token_id": config.eos_token_id,
+        "decoder_start_token_id": config.decoder_start_token_id,
     }
-    return ForeignModel(
-        fields,
-        {key: value for key, value in state.items() if key not in TABLES},
-        [stack.embed_positions.weight.detach()[rows] for stack in (inner.encoder, inner.decoder)],
-        None if bias is None else bias[0].float(),
-    )
+
+    # FSMT's first positions are those of padding.
+    stacks = (original.model.encoder, original.model.decoder)
+    offset = stacks[0].padding_idx + 1 if isinstance(original, FSMTForConditionalGeneration) else 0
+    rows = slice(offset, offset + config.max_position_embeddings)
+    tables = [stack.embed_positions.weight.detach()[rows] for stack in stacks]
+
+    state = {key.removeprefix("model."): weight for key, weight in original.state_dict().items()}
+    bias = state.pop("final_logits_bias", None)
+    state = {key: weight for key, weight in state.items() if key not in TABLES}
+    return ForeignModel(fields, state, tables, None if bias is None else bias[0].float())
 
 
 def import_transformers_model(
@@ -195,7 +216,7 @@ def import_transformers_model(
         model = build_model(read_transformers_model(original), folder)
     difference = check_equivalence(model, original, folder)
     model.generation_config = original.generation_config
-    if tokenizer is not None:  # a padded vocabulary has further entries
+    if tokenizer is not None:  # a padded vocabulary has more entries than the tokenizer
         spare = range(len(tokenizer), model.config.vocab_size)
         tokenizer.add_tokens([f"<spare {index}>" for index in spare], special_tokens=True)
     return ImportResult(model, tokenizer, difference)
