@@ -115,7 +115,7 @@ def test_command_writes_a_page_and_prints_its_path(
             ["{folder}/none", "hello", "--output", "{folder}/page.html"],
             "{folder}/none: its tokenizer: cannot be loaded: ",
         ),
-        (["{folder}", "hello", "--output", "{folder}/config.json"], "{folder}/config.json: the file exists; give"),
+        (["{folder}", "hello", "--output", "{folder}/config.json"], "{folder}/config.json: the file exists; choose"),
     ],
 )
 def test_command_error_is_one_line(

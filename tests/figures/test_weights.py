@@ -133,5 +133,5 @@ def test_model_of_all_words_at_once_is_unchanged_afterwards_and_takes_no_target(
     assert state_of(model) == before
     stacks = (model.model.encoder, model.model.decoder)
     assert not any(stack._forward_hooks or stack._forward_pre_hooks for stack in stacks)
-    with pytest.raises(ValueError, match=f"target: {type(model).__name__} predicts all words at once and reads no"):
+    with pytest.raises(ValueError, match=f"target: not supported by {type(model).__name__}, which predicts all"):
         attention_maps(model, tokenizer, "hello", "hola")

@@ -25,13 +25,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--force", action="store_true", help="replace the file that --output names")
     options = parser.parse_args(arguments)
     if options.output.exists() and not options.force:
-        parser.error(f"{options.output}: the file exists; give another --output, or replace it with --force.")
+        parser.error(f"{options.output}: the file exists; choose a different --output, or replace it with --force.")
     logging.disable_progress_bar()
     with exit_on_user_error(ValueError):
-        tokenizer, model = load_tokenizer(options.model), load_model(options.model)
+        tokenizer = load_tokenizer(options.model)
+        model = load_model(options.model)
         check_vocabulary(model, tokenizer)
         page = attention_page(model, tokenizer, options.source, options.target)
-        with write_errors(options.output, "make room, or give another --output"):
+        with write_errors(options.output, "make room, or choose a different --output"):
             options.output.write_text(page, encoding="utf-8")
     say(str(options.output))
 

@@ -28,11 +28,14 @@ FAINTEST = 0.04
 
 def indices(name: str, numbers: Sequence[int] | int | None, count: int) -> list[int]:
     """Return the indices of things that are counted from 1; all for None."""
-    given = range(1, count + 1) if numbers is None else [numbers] if isinstance(numbers, int) else numbers
-    for number in given:
+    if numbers is None:
+        return list(range(count))
+    if isinstance(numbers, int):
+        numbers = [numbers]
+    for number in numbers:
         if not 1 <= number <= count:
             raise ValueError(f"{name}: out of range; got {number}, expected 1 to {count}.")
-    return [number - 1 for number in given]
+    return [number - 1 for number in numbers]
 
 
 def longest(words: Sequence[str]) -> int:
@@ -60,15 +63,20 @@ def draw_attention(
         word: number of a word above, to draw only its lines; None for all words.
 
     Raises:
-        ValueError: there is no such layer, head or word.
+        ValueError: the model does not have such a layer, head or word.
         ImportError: Matplotlib is not installed.
     """
-    weights, queries, keys = maps.weights(stack), maps.queries(stack), maps.keys(stack)
-    *_, index = indices("layer", layer, len(weights))  # the last for None
+    weights = maps.weights(stack)  # (N, H, Q, K)
+    queries = maps.queries(stack)
+    keys = maps.keys(stack)
+    index = indices("layer", layer, len(weights))[-1]  # the last for None
     shown = indices("head", heads, weights.shape[1])
     drawn = indices("word", word, len(queries))
+
+    # Words are vertical, so their number sets the width and the longest ones the height.
     width = max(5, 0.33 * max(len(queries), len(keys)) + 0.6)
-    figure = new_figure(width, 2 + 0.06 * width + 0.085 * (longest(queries) + longest(keys)))
+    height = 2 + 0.06 * width + 0.085 * (longest(queries) + longest(keys))
+    figure = new_figure(width, height)
     axes = figure.subplots()
     draw_lines(axes, weights[index], shown, drawn)
     draw_words(axes, queries, keys, drawn)
@@ -94,7 +102,7 @@ def draw_lines(axes: "Axes", weights: np.ndarray, heads: list[int], queries: lis
 
 def draw_words(axes: "Axes", queries: Sequence[str], keys: Sequence[str], drawn: list[int]) -> None:
     """Draw vertical words above and below; mute those above that are not `drawn`."""
-    style: dict[str, Any] = words_style() | {"rotation": 90, "ha": "center", "fontsize": 11}
+    style: dict[str, Any] = {**words_style(), "rotation": 90, "ha": "center", "fontsize": 11}
     for index, word in enumerate(queries):
         style["color"] = INK if index in drawn else MUTED
         axes.text(index, 1.05, word, va="bottom", **style)
@@ -110,9 +118,9 @@ def add_legend(figure: "Figure", title: str, heads: Sequence[int], count: int) -
     from matplotlib.patches import Patch
 
     colors = head_colors(count)
-    handles = [
-        Patch(color=colors[head], label=f"{'' if rank else 'head '}{head + 1}") for rank, head in enumerate(heads)
-    ]
+    labels = [str(head + 1) for head in heads]
+    labels[0] = f"head {labels[0]}"
+    handles = [Patch(color=colors[head], label=label) for head, label in zip(heads, labels, strict=True)]
     legend = figure.legend(
         handles=handles, title=title, ncols=int(2 * figure.get_figwidth()) - 2, loc="outside lower center",
         frameon=False, handlelength=0.9, handleheight=0.9, handletextpad=0.4, columnspacing=1.2, fontsize=9,
@@ -128,26 +136,36 @@ def draw_heat_maps(
 
     Rows are queries and columns are keys. Arguments and errors are those of `draw_attention`.
     """
-    weights, queries, keys = maps.weights(stack), maps.queries(stack), maps.keys(stack)
-    *_, index = indices("layer", layer, len(weights))  # the last for None
+    weights = maps.weights(stack)  # (N, H, Q, K)
+    queries = maps.queries(stack)
+    keys = maps.keys(stack)
+    index = indices("layer", layer, len(weights))[-1]  # the last for None
     shown = indices("head", heads, weights.shape[1])
-    width, height = 0.19 * len(keys) + 0.3, 0.19 * len(queries) + 0.45
-    columns = max(1, min(4, len(shown), int(16 / width)))
+
+    # Inches of a map with its title, and of the words left of and below all maps.
+    map_width = 0.19 * len(keys) + 0.3
+    map_height = 0.19 * len(queries) + 0.45
+    columns = max(1, min(4, len(shown), int(16 / map_width)))
     rows = math.ceil(len(shown) / columns)
-    label_width, label_height = 0.085 * longest(queries), 0.085 * longest(keys)
-    figure = new_figure(columns * width + label_width + 1.2, rows * height + label_height + 0.5, "compressed")
+    width = columns * map_width + 0.085 * longest(queries) + 1.2
+    height = rows * map_height + 0.085 * longest(keys) + 0.5
+    figure = new_figure(width, height, "compressed")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-    style = words_style() | {"fontsize": 9}
     for axes in grid.flat[len(shown) :]:
         axes.set_axis_off()
-    for place, (axes, head) in enumerate(zip(grid.flat, shown, strict=False)):
+
+    # Only the first map of a row and the last of a column have words.
+    style = {**words_style(), "fontsize": 9}
+    for cell, (axes, head) in enumerate(zip(grid.flat, shown, strict=False)):
         axes.spines[:].set_color(RULE)
         axes.set_title(f"head {head + 1}", fontsize=9, color=MUTED, pad=4)
         image = axes.imshow(weights[index, head], cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-        is_lowest = place + columns >= len(shown)
-        axes.tick_params(length=0, labelbottom=is_lowest, labelleft=place % columns == 0)
+        is_lowest = cell + columns >= len(shown)
+        axes.tick_params(length=0, labelbottom=is_lowest, labelleft=cell % columns == 0)
         axes.set_xticks(range(len(keys)), keys, rotation=90, **style)
         axes.set_yticks(range(len(queries)), queries, **style)
+
+    # The color bar of all maps.
     shrink = min(0.9, 2.4 / figure.get_figheight())
     bar = figure.colorbar(image, ax=figure.axes, shrink=shrink, aspect=22, pad=0.02, ticks=[0, 0.5, 1])
     bar.outline.set_visible(False)

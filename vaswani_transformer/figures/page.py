@@ -18,15 +18,19 @@ FOLDER = Path(__file__).parent
 
 def payload(maps: AttentionMaps) -> str:
     """Return words, weights in thousandths and colors as JSON, without characters that mean something in HTML."""
-    stacks, most_heads = {}, 0
+    stacks: dict[str, dict[str, Any]] = {}
     for stack in STACKS:
-        weights = maps.weights(stack)
+        weights = maps.weights(stack)  # (N, H, Q, K)
         layers, heads, *_ = weights.shape
-        thousandths = np.rint(1000 * weights).astype(int).ravel().tolist()
-        words = {"queries": maps.queries(stack), "keys": maps.keys(stack)}
-        stacks[stack] = words | {"layers": layers, "heads": heads, "weights": thousandths}
-        most_heads = max(most_heads, heads)
-    fields = {"stacks": stacks, "colors": head_colors(most_heads), "isAutoregressive": maps.is_autoregressive}
+        stacks[stack] = {
+            "queries": maps.queries(stack),
+            "keys": maps.keys(stack),
+            "layers": layers,
+            "heads": heads,
+            "weights": np.rint(1000 * weights).astype(int).ravel().tolist(),
+        }
+    colors = head_colors(max(stack["heads"] for stack in stacks.values()))
+    fields = {"stacks": stacks, "colors": colors, "isAutoregressive": maps.is_autoregressive}
     text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -34,11 +38,17 @@ def payload(maps: AttentionMaps) -> str:
 def render_page(maps: AttentionMaps) -> str:
     """Return the HTML page of attention maps, with weights rounded to three digits."""
     layers, heads = maps.encoder.shape[:2]
-    template, style, script = ((FOLDER / f"page.{end}").read_text(encoding="utf-8") for end in ("html", "css", "js"))
-    source, target = html.escape(maps.source), html.escape(maps.target)
-    model = f"Attention in {layers} encoder and {len(maps.decoder)} decoder layers of {heads} heads"
-    fields = {"title": source, "source": source, "target": target, "model": model}
-    fields |= {"payload": payload(maps), "style": style, "script": script}
+    source = html.escape(maps.source)
+    fields = {
+        "title": source,
+        "source": source,
+        "target": html.escape(maps.target),
+        "model": f"Attention in {layers} encoder and {len(maps.decoder)} decoder layers of {heads} heads",
+        "payload": payload(maps),
+        "style": (FOLDER / "page.css").read_text(encoding="utf-8"),
+        "script": (FOLDER / "page.js").read_text(encoding="utf-8"),
+    }
+    template = (FOLDER / "page.html").read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda match: fields[match[1]], template)
 
 

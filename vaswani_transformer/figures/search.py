@@ -12,7 +12,10 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from .svg import BLUE, GRAY, Drawing, text_width
 from .tokens import Target, display_tokens, token_labels
 
-START, GAP, ROW = 36, 36, 43  # pixels before the first line, between two steps, and from a row to the next
+START = 36  # pixels before the first line
+GAP = 36  # pixels between two steps
+ROW = 43  # pixels from a row to the next
+PASS_ROW = 34
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,9 @@ class Candidate:
     @property
     def numbers(self) -> list[str]:
         """Lines with log P of an open beam, or the score of a finished target and its terms."""
-        log_prob = f"{self.log_prob:.2f}"
-        return [f"{log_prob} / {self.length_penalty:.2f}", f"= {self.score:.2f}"] if self.is_finished else [log_prob]
+        if not self.is_finished:
+            return [f"{self.log_prob:.2f}"]
+        return [f"{self.log_prob:.2f} / {self.length_penalty:.2f}", f"= {self.score:.2f}"]
 
 
 def best_finished(steps: Sequence[Sequence[Candidate]]) -> list[Candidate]:
@@ -44,15 +48,16 @@ def best_finished(steps: Sequence[Sequence[Candidate]]) -> list[Candidate]:
 
 
 def last_steps(steps: Sequence[Sequence[Candidate]]) -> dict[Target, int]:
-    """Return for each target the last step after which it or a continuation is open; the last of all if one finishes.
+    """Return for each target the last step after which it or a continuation of it is open.
 
-    The end of the search drops the beams that are still open.
+    If one of them finishes, that is the last step of all. The end of the search drops the beams that are still open.
     """
     last: dict[Target, int] = {}
     for number in range(len(steps), 0, -1):
         for candidate in steps[number - 1]:
             alive = len(steps) if candidate.is_finished else min(number, len(steps) - 1)
-            target, parent = candidate.tokens, candidate.tokens[:-1]
+            target = candidate.tokens
+            parent = target[:-1]
             last[target] = max(last.get(target, 0), alive if candidate.is_kept else 0)
             last[parent] = max(last.get(parent, 0), last[target])
     return last
@@ -77,15 +82,24 @@ def draw_beam_tree(
     # The words, and the width of each step's column.
     candidates = [candidate for step in steps for candidate in step]
     labels = token_labels(tokenizer, [candidate.tokens for candidate in candidates])
-    words = {each.tokens: labels[each.tokens] if each.is_kept else f"({labels[each.tokens]})" for each in candidates}
-    widths = [max(max(text_width(words[each.tokens]), 5 * len(each.numbers[0])) for each in step) for step in steps]
+    words = {}
+    for candidate in candidates:
+        label = labels[candidate.tokens]
+        words[candidate.tokens] = label if candidate.is_kept else f"({label})"
+
+    def width_of(candidate: Candidate) -> int:
+        return max(text_width(words[candidate.tokens]), 5 * len(candidate.numbers[0]))
+
+    widths = [max(map(width_of, step)) for step in steps]
+    width = START + sum(widths) + GAP * len(steps)
+    height = top + ROW * max(map(len, steps)) + bottom
     best = next((candidate.tokens for candidate in best_finished(steps)), ())
     title = f"Beam search for {source!r}: {tokenizer.decode(list(best), skip_special_tokens=True)!r}"
-    width, height = START + sum(widths) + GAP * len(steps), top + ROW * max(map(len, steps)) + bottom
     drawing = Drawing("beam-tree", title, width, height)
 
     # Each candidate: the line from the target that it continues, its word, and its numbers.
-    last, x = last_steps(steps), START
+    last = last_steps(steps)
+    x = START
     drawing.text(8, top + 18, "<s>", anchor="start", size=14)
     ends: dict[Target, list[tuple[float, float]]] = {(): [(START, top + 13)]}
     for number, (step, width) in enumerate(zip(steps, widths, strict=True), start=1):
@@ -93,14 +107,17 @@ def draw_beam_tree(
         # Lines that stay longer cover the others, and bold ones all.
         order = sorted(enumerate(step), key=lambda pair: (last[pair[1].tokens], pair[1].tokens == best[:number]))
         for row, candidate in order:
-            target, y = candidate.tokens, top + 18 + ROW * row
-            weight = 2.4 if target == best[:number] else 1.2 if candidate.is_kept else 0.6
+            target = candidate.tokens
+            y = top + 18 + ROW * row
+            weight = 1.2 if candidate.is_kept else 0.6
+            if target == best[:number]:
+                weight = 2.4
             drawing.parts.append(part(number, last[target], len(steps)))
             drawing.line(*ends[target[:-1]], (x - 5, y - 5), color="currentColor", width=weight)
             drawing.text(x, y, words[target], anchor="start", color="currentColor", size=14)
             drawing.parts.append('<g class="numbers">')
-            for place, numbers in enumerate(candidate.numbers):
-                drawing.text(x, y + 13 + 11 * place, numbers, anchor="start", color="currentColor", size=11)
+            for index, numbers in enumerate(candidate.numbers):
+                drawing.text(x, y + 13 + 11 * index, numbers, anchor="start", color="currentColor", size=11)
             drawing.parts.append("</g></g>")
             ends[target] = [(x + text_width(words[target]) + 6, y - 5), (x + width + 6, y - 5)]
         x += width
@@ -114,17 +131,19 @@ def draw_passes(
     rows = [display_tokens(tokenizer, tokens) for tokens in history]
     widths = [max(map(text_width, column)) + 18 for column in zip(*rows, strict=True)]
     left = text_width(f"{name} {len(rows)}") + 18
-    drawing = Drawing("passes", f"Each {name} for {source!r}", left + sum(widths), 34 * len(rows))
+    drawing = Drawing("passes", f"Each {name} for {source!r}", left + sum(widths), PASS_ROW * len(rows))
     for number, (tokens, words) in enumerate(zip(history, rows, strict=True), start=1):
-        x, y = left, 34 * number - 12
+        x = left
+        y = PASS_ROW * number - 12
         drawing.parts.append(part(number, 0, len(rows)))
         drawing.text(8, y, f"{name} {number}", anchor="start")
         drawing.parts.append("</g>")
-        for place, (token, word, width) in enumerate(zip(tokens, words, widths, strict=True)):
+        for position, (token, word, width) in enumerate(zip(tokens, words, widths, strict=True)):
             # The word stays until a later pass changes it.
-            last = next((later for later in range(number, len(rows)) if history[later][place] != token), len(rows))
+            changes = (later for later in range(number, len(rows)) if history[later][position] != token)
+            last = next(changes, len(rows))
             drawing.parts.append(part(number, last, len(rows)))
-            if number > 1 and history[number - 2][place] != token:
+            if number > 1 and history[number - 2][position] != token:
                 corner = f'x="{x + 1}" y="{y - 18}" width="{width - 2}" height="26" rx="5"'
                 drawing.parts.append(f'<rect {corner} fill="none" stroke="currentColor"/>')
             drawing.text(x + width / 2, y, word, color="currentColor", size=14)

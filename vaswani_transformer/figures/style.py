@@ -7,7 +7,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLORS = ("#2f6fdb", "#e0700f", "#2b9a48", "#d03468", "#7d4fd6", "#0d93a5", "#b58a00", "#8a5a3c")
-INK, MUTED, RULE = "#1c1d20", "#62646b", "#dcdde0"
+INK = "#1c1d20"
+MUTED = "#62646b"
+RULE = "#dcdde0"
 FALLBACK_FONTS = ("Noto Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans Arabic", "Noto Sans Devanagari")
 
 
@@ -15,8 +17,11 @@ def head_colors(count: int) -> list[str]:
     """Return a "#rrggbb" color for each head: those of `COLORS`, or for more heads evenly spaced hues."""
     if count <= len(COLORS):
         return list(COLORS[:count])
-    wheel = (colorsys.hls_to_rgb((0.6 + index / count) % 1, 0.46, 0.62) for index in range(count))
-    return ["#" + "".join(f"{round(255 * channel):02x}" for channel in rgb) for rgb in wheel]
+    colors = []
+    for index in range(count):
+        red, green, blue = colorsys.hls_to_rgb((0.6 + index / count) % 1, 0.46, 0.62)
+        colors.append(f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}")
+    return colors
 
 
 def new_figure(width: float, height: float, layout: Literal["constrained", "compressed"] = "constrained") -> "Figure":

@@ -4,18 +4,20 @@ import unicodedata
 from dataclasses import dataclass, field
 from html import escape
 
-GRAY, BLUE = "#7b7e87", "#2f6fdb"
+GRAY = "#7b7e87"
+BLUE = "#2f6fdb"
 LETTER = 8  # pixels of a letter of 14 pixels, rounded up
 
 
 def text_width(text: str) -> int:
-    """Return about how many pixels a text of 14 pixels is wide; a character of Chinese counts twice."""
-    return LETTER * sum(2 if unicodedata.east_asian_width(character) in "FW" else 1 for character in text)
+    """Return the approximate width in pixels of a text in 14 pixels; Chinese characters count twice."""
+    num_wide = sum(unicodedata.east_asian_width(character) in "FW" for character in text)
+    return LETTER * (len(text) + num_wide)
 
 
 @dataclass
 class Drawing:
-    """An SVG picture in the making; places are in pixels from the upper left corner."""
+    """An SVG picture to which texts and lines are added, at pixels from the upper left corner."""
 
     name: str
     title: str
@@ -36,11 +38,11 @@ class Drawing:
         """Return the picture as an element, which is also a complete file."""
         size = f'viewBox="0 0 {self.width} {self.height}" width="{self.width}" height="{self.height}"'
         style = 'font-family="Helvetica, Arial, sans-serif" style="max-width: 100%; height: auto"'
+        label = f'role="img" aria-labelledby="{self.name}-title"'
         lines = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="{self.name}-title" {style}>',
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} {label} {style}>',
             f'<title id="{self.name}-title">{escape(self.title)}</title>',
-            *([f"<defs>{self.definitions}</defs>"] if self.definitions else []),
-            *self.parts,
-            "</svg>",
         ]
-        return "\n".join(lines) + "\n"
+        if self.definitions:
+            lines.append(f"<defs>{self.definitions}</defs>")
+        return "\n".join([*lines, *self.parts, "</svg>"]) + "\n"

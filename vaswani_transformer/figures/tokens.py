@@ -13,8 +13,9 @@ Target = tuple[int, ...]
 """Tokens up to and including one of them."""
 
 
-def common_prefix_length(one: str, other: str) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+def common_prefix(text: str, other: str) -> str:
+    pairs = zip(text, other, strict=False)
+    return "".join(letter for letter, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, targets: Iterable[Target]) -> dict[Target, str]:
@@ -26,12 +27,11 @@ def token_texts(tokenizer: PreTrainedTokenizerBase, targets: Iterable[Target]) -
     texts = {}
     for target in targets:
         decoded = cast(str, tokenizer.decode(list(target), clean_up_tokenization_spaces=False))
-        before = complete[target[:-1]]
         complete[target] = decoded.rstrip(UNDECODED)
-        is_complete = len(complete[target]) == len(decoded)
-        texts[target] = complete[target][common_prefix_length(before, complete[target]) :] + UNDECODED * (
-            not is_complete
-        )
+        old = common_prefix(complete[target[:-1]], complete[target])  # decoding may change the text before
+        texts[target] = complete[target].removeprefix(old)
+        if complete[target] != decoded:
+            texts[target] += UNDECODED
     return texts
 
 
@@ -52,10 +52,12 @@ def display_form(text: str, before: str = "") -> str:
 def token_labels(tokenizer: PreTrainedTokenizerBase, targets: Iterable[Target]) -> dict[Target, str]:
     """Return the label of the last token of each of `targets`; a token without text has its name, such as `</s>`."""
     texts = token_texts(tokenizer, targets)
-    return {
-        target: display_form(text, texts.get(target[:-1], "")) or cast(str, tokenizer.convert_ids_to_tokens(target[-1]))
-        for target, text in texts.items()
-    }
+    labels = {}
+    for target, text in texts.items():
+        before = texts.get(target[:-1], "")
+        name = cast(str, tokenizer.convert_ids_to_tokens(target[-1]))
+        labels[target] = display_form(text, before) or name
+    return labels
 
 
 def display_tokens(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> list[str]:

@@ -52,7 +52,7 @@ class AttentionMaps:
     cross: np.ndarray
     """(N, H, T, S): cross-attention weights of each target position over the source tokens."""
     is_autoregressive: bool = True
-    """True for an autoregressive model."""
+    """False for a non-autoregressive model."""
 
     def queries(self, stack: str) -> list[str]:
         """Return the Q tokens of the queries; for the decoder the predicted tokens."""
@@ -93,7 +93,7 @@ def record_calls(stack: nn.Module) -> Generator[list[tuple[dict[str, Any], Any]]
     """Yield a list of the arguments and outputs of each call of a stack, which returns its attention weights."""
     calls: list[tuple[dict[str, Any], Any]] = []
     request = stack.register_forward_pre_hook(
-        lambda _, args, kwargs: (args, kwargs | {"output_attentions": True}), with_kwargs=True
+        lambda _, args, kwargs: (args, {**kwargs, "output_attentions": True}), with_kwargs=True
     )
     keep = stack.register_forward_hook(lambda _, args, kwargs, output: calls.append((kwargs, output)), with_kwargs=True)
     with request, keep:
@@ -102,24 +102,31 @@ def record_calls(stack: nn.Module) -> Generator[list[tuple[dict[str, Any], Any]]
 
 def last_pass(model: NarHead, batch: dict[str, Tensor], generate_kwargs: dict[str, Any]) -> Pass:
     """Return the last pass of `generate()` for one source and the best length; FlowSeq draws a single sample."""
-    settings = generate_kwargs | {"return_dict_in_generate": True, "return_history": True, "num_return_sequences": 1}
-    settings |= {"num_latent_samples": 1} if "num_latent_samples" in model.family_settings else {}
+    settings = {**generate_kwargs, "return_dict_in_generate": True, "return_history": True, "num_return_sequences": 1}
+    if "num_latent_samples" in model.family_settings:
+        settings["num_latent_samples"] = 1
     body = cast(Any, model).model
     with eager_attention(model), record_calls(body.encoder) as encoded, record_calls(body.decoder) as passes:
         output = cast(Any, model).generate(**batch, **settings)
+
+    # The pass that wrote the target: the last iteration, or the first pass, since FlowSeq's later ones rank targets.
     is_refined = "num_iterations" in model.family_settings
-    inputs, decoded = passes[len(output.history) - 1 if is_refined else 0]  # FlowSeq's later passes rank targets
+    inputs, decoded = passes[len(output.history) - 1 if is_refined else 0]
     target = output.sequences[0, 1 : 1 + int(output.lengths[0])].tolist()
     labels = output.path[0].tolist() if "path" in output else target
-    length, tokens = len(labels), batch["input_ids"].shape[1]
+
+    # The row of the best length among the candidate lengths, without padding.
+    length = len(labels)
     row = inputs["attention_mask"].sum(1).tolist().index(length)
-    read = labels if inputs.get("input_ids") is None else inputs["input_ids"][row, :length].tolist()
+    input_tokens = labels if inputs.get("input_ids") is None else inputs["input_ids"][row, :length].tolist()
+    source_length = batch["input_ids"].shape[1]
+    (_, encoder_output), *_ = encoded
     weights = [
-        [layer[..., -tokens:, -tokens:] for layer in encoded[0][1].attentions],  # a CMLM's length token comes first
+        [layer[..., -source_length:, -source_length:] for layer in encoder_output.attentions],  # no length token
         [layer[row : row + 1, :, :length, :length] for layer in decoded.attentions],
         [layer[row : row + 1, :, :length] for layer in decoded.cross_attentions],
     ]
-    return Pass(read, labels, weights, target)
+    return Pass(input_tokens, labels, weights, target)
 
 
 @torch.no_grad()
@@ -144,24 +151,28 @@ def attention_maps(
     """
     is_autoregressive = not is_non_autoregressive(model)
     if target is not None and not is_autoregressive:
-        problem = (
-            f"{type(model).__name__} predicts all words at once and reads no target; got {target!r}, expected None"
+        raise ValueError(
+            f"target: not supported by {type(model).__name__}, which predicts all words at once; got {target!r}, "
+            "expected None. Leave it out."
         )
-        raise ValueError(f"target: {problem}. Leave it out.")
     encoded = source_encoder(tokenizer)(source, return_tensors="pt")
     batch = {name: tensor.to(model.device) for name, tensor in encoded.items()}
     with eval_mode(model):
         if is_non_autoregressive(model):
             shown = last_pass(model, batch, generate_kwargs)
         elif target is None:
-            settings = generate_kwargs | {"num_return_sequences": 1, "return_dict_in_generate": False}
-            shown = pass_of_target(model, batch, cast(Any, model).generate(**batch, **settings)[:, 1:])
+            settings = {**generate_kwargs, "num_return_sequences": 1, "return_dict_in_generate": False}
+            labels = cast(Any, model).generate(**batch, **settings)[:, 1:]  # (1, T)
+            shown = pass_of_target(model, batch, labels)
         else:
             targets = text_encoder(tokenizer)(text_target=target, return_tensors="pt")
             labels = targets["input_ids"].to(model.device)  # (1, T)
             shown = pass_of_target(model, batch, labels)
-    stacks = zip(STACKS, shown.weights, strict=True)
-    weights = {stack: torch.cat(list(layers)).float().cpu().numpy() for stack, layers in stacks}
+
+    # Stack the layers.
+    weights = {}
+    for stack, layers in zip(STACKS, shown.weights, strict=True):
+        weights[stack] = torch.cat(list(layers)).float().cpu().numpy()  # (N, H, Q, K)
     return AttentionMaps(
         source=source,
         target=cast(str, tokenizer.decode(shown.target, skip_special_tokens=True)) if target is None else target,
