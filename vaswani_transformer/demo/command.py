@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
         try:
             _, address, _ = page.launch(server_port=options.port, **LAUNCH)
         except (OSError, OverflowError) as error:
-            raise UserError(f"--port={options.port}: is in use, or may not be used; give another --port.") from error
+            raise UserError(f"--port={options.port}: is in use or not permitted; choose a different port.") from error
         say(str(address))
-        while True:  # Ctrl-C ends no wait for a lock on Windows
+        while True:  # on Windows Ctrl-C cannot interrupt a wait for a lock
             time.sleep(60)

@@ -63,24 +63,29 @@ def page_content(
     if not text.strip():
         return PageContent("The source is empty; type a text.")
     words = split_plain(text) if is_parser(tokenizer) else []
-    source, constraint = " ".join(words) or text, tree_constraint(model, tokenizer)
+    source = " ".join(words) or text
+    constraint = tree_constraint(model, tokenizer)
+    settings: dict[str, Any] = {"max_source_tokens": MAX_SOURCE_TOKENS, "too_long": "error", **generate_kwargs}
     try:
-        settings: dict[str, Any] = {"max_source_tokens": MAX_SOURCE_TOKENS, "too_long": "error"} | generate_kwargs
         translator = RecordingTranslator(model, tokenizer, constraint=constraint, **settings)
         (translation,) = translator([source])
     except TooLongError as error:
         return PageContent(f"The source has {error.tokens} tokens, more than {error.limit}; shorten it.")
     except ValueError as error:
         return PageContent(one_line(error))
-    ended = best_finished(translator.steps)
-    targets = [str(tokenizer.decode(list(candidate.tokens), skip_special_tokens=True)) for candidate in ended]
+
+    # The choices of the list: a target, shown with its score.
+    finished = []
+    for candidate in best_finished(translator.steps):
+        target = str(tokenizer.decode(list(candidate.tokens), skip_special_tokens=True))
+        finished.append((f"{candidate.score:.4f}  {target}", target))
     return PageContent(
         note=translation.warning,
         source=source,
         target=translation.text,
         tree=draw_tree_text(delinearize(translation.text, words).tree) if words else "",
         search=search_view(model, tokenizer, translator, source),
-        finished=[(f"{each.score:.4f}  {target}", target) for each, target in zip(ended, targets, strict=True)],
+        finished=finished,
     )
 
 
@@ -93,22 +98,30 @@ def setting_inputs(model: PreTrainedModel) -> dict[str, Any]:
     """Return Gradio's inputs for the settings of a model's `generate()`, by name."""
     import gradio as gr
 
-    sliders, inputs = {"num_beams": ("Beams", MAX_BEAMS)}, {}
-    if is_non_autoregressive(model):
-        sliders = {"num_iterations": ("Iterations", MAX_BEAMS)} if "num_iterations" in model.family_settings else {}
-        if model.num_length_classes > 1:
-            sliders["length_beam_size"] = ("Candidate lengths", min(MAX_BEAMS, model.num_length_classes))
-    for name, (label, most) in sliders.items():
+    def slider(name: str, label: str, largest: int) -> "gr.Slider":
         value = getattr(model.generation_config, name, None) or 1
-        inputs[name] = gr.Slider(1, max(most, value), value, step=1, precision=0, label=label)
-    if not is_non_autoregressive(model):
+        return gr.Slider(1, max(largest, value), value, step=1, precision=0, label=label)
+
+    inputs: dict[str, Any] = {}
+    if is_non_autoregressive(model):
+        if "num_iterations" in model.family_settings:
+            inputs["num_iterations"] = slider("num_iterations", "Iterations", MAX_BEAMS)
+        if model.num_length_classes > 1:
+            largest = min(MAX_BEAMS, model.num_length_classes)
+            inputs["length_beam_size"] = slider("length_beam_size", "Candidate lengths", largest)
+    else:
+        inputs["num_beams"] = slider("num_beams", "Beams", MAX_BEAMS)
         alpha = model.generation_config.length_penalty
-        alpha = 1.0 if alpha is None else alpha
         inputs["length_penalty"] = gr.Number(
-            alpha, label="Length penalty (alpha)", minimum=-MAX_ALPHA, maximum=MAX_ALPHA, step=0.1
+            1.0 if alpha is None else alpha,
+            label="Length penalty (alpha)",
+            minimum=-MAX_ALPHA,
+            maximum=MAX_ALPHA,
+            step=0.1,
         )
     label = "Length limit (0: model's)"
-    return inputs | {"max_new_tokens": gr.Number(0, label=label, minimum=0, maximum=512, precision=0)}
+    inputs["max_new_tokens"] = gr.Number(0, label=label, minimum=0, maximum=512, precision=0)
+    return inputs
 
 
 def make_page(
@@ -117,8 +130,10 @@ def make_page(
     """Return the Gradio page of a model that generates, with a heading and example sources."""
     import gradio as gr
 
-    writes_trees, has_beams = is_parser(tokenizer), not is_non_autoregressive(model)
+    writes_trees = is_parser(tokenizer)
+    has_beams = not is_non_autoregressive(model)
     with gr.Blocks(title=title, analytics_enabled=False, fill_width=True) as page:
+        # Inputs.
         gr.HTML(f'<h1 style="margin: 0; font-size: 1.5rem; overflow-wrap: anywhere">{html.escape(title)}</h1>')
         with gr.Row():
             source = gr.Textbox(label="Source", max_length=10_000, scale=2, min_width=260)
@@ -126,23 +141,28 @@ def make_page(
             button = gr.Button("Parse" if writes_trees else "Translate", variant="primary", min_width=120)
         if examples:
             gr.Examples([[example] for example in examples], source)
+
+        # Outputs.
         note = gr.Textbox(label="Note", visible=False)
         with gr.Row():
             target = gr.Textbox(label="Linear tree" if writes_trees else "Translation", min_width=300)
             label = "Finished targets, best first; choose one to see its attention"
-            ended = gr.Dropdown([], label=label, visible=has_beams, min_width=300)
+            finished = gr.Dropdown([], label=label, visible=has_beams, min_width=300)
         tree = gr.Code(label="Tree", visible=writes_trees, interactive=False)
         search = gr.HTML(**html_settings())
-        attention, read = gr.HTML(), gr.State("")  # `read`: the source of the attention weights
+        attention = gr.HTML()
+        attended_source = gr.State("")  # differs from `source` once the user types the next text
 
         def show(text: str, *values: Any) -> dict[Any, Any]:
-            given = dict(zip(settings, values, strict=True))
-            given["max_new_tokens"] = given["max_new_tokens"] or None
-            given = {name: value for name, value in given.items() if value is not None}  # else the model's setting
-            content = page_content(model, tokenizer, text, **given)
-            best, frame = content.finished[0][1] if content.finished else None, ""
+            # An empty input stands for the model's setting, and so does a limit of 0.
+            arguments = {name: value for name, value in zip(settings, values, strict=True) if value is not None}
+            if arguments.get("max_new_tokens") == 0:
+                del arguments["max_new_tokens"]
+            content = page_content(model, tokenizer, text, **arguments)
+            best = content.finished[0][1] if content.finished else None
+            frame = ""
             if not has_beams and content.search:
-                frame = attention_frame(model, tokenizer, content.source, **given)
+                frame = attention_frame(model, tokenizer, content.source, **arguments)
             elif best is not None:
                 frame = attention_frame(model, tokenizer, content.source, best)
             return {
@@ -150,8 +170,8 @@ def make_page(
                 target: content.target,
                 tree: content.tree,
                 search: content.search,
-                ended: gr.Dropdown(content.finished, value=best),
-                read: content.source,
+                finished: gr.Dropdown(content.finished, value=best),
+                attended_source: content.source,
                 attention: frame,
             }
 
@@ -159,30 +179,31 @@ def make_page(
             return "" if chosen is None else attention_frame(model, tokenizer, text, chosen)
 
         # One call at a time, since recording the weights changes the attention implementation.
-        outputs = [note, target, tree, search, ended, read, attention]
+        outputs = [note, target, tree, search, finished, attended_source, attention]
         for event in (button.click, source.submit):
             event(show, [source, *settings.values()], outputs, concurrency_id="model")
-        ended.input(show_attention, [read, ended], attention, concurrency_id="model")
+        finished.input(show_attention, [attended_source, finished], attention, concurrency_id="model")
     return page
 
 
 def title_and_examples(options: LoadOptions) -> tuple[str, list[str]]:
     """Return the heading and example sources of a model's page, from the `results.json` of its run.
 
-    The heading is its languages, such as "English to German", or the model's name if the run names no language. The
+    The heading is its languages, such as "English to German", or the model's name if the run does not name them. The
     sources are those of the run's example translations, or else sentences of its source language.
     """
     path = find_file(options.model, "results.json", options.revision)
     try:
         results = {} if path is None else json.loads(path.read_bytes())
         codes = [str(results["recipe"]["data"][side]) for side in ("source", "target")]
-        translated = results.get("test", {}).get("examples", [])
-        examples = [str(example["source"]) for example in translated] or EXAMPLES.get(codes[0], [])
-    except (ValueError, KeyError, TypeError, AttributeError):
+        examples = [str(example["source"]) for example in results.get("test", {}).get("examples", [])]
+    except (ValueError, KeyError, TypeError, AttributeError):  # missing or of a different tool
         return options.model, []
-    has_name = any(code in LANGUAGES for code in codes)
-    names = [LANGUAGES[code].title() if code in LANGUAGES else code for code in codes]
-    return " to ".join(names) if has_name else options.model, examples
+
+    title = options.model
+    if any(code in LANGUAGES for code in codes):
+        title = " to ".join(LANGUAGES[code].title() if code in LANGUAGES else code for code in codes)
+    return title, examples or EXAMPLES.get(codes[0], [])
 
 
 def load_page(model: str, **settings: Any) -> "gr.Blocks":

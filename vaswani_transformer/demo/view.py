@@ -30,13 +30,19 @@ VIEW = """<div class="controls">
 
 def html_settings() -> dict[str, Any]:
     """Return the arguments of Gradio's HTML component that shows a `search_view`."""
-    script, style = ((Path(__file__).parent / f"view.{end}").read_text(encoding="utf-8") for end in ("js", "css"))
-    colors = {"blue": BLUE, "gray": GRAY}
-    return {"js_on_load": script, "css_template": style, "apply_default_css": False, "row": ROW, **colors}
+    folder = Path(__file__).parent
+    return {
+        "js_on_load": (folder / "view.js").read_text(encoding="utf-8"),
+        "css_template": (folder / "view.css").read_text(encoding="utf-8"),
+        "apply_default_css": False,
+        "row": ROW,
+        "blue": BLUE,
+        "gray": GRAY,
+    }
 
 
 def pass_name(model: PreTrainedModel, passes: int) -> str:
-    """Return what the passes of a non-autoregressive model are."""
+    """Return the word for a pass of a non-autoregressive model."""
     if "num_iterations" in getattr(model, "family_settings", ()):
         return "iteration"
     return "layer" if passes > 1 else "pass"
@@ -54,7 +60,8 @@ def search_view(
     else:
         name = "step"
         drawing = draw_beam_tree(tokenizer, recorded.steps, source)
-        targets = [step[0].tokens for step in recorded.steps[:-1]] + [best_finished(recorded.steps)[0].tokens]
+        targets = [step[0].tokens for step in recorded.steps[:-1]]
+        targets.append(best_finished(recorded.steps)[0].tokens)
         legend = TREE_LEGEND
     texts = [str(tokenizer.decode(list(target), skip_special_tokens=True)) for target in targets]
     shown = [f"{number} of {len(texts)}: {text}" for number, text in enumerate(texts, start=1)]
