@@ -80,7 +80,9 @@ def test_parse_takes_text_or_words_and_returns_the_commands_trees(parser: ModelA
     with pytest.raises(TypeError, match="pass a list of sentences"):
         next(parse(*parser, "The dog slept."))
     for word in ("New York", ""):
-        with pytest.raises(ValueError, match=rf"^sentences: a word is empty or has white space; got '{word}', exp"):
+        with pytest.raises(
+            ValueError, match=rf"^sentences: a word is empty or contains white space; got '{word}', exp"
+        ):
             next(parse(*parser, [["The", word]]))
 
 

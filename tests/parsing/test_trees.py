@@ -32,7 +32,7 @@ def test_every_root_becomes_top(text: str) -> None:
     ("text", "message"),
     [
         ("(TOP (S (NN a)))\n(TOP (S (NN b))\n(TOP (S (NN c)))", "line 2: the tree that starts here is not closed"),
-        ("(TOP (S (NN a))))", "line 1: a bracket is closed that was not opened"),
+        ("(TOP (S (NN a))))", "line 1: a closing bracket without an opening one"),
         ("(TOP (S (NN a)))\ndog", "line 2: 'dog' is not a tree"),
         ("(TOP (S (NP)))", "line 1: the bracket 'NP' contains 0 words and 0 br"),
         ("(TOP\n (S\n  (NN a b)))", "line 3: the bracket 'NN' contains 2 words and 0 br"),

@@ -43,20 +43,28 @@ class TreeTokens:
             vocab_size: V, the size of the model's vocabulary.
         """
         tokens = {text: index for text, index in tokenizer.get_added_vocab().items() if LINEAR_TOKEN.fullmatch(text)}
-        places = [index for text, index in tokens.items() if text.startswith(PLACE)]
-        if not places or tokenizer.eos_token_id is None:
+        place_ids = [index for text, index in tokens.items() if text.startswith(PLACE)]
+        if not place_ids or tokenizer.eos_token_id is None:
             return None
-        labels = [text.strip("(") for text in tokens if text[0] == "(" and not text.startswith(PLACE)]
-        pairs = [(tokens[f"({label}"], tokens[f"){label}"]) for label in labels if f"){label}" in tokens]
-        kinds, matching = torch.full((2, vocab_size), -1)
-        steps, counts = torch.zeros((2, vocab_size), dtype=torch.long)
-        for opening, closing in pairs:
-            kinds[opening], steps[opening], matching[opening] = 0, 1, closing
-            kinds[closing], steps[closing] = 2, -1
-        kinds[places] = counts[places] = 1
+        kinds = torch.full((vocab_size,), -1)
+        steps = torch.zeros(vocab_size, dtype=torch.long)
+        places = torch.zeros(vocab_size, dtype=torch.long)
+        closing = torch.full((vocab_size,), -1)
+
+        # Labels of which one of the pair is missing cannot occur in a tree.
+        for text, closing_id in tokens.items():
+            opening_id = tokens.get(f"({text[1:]}") if text.startswith(")") else None
+            if opening_id is not None:
+                kinds[opening_id] = 0
+                steps[opening_id] = 1
+                closing[opening_id] = closing_id
+                kinds[closing_id] = 2
+                steps[closing_id] = -1
+        kinds[place_ids] = 1
+        places[place_ids] = 1
         kinds[tokenizer.eos_token_id] = 3
         ids = (kinds >= 0).nonzero()[:, 0]
-        return cls(ids, kinds[ids], steps, counts, matching)
+        return cls(ids, kinds[ids], steps, places, closing)
 
     def to(self, device: torch.device) -> Self:
         """Return a copy on a device."""
@@ -67,8 +75,8 @@ class WellFormedTrees(LogitsProcessor):
     """Logits processor that permits only prefixes of well-formed linear trees over given numbers of words.
 
     Every constituent has a word and is closed by its label, a tree has a place for every word, and it fits within the
-    limit. A sentence with too many words for its limit gets as many places as fit. Rows in which another processor has
-    excluded all permitted tokens, such as for a forced first token, are not changed.
+    limit. If a sentence has too many words for its limit, the last ones get no place. Rows in which a different
+    processor has excluded all permitted tokens, such as for a forced first token, are not changed.
 
     Args:
         tokens: tokens of trees.
@@ -84,7 +92,8 @@ class WellFormedTrees(LogitsProcessor):
 
     def keep(self, sources: Tensor) -> None:
         """Drop all other sentences; `sources` are indices into the current ones."""
-        self.words, self.lengths = self.words[sources], self.lengths[sources]
+        self.words = self.words[sources]
+        self.lengths = self.lengths[sources]
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return `scores` (R, V) with -inf for tokens that must not follow `input_ids` (R, T)."""
@@ -96,20 +105,29 @@ class WellFormedTrees(LogitsProcessor):
 
     def permitted(self, input_ids: Tensor) -> Tensor:
         """Return a mask (R, C) of the tokens of trees that may follow `input_ids` (R, T)."""
-        tokens, (rows, length) = self.tokens, input_ids.shape
-        words, lengths = (each.repeat_interleave(rows // len(each)) for each in (self.words, self.lengths))  # (R,)
+        tokens = self.tokens
+        rows, length = input_ids.shape
+        beams = rows // len(self.words)
+
+        # What the target so far has opened and placed.
         steps = tokens.steps[input_ids]  # (R, T)
         depths = steps.cumsum(1)
-        depth = depths[:, -1]
-        words_left = words - tokens.places[input_ids].sum(1)
-        spare = lengths - length - words_left - depth - 1  # tokens beyond remaining words, closing labels and the end
+        depth = depths[:, -1]  # (R,)
+        words_left = self.words.repeat_interleave(beams) - tokens.places[input_ids].sum(1)  # (R,)
+        tokens_left = self.lengths.repeat_interleave(beams) - length  # (R,)
+        spare = tokens_left - words_left - depth - 1  # after the remaining words, closing labels and the end
+
         # The last opening label at the current depth is that of the innermost open constituent.
         is_reaching = (steps > 0) & (depths == depth[:, None])
         innermost = (is_reaching * torch.arange(length, device=input_ids.device)).amax(1, keepdim=True)
         closing = tokens.closing[input_ids.gather(1, innermost)]  # (R, 1)
         can_close = (depth > 0) & (steps[:, -1] <= 0)
-        can_open, is_over = (words_left > 0) & (spare >= 2), (words_left <= 0) & (depth <= 0)
-        kinds = torch.stack((can_open, words_left > 0, torch.zeros_like(can_close), is_over), dim=1)  # (R, 4)
+
+        # A column for each kind of token; of the closing labels only one is permitted.
+        can_open = (words_left > 0) & (spare >= 2)
+        can_place = words_left > 0
+        can_end = (words_left <= 0) & (depth <= 0)
+        kinds = torch.stack((can_open, can_place, torch.zeros_like(can_close), can_end), dim=1)  # (R, 4)
         return kinds[:, tokens.kinds] | ((tokens.ids == closing) & can_close[:, None])
 
 

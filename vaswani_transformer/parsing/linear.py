@@ -12,7 +12,8 @@ from typing import NamedTuple
 from .trees import ROOT, Leaf, Tree
 from .words import SPACES
 
-LINEAR_TOKEN = re.compile(r"(?:\(\)|\(|\))LABEL".replace("LABEL", r"[^() \t\r\n\f\v]+"))
+LINEAR_TOKEN = re.compile(r"(?:\(\)|\(|\))[^() \t\r\n\f\v]+")
+"""A place, an opening label or a closing label."""
 PLACE = "()"
 UNKNOWN_TAG = "XX"
 """Tag of a word without a place in the output."""
@@ -27,13 +28,13 @@ class ParsedSentence(NamedTuple):
 
 def linearize(tree: Tree) -> str:
     """Return the linear tree of a tree with the root `TOP`."""
-    texts = []
+    tokens = []
     for event, node in tree.events():
         if isinstance(node, Leaf):
-            texts.append(f"{PLACE}{node.tag}")
+            tokens.append(f"{PLACE}{node.tag}")
         elif node is not tree:
-            texts.append(f"({node.label}" if event == "open" else f"){node.label}")
-    return "".join(texts)
+            tokens.append(f"({node.label}" if event == "open" else f"){node.label}")
+    return "".join(tokens)
 
 
 def linear_tokens(texts: Iterable[str]) -> set[str]:
@@ -71,12 +72,13 @@ def delinearize(text: str, words: Sequence[str]) -> ParsedSentence:
     """
     tokens = LINEAR_TOKEN.findall(text)
     is_well_formed = "".join(tokens) == SPACES.sub("", text)
-    stack: list[tuple[str, list[Tree | Leaf]]] = [(ROOT, [])]  # open constituents with their children
+    stack: list[tuple[str, list[Tree | Leaf]]] = [(ROOT, [])]  # labels of open constituents, with their children
     used = 0
     for token in tokens:
         label = token.strip("()")
         if token[0] == ")":
-            depth = max((depth for depth, (name, _) in enumerate(stack) if depth and name == label), default=0)
+            depths = [depth for depth, (open_label, _) in enumerate(stack) if open_label == label]
+            depth = depths[-1] if depths else 0  # 0 is the root, which no label closes
             is_well_formed &= 0 < depth == len(stack) - 1
             if depth:
                 is_well_formed &= close_constituents(stack, depth)
@@ -88,6 +90,8 @@ def delinearize(text: str, words: Sequence[str]) -> ParsedSentence:
         else:
             is_well_formed = False
     is_well_formed &= used == len(words) and len(stack) == 1
+
+    # Words without a place.
     if leftover := [Leaf(UNKNOWN_TAG, word) for word in words[used:]]:
         children = stack[-1][1]
         if len(stack) == 1 and children and isinstance(last := children[-1], Tree):

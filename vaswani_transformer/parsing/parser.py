@@ -22,14 +22,14 @@ def source_text(sentence: str | Sequence[str], index: int) -> str:
     for word in sentence:
         if split_tokenized(word) != [escape_brackets(word)]:
             raise ValueError(
-                f"sentences: a word is empty or has white space; got {word!r}, expected one word. Split it, or pass "
-                "the sentence as one text."
+                f"sentences: a word is empty or contains white space; got {word!r}, expected one word. Split it, or "
+                "pass the sentence as one text."
             )
     return " ".join(map(escape_brackets, sentence))
 
 
 def is_parser(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether the vocabulary has places of words, as that of a parser."""
+    """Return whether the vocabulary contains places of words, as a parser's does."""
     return any(token.startswith(PLACE) and LINEAR_TOKEN.fullmatch(token) for token in tokenizer.get_vocab())
 
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from operator import eq
 
 from ..support.errors import UserError
 from .trees import EMPTY_TAG, ROOT, Leaf, Tree, evaluation_label
@@ -41,7 +42,7 @@ class BracketScores:
     errors: int = 0
 
     def __add__(self, other: "BracketScores") -> "BracketScores":
-        return BracketScores(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+        return BracketScores(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
     @property
     def precision(self) -> float:
@@ -82,37 +83,50 @@ def deleted_words(tree: Tree) -> set[int]:
 def brackets(tree: Tree, deleted: set[int]) -> Counter[tuple[str, int, int]]:
     """Return the brackets that count, as (label, start, end) over the words that are not deleted."""
     counts: Counter[tuple[str, int, int]] = Counter()
-    starts, index, counted = [], 0, 0
+    starts: list[int] = []
+    num_words = 0
+    num_counted = 0
     for event, node in tree.events():
         if isinstance(node, Leaf):
-            counted += index not in deleted
-            index += 1
+            num_counted += num_words not in deleted
+            num_words += 1
         elif event == "open":
-            starts.append(counted)
-        elif (start := starts.pop()) < counted and (label := evaluation_label(node.label)) not in DELETED:
-            counts[EQUAL.get(label, label), start, counted] += 1
+            starts.append(num_counted)
+        else:
+            start = starts.pop()
+            label = evaluation_label(node.label)
+            if start < num_counted and label not in DELETED:
+                counts[EQUAL.get(label, label), start, num_counted] += 1
     return counts
+
+
+def counted_leaves(tree: Tree, deleted: set[int]) -> list[Leaf]:
+    """Return the words that are not deleted, with the tags that count as equal."""
+    leaves = [leaf for index, leaf in enumerate(tree.leaves) if index not in deleted]
+    return [Leaf(EQUAL.get(leaf.tag, leaf.tag), leaf.word) for leaf in leaves]
 
 
 def score_sentence(gold: Tree, predicted: Tree, own_punctuation: bool) -> BracketScores:
     """Return the counts of one sentence; see `score_trees`."""
-    deleted = deleted_words(gold)
-    deleted_others = deleted_words(predicted) if own_punctuation else deleted
-    words = [leaf for index, leaf in enumerate(gold.leaves) if index not in deleted]
-    others = [leaf for index, leaf in enumerate(predicted.leaves) if index not in deleted_others]
-    if not others:
+    # What is left without punctuation.
+    gold_deleted = deleted_words(gold)
+    predicted_deleted = deleted_words(predicted) if own_punctuation else gold_deleted
+    gold_leaves = counted_leaves(gold, gold_deleted)
+    predicted_leaves = counted_leaves(predicted, predicted_deleted)
+    if not predicted_leaves:
         return BracketScores(skipped=1)
-    if [leaf.word for leaf in words] != [leaf.word for leaf in others]:
+    if [leaf.word for leaf in gold_leaves] != [leaf.word for leaf in predicted_leaves]:
         return BracketScores(errors=1)
-    right, predicted_brackets = brackets(gold, deleted), brackets(predicted, deleted_others)
-    tags, other_tags = ([EQUAL.get(leaf.tag, leaf.tag) for leaf in leaves] for leaves in (words, others))
+
+    gold_brackets = brackets(gold, gold_deleted)
+    predicted_brackets = brackets(predicted, predicted_deleted)
     return BracketScores(
-        matched=(right & predicted_brackets).total(),
-        gold=right.total(),
+        matched=(gold_brackets & predicted_brackets).total(),
+        gold=gold_brackets.total(),
         predicted=predicted_brackets.total(),
-        exact=right == predicted_brackets,
-        correct_tags=sum(tag == other for tag, other in zip(tags, other_tags, strict=True)),
-        words=len(words),
+        exact=gold_brackets == predicted_brackets,
+        correct_tags=sum(map(eq, gold_leaves, predicted_leaves)),  # their words are equal
+        words=len(gold_leaves),
         sentences=1,
     )
 
@@ -132,8 +146,9 @@ def score_trees(gold: Iterable[Tree], predicted: Iterable[Tree], own_punctuation
         ValueError: the numbers of trees differ, or two trees differ in their words.
     """
     total = BracketScores()
-    for number, (right, other) in enumerate(zip(gold, predicted, strict=True), start=1):
-        if right.words != other.words and not own_punctuation:
-            raise UserError(f"predicted, tree {number}: its words are not those of the gold tree. Pair the trees.")
-        total += score_sentence(right, other, own_punctuation)
+    for number, (gold_tree, tree) in enumerate(zip(gold, predicted, strict=True), start=1):
+        if gold_tree.words != tree.words and not own_punctuation:
+            problem = "its words differ from those of the gold tree"
+            raise UserError(f"predicted, tree {number}: {problem}. Put both sets of trees in the same order.")
+        total += score_sentence(gold_tree, tree, own_punctuation)
     return total

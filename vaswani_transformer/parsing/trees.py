@@ -45,7 +45,8 @@ class Tree:
             yield event, node
             if event == "open" and isinstance(node, Tree):
                 stack.append(("close", node))
-                stack.extend(("word" if isinstance(child, Leaf) else "open", child) for child in node.children[::-1])
+                for child in node.children[::-1]:
+                    stack.append(("word" if isinstance(child, Leaf) else "open", child))
 
     @property
     def leaves(self) -> list[Leaf]:
@@ -58,8 +59,13 @@ class Tree:
         return [leaf.word for leaf in self.leaves]
 
     def __str__(self) -> str:
-        texts = {"open": lambda node: f"({node.label}", "word": str, "close": lambda _: ")"}
-        return " ".join(texts[event](node) for event, node in self.events()).replace(" )", ")")
+        texts = []
+        for event, node in self.events():
+            if isinstance(node, Leaf):
+                texts.append(str(node))
+            else:
+                texts.append(f"({node.label}" if event == "open" else ")")
+        return " ".join(texts).replace(" )", ")")
 
 
 def draw_tree_text(tree: Tree) -> str:
@@ -69,10 +75,10 @@ def draw_tree_text(tree: Tree) -> str:
     while stack:
         node, indent, is_last = stack.pop()
         branch = "└── " if is_last else "├── "
-        lines.append(
-            f"{indent}{branch}{node.tag} {node.word}" if isinstance(node, Leaf) else indent + branch + node.label
-        )
-        if isinstance(node, Tree):
+        if isinstance(node, Leaf):
+            lines.append(f"{indent}{branch}{node.tag} {node.word}")
+        else:
+            lines.append(f"{indent}{branch}{node.label}")
             inner = indent + ("    " if is_last else "│   ")
             stack.extend((child, inner, index == 0) for index, child in enumerate(node.children[::-1]))
     return "\n".join(lines)
@@ -86,6 +92,22 @@ class OpenBracket:
     label: str = ""
     words: list[str] = field(default_factory=list)
     children: list[Tree | Leaf] = field(default_factory=list)
+
+    def close(self, where: str) -> Tree | Leaf:
+        """Return the constituent or word of a complete bracket; `where` is for errors."""
+        if bool(self.children) + len(self.words) != 1:
+            problem = f"the bracket {self.label!r} contains {len(self.words)} words and {len(self.children)} brackets"
+            raise UserError(f"{where}: {problem}, expected one word or brackets. Correct the tree.")
+        if self.children:
+            return Tree(self.label, tuple(self.children))
+        return Leaf(self.label, self.words[0])
+
+
+def add_root(node: Tree | Leaf) -> Tree:
+    """Return a tree with the root `TOP`, in place of a treebank's root."""
+    if isinstance(node, Tree) and node.label in ROOTS:
+        return Tree(ROOT, node.children)
+    return Tree(ROOT, (node,))
 
 
 def read_trees(lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[int, Tree]]:
@@ -101,13 +123,14 @@ def read_trees(lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[in
     Raises:
         UserError: a tree is malformed; the message names the line.
     """
+    tokens = ((number, token) for number, line in lines for token in BRACKET_TOKEN.findall(line))
     stack: list[OpenBracket] = []
-    for number, token in ((number, token) for number, line in lines for token in BRACKET_TOKEN.findall(line)):
+    for number, token in tokens:
         where = f"{name}, line {number}"
         if token == "(":
             stack.append(OpenBracket(number))
         elif not stack:
-            problem = "a bracket is closed that was not opened" if token == ")" else f"{token[:40]!r} is not a tree"
+            problem = "a closing bracket without an opening one" if token == ")" else f"{token[:40]!r} is not a tree"
             raise UserError(f"{where}: {problem}. Correct the tree before it.")
         elif token != ")":
             if stack[-1].label or stack[-1].children:
@@ -116,15 +139,11 @@ def read_trees(lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[in
                 stack[-1].label = token
         else:
             bracket = stack.pop()
-            label, words, children = bracket.label, bracket.words, tuple(bracket.children)
-            if bool(children) + len(words) != 1:
-                problem = f"the bracket {label!r} contains {len(words)} words and {len(children)} brackets"
-                raise UserError(f"{where}: {problem}, expected one word or brackets. Correct the tree.")
-            node = Tree(label, children) if children else Leaf(label, words[0])
-            if not stack:
-                yield bracket.line, Tree(ROOT, children if children and label in ROOTS else (node,))
-            else:
+            node = bracket.close(where)
+            if stack:
                 stack[-1].children.append(node)
+            else:
+                yield bracket.line, add_root(node)
     if stack:
         raise UserError(f"{name}, line {stack[0].line}: the tree that starts here is not closed. Correct its brackets.")
 

@@ -13,16 +13,13 @@ Hyphenated words are one word. Quotation marks are not changed.
 import re
 
 SPACES = re.compile(r"[ \t\r\n\f\v]+")
-SPLITS = tuple(
-    (re.compile(pattern, re.IGNORECASE), replacement)
-    for pattern, replacement in (
-        (r"\.{3,}|…|--+|[\u2013—;!?\"“”„«»()\[\]{}$%]", r" \g<0> "),
-        (r"[,:](?!\d)|(?<!\d)[,:]", r" \g<0> "),
-        (r"(?<![.\s])(?<!\.[a-z])\.(?=['\u2019\"”)\]\s]*$)", r" \g<0> "),
-        (r"(?<=\w)n['\u2019]t\b|(?<=[\w.])['\u2019](?:s|re|ve|ll|d|m)\b|(?<=\w)['\u2019](?!\w)", r" \g<0>"),
-        (r"\b(can)(not)\b", r"\1 \2"),
-    )
+ALWAYS_WORDS = re.compile(r"\.{3,}|…|--+|[\u2013—;!?\"“”„«»()\[\]{}$%]")
+NOT_IN_NUMBERS = re.compile(r"[,:](?!\d)|(?<!\d)[,:]")
+LAST_PERIOD = re.compile(r"(?<![.\s])(?<!\.[a-z])\.(?=['\u2019\"”)\]\s]*$)", re.IGNORECASE)
+CONTRACTIONS = re.compile(
+    r"(?<=\w)n['\u2019]t\b|(?<=[\w.])['\u2019](?:s|re|ve|ll|d|m)\b|(?<=\w)['\u2019](?!\w)", re.IGNORECASE
 )
+CANNOT = re.compile(r"\b(can)(not)\b", re.IGNORECASE)
 
 
 def escape_brackets(word: str) -> str:
@@ -37,6 +34,8 @@ def split_tokenized(text: str) -> list[str]:
 
 def split_plain(text: str) -> list[str]:
     """Return the words of plain text, by the rules of this module."""
-    for pattern, replacement in SPLITS:
-        text = pattern.sub(replacement, text)
+    for punctuation in (ALWAYS_WORDS, NOT_IN_NUMBERS, LAST_PERIOD):
+        text = punctuation.sub(r" \g<0> ", text)
+    text = CONTRACTIONS.sub(r" \g<0>", text)
+    text = CANNOT.sub(r"\1 \2", text)
     return split_tokenized(text)
