@@ -44,16 +44,18 @@ def paper_adam(parameters: Iterable[nn.Parameter]) -> Adam:
     """
     parameters = list(parameters)
     if others := [parameter for parameter in parameters if not isinstance(parameter, Tensor)]:
-        kind = type(others[0]).__name__
         raise ValueError(
-            f"parameters: expected parameters, not groups or (name, parameter) pairs; got a {kind}. "
-            "Pass model.parameters()."
+            "parameters: expected parameters, not groups or (name, parameter) pairs; got a "
+            f"{type(others[0]).__name__}. Pass model.parameters()."
         )
-    parameters = [parameter for parameter in parameters if parameter.requires_grad]
-    is_fusable = all(each.is_floating_point() and each.device.type in FUSED_DEVICES for each in parameters)
+
     groups: dict[DeviceMesh | None, list[nn.Parameter]] = {}
+    is_fusable = True
     for parameter in parameters:
-        groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+        if parameter.requires_grad:
+            mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+            groups.setdefault(mesh, []).append(parameter)
+            is_fusable &= parameter.is_floating_point() and parameter.device.type in FUSED_DEVICES
     return Adam(
         [{"params": group} for group in groups.values()], lr=1.0, betas=(0.9, 0.98), eps=1e-9, fused=is_fusable or None
     )

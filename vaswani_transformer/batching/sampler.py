@@ -8,7 +8,35 @@ from accelerate import PartialState
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from .steps import Lengths, count_positions, length_keys, step_bounds
+from .steps import Budgets, Lengths, count_positions, length_keys, step_bounds
+
+
+def check_ranks(num_processes: int, rank: int, accumulation: int) -> None:
+    if min(num_processes, accumulation) < 1 or not 0 <= rank < num_processes:
+        raise ValueError(
+            f"invalid num_processes, rank or accumulation; got {num_processes}, {rank} and {accumulation}, "
+            "expected num_processes >= 1, 0 <= rank < num_processes, accumulation >= 1."
+        )
+
+
+def check_pairs(sources: Lengths, targets: Lengths, budgets: Budgets, micro_batches: int) -> None:
+    """Check that there is a pair for each micro-batch of a step, and that each pair fits into the budgets."""
+    if len(sources) != len(targets):
+        counts = f"{len(sources)} and {len(targets)}"
+        raise ValueError(f"source_lengths, target_lengths: must have the same length; got {counts}.")
+    if len(sources) < micro_batches:
+        raise ValueError(
+            f"{len(sources)} pairs cannot be split over the {micro_batches} micro-batches of a step; "
+            "use more pairs, fewer processes or less accumulation."
+        )
+    source_tokens, target_tokens = budgets
+    is_too_long: NDArray[np.bool_] = (sources > source_tokens) | (targets > target_tokens)
+    if is_too_long.any():
+        index = is_too_long.argmax()
+        raise ValueError(
+            f"Pair {index} has {sources[index]} source and {targets[index]} target tokens, more than a batch of "
+            f"{source_tokens} and {target_tokens}; drop it or raise the budget."
+        )
 
 
 class TokenBudgetBatchSampler(Sampler[list[int]]):
@@ -57,15 +85,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             launch = PartialState(cpu=not torch.accelerator.is_available())  # needs `cpu` to join a launch on CPUs
             num_processes = launch.num_processes if num_processes is None else num_processes
             rank = launch.process_index if rank is None else rank
-        if min(num_processes, accumulation) < 1 or not 0 <= rank < num_processes:
-            raise ValueError(
-                f"invalid num_processes, rank or accumulation; got {num_processes}, {rank} and {accumulation}, "
-                "expected num_processes >= 1, 0 <= rank < num_processes, accumulation >= 1."
-            )
-        sources, targets = (np.asarray(side, dtype=np.int32) for side in (source_lengths, target_lengths))
-        if len(sources) != len(targets):
-            counts = f"{len(sources)} and {len(targets)}"
-            raise ValueError(f"source_lengths, target_lengths: must have the same length; got {counts}.")
+        check_ranks(num_processes, rank, accumulation)
         self.num_processes = num_processes
         self.rank = rank
         self.accumulation = accumulation
@@ -73,27 +93,22 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         self.epoch = epoch
         self._epoch = 0
         self.micro_batches = num_processes * accumulation
-        if len(sources) < self.micro_batches:
-            raise ValueError(
-                f"{len(sources)} pairs cannot be split over the {self.micro_batches} micro-batches of a step; "
-                "use more pairs, fewer processes or less accumulation."
-            )
-        too_long: NDArray[np.bool_] = (sources > source_tokens) | (targets > target_tokens)
-        if too_long.any():
-            index = too_long.argmax()
-            raise ValueError(
-                f"Pair {index} has {sources[index]} source and {targets[index]} target tokens, more than a batch of "
-                f"{source_tokens} and {target_tokens}; drop it or raise the budget."
-            )
+
+        budgets = (source_tokens, target_tokens)
+        sources = np.asarray(source_lengths, dtype=np.int32)
+        targets = np.asarray(target_lengths, dtype=np.int32)
+        check_pairs(sources, targets, budgets, self.micro_batches)
 
         # Steps are sections of the pairs in the order of their keys; an epoch shuffles only equal keys.
-        budgets = (source_tokens, target_tokens)
         self.keys = length_keys(sources, targets, budgets)
         order = np.argsort(self.keys, kind="stable")
-        ordered = (sources[order], targets[order])
-        self.bounds = step_bounds(*ordered, budgets, self.micro_batches)
-        positions = sum(count_positions(side, self.bounds, self.micro_batches) for side in ordered)
-        tokens = sum(int(side.sum(dtype=np.int64)) for side in ordered)
+        sources = sources[order]
+        targets = targets[order]
+        self.bounds = step_bounds(sources, targets, budgets, self.micro_batches)
+
+        # The order of the steps does not change the padding.
+        positions = sum(count_positions(lengths, self.bounds, self.micro_batches) for lengths in (sources, targets))
+        tokens = int(sources.sum(dtype=np.int64)) + int(targets.sum(dtype=np.int64))
         self.padding_share = 1 - tokens / max(positions, 1)
 
     def set_epoch(self, epoch: int) -> None:

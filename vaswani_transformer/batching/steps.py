@@ -7,7 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Budgets = tuple[int, int]
+"""Largest numbers of source and target tokens of a step."""
 Lengths = NDArray[np.int32]
+"""(n,), tokens of each pair's source or target."""
 
 
 def length_keys(sources: Lengths, targets: Lengths, budgets: Budgets) -> NDArray[np.int64]:
@@ -17,14 +19,22 @@ def length_keys(sources: Lengths, targets: Lengths, budgets: Budgets) -> NDArray
     K batches tile the plane of log target length and log length ratio. Since nearly all pairs lie within a range of
     four standard deviations in each direction, square tiles are 4 sqrt(sigma_target sigma_ratio / K) wide.
     """
-    batches = max(side.sum(dtype=np.int64) / budget for side, budget in zip((sources, targets), budgets, strict=True))
+    source_budget, target_budget = budgets
+    batches = max(sources.sum(dtype=np.int64) / source_budget, targets.sum(dtype=np.int64) / target_budget)
     logs = np.log(np.maximum(targets, 1))
     ratios = np.log(np.maximum(sources, 1)) - logs
-    width = float(f"{4 * math.sqrt(logs.std() * ratios.std() / max(batches, 1)):.6g}")  # the same on all processors
+    width = 4 * math.sqrt(logs.std() * ratios.std() / max(batches, 1))
+    width = float(f"{width:.6g}")  # the same on all processors
+
+    # Bucket of each target length; without variance each length is a bucket.
     step = math.log1p(width)
-    longest_source, longest_target = int(sources.max()), int(targets.max())
-    numbers = [int(math.log(max(length, 1)) / step) if step else length for length in range(longest_target + 1)]
-    keys = np.array(numbers, dtype=np.int64)[targets]
+    longest_source = int(sources.max())
+    longest_target = int(targets.max())
+    buckets = [int(math.log(max(length, 1)) / step) if step else length for length in range(longest_target + 1)]
+    keys = np.array(buckets, dtype=np.int64)[targets]
+
+    # One number for (bucket, source, target), in place, since there may be many pairs. The direction alternates, so
+    # that neighbors on both sides of a bucket's end have similar sources.
     by_source = np.where(keys % 2, sources, longest_source - sources)
     keys *= longest_source + 1
     keys += by_source
@@ -38,22 +48,31 @@ def step_bounds(sources: Lengths, targets: Lengths, budgets: Budgets, micro_batc
 
     A step is as large as both budgets allow, including padding, with at least one pair per micro-batch.
     """
+    num_pairs = len(sources)
+    source_budget, target_budget = budgets
     bounds = [0]
-    sides = ((sources, budgets[0]), (targets, budgets[1]))
-    rows = np.arange(1, min(max(budgets), len(sources)) + 1)
-    while (start := bounds[-1]) < len(sources):
-        most = min(budget // max(int(side[start]), 1) for side, budget in sides)  # bound from the first pair
-        fits = np.ones(min(most, len(sources) - start), dtype=bool)
-        for side, budget in sides:
-            longest = np.maximum.accumulate(side[start : start + len(fits)])
-            fits &= longest * rows[: len(fits)] <= budget
-        size = max(int(fits.sum()), micro_batches)
-        bounds.append(min(start + size, len(sources)))
+    sizes = np.arange(1, min(max(budgets), num_pairs) + 1)
+    while (start := bounds[-1]) < num_pairs:
+        # No step is larger than one whose pairs are all as long as the first.
+        most_by_source = source_budget // max(int(sources[start]), 1)
+        most_by_target = target_budget // max(int(targets[start]), 1)
+        most = min(most_by_source, most_by_target, num_pairs - start)
 
-    # The last step may have too few pairs: it takes some from the step before, or becomes a part of it.
-    if bounds[-1] - bounds[-2] < micro_batches:
-        middle = bounds[-1] - micro_batches
-        bounds[-2:] = [middle, bounds[-1]] if middle - bounds[-3] >= micro_batches else [bounds[-1]]
+        # The first k pairs fit if k times their longest source and target do. Both grow with k.
+        longest_sources = np.maximum.accumulate(sources[start : start + most])
+        longest_targets = np.maximum.accumulate(targets[start : start + most])
+        fits = longest_sources * sizes[:most] <= source_budget
+        fits &= longest_targets * sizes[:most] <= target_budget
+        size = max(int(fits.sum()), micro_batches)
+        bounds.append(min(start + size, num_pairs))
+
+    # If the last step has too few pairs, it gets some from the step before, or becomes a part of it.
+    if num_pairs - bounds[-2] < micro_batches:
+        start = num_pairs - micro_batches
+        if start - bounds[-3] >= micro_batches:
+            bounds[-2] = start
+        else:
+            del bounds[-2]
     return np.array(bounds)
 
 
@@ -68,11 +87,14 @@ def batches_in_order(order: list[int], sources: Lengths, targets: Lengths, budge
 def count_positions(lengths: Lengths, bounds: NDArray[np.int64], micro_batches: int) -> int:
     """Return the number of positions of one side over all micro-batches, including padding."""
     positions = 0
-    for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        rows = -(-(end - start) // micro_batches)
-        padded = np.zeros(rows * micro_batches, dtype=np.int64)
-        padded[: end - start] = lengths[start:end]
+    for start, end in pairwise(bounds.tolist()):
+        # Micro-batch m has the pairs m, m + micro_batches and so on: a column, which may lack the last row.
+        num_pairs = end - start
+        rows = -(-num_pairs // micro_batches)
+        table = np.zeros(rows * micro_batches, dtype=np.int64)
+        table[:num_pairs] = lengths[start:end]
+        longest = table.reshape(rows, micro_batches).max(0)
         sizes = np.full(micro_batches, rows)
-        sizes[end - start - (rows - 1) * micro_batches :] -= 1
-        positions += int(padded.reshape(rows, micro_batches).max(0) @ sizes)
+        sizes[num_pairs - (rows - 1) * micro_batches :] -= 1
+        positions += int(longest @ sizes)
     return positions

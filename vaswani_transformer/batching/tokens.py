@@ -31,21 +31,31 @@ class ArrowRows:
     """View of the rows of token ids in a column of a data set of `datasets`, without a copy."""
 
     def __init__(self, dataset: Any, name: str) -> None:
+        # A column consists of chunks, which have the tokens of many rows in a line and the offset of each row.
         column = dataset.data.column(name)
         self.values = [chunk.values.to_numpy() for chunk in column.chunks]  # views
         offsets = [chunk.offsets.to_numpy().astype(np.int64) for chunk in column.chunks]
-        nothing = [np.zeros(0, np.int64)]  # for a column without chunks
-        chunks = np.repeat(np.arange(len(offsets)), [len(each) - 1 for each in offsets])
-        starts = np.concatenate([each[:-1] for each in offsets] or nothing)
-        lengths = np.concatenate([np.diff(each) for each in offsets] or nothing).astype(np.int32)
-        # rows of the table, in order
+        empty = np.zeros(0, np.int64)  # for a column without chunks
+        chunks = np.repeat(np.arange(len(offsets)), [len(chunk) - 1 for chunk in offsets])
+        starts = np.concatenate([empty, *(chunk[:-1] for chunk in offsets)])
+        lengths = np.concatenate([empty, *(np.diff(chunk) for chunk in offsets)]).astype(np.int32)
+
+        # A shuffled or filtered data set is its complete table with the indices of its rows.
         self.rows: Any = slice(None) if dataset._indices is None else dataset._indices.column(0).to_numpy()
-        self.chunks, self.starts, self.lengths = (each[self.rows] for each in (chunks, starts, lengths))
+        self.chunks = chunks[self.rows]
+        self.starts = starts[self.rows]
+        self.lengths = lengths[self.rows]
 
     def take(self, rows: Sequence[int]) -> Ragged:
-        lengths, starts = self.lengths[rows], self.starts[rows]
-        places = zip(self.chunks[rows].tolist(), starts.tolist(), (starts + lengths).tolist(), strict=True)
-        return Ragged(np.concatenate([self.values[chunk][start:end] for chunk, start, end in places]), lengths)
+        chunks = self.chunks[rows].tolist()
+        starts = self.starts[rows]
+        lengths = self.lengths[rows]
+        ends = starts + lengths
+        pieces = [
+            self.values[chunk][start:end]
+            for chunk, start, end in zip(chunks, starts.tolist(), ends.tolist(), strict=True)
+        ]
+        return Ragged(np.concatenate(pieces), lengths)
 
 
 class PairTokens(Dataset[dict[str, Any]]):
@@ -64,7 +74,8 @@ class PairTokens(Dataset[dict[str, Any]]):
         numbers = [name for name in dataset.column_names if "int" in str(getattr(dataset.features[name], "dtype", ""))]
         rows = self.sides["labels"].rows
         self.numbers = {name: dataset.data.column(name).to_numpy()[rows] for name in numbers}
-        self.source_lengths, self.target_lengths = (side.lengths for side in self.sides.values())
+        self.source_lengths = self.sides["input_ids"].lengths
+        self.target_lengths = self.sides["labels"].lengths
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PairTokens, (self.dataset,)  # its pickle refers to files
@@ -74,14 +85,18 @@ class PairTokens(Dataset[dict[str, Any]]):
 
     def __getitems__(self, rows: list[int]) -> dict[str, Any]:
         """Return a batch with both sides as `Ragged`, and integer columns as arrays (B,)."""
-        sides = {name: side.take(rows) for name, side in self.sides.items()}
-        return sides | {name: numbers[rows] for name, numbers in self.numbers.items()}
+        batch: dict[str, Any] = {name: side.take(rows) for name, side in self.sides.items()}
+        for name, numbers in self.numbers.items():
+            batch[name] = numbers[rows]
+        return batch
 
 
 def pad(rows: Ragged, padding: int, side: str = "right") -> tuple[Tensor, Tensor]:
     """Return rows as an int64 tensor (B, L), with `padding` on the given side, and the mask (B, L) of their tokens."""
-    places = np.arange(int(rows.lengths.max(initial=0)))
-    is_token = (places if side == "right" else places[::-1]) < rows.lengths[:, None]
+    positions = np.arange(int(rows.lengths.max(initial=0)))
+    if side == "left":
+        positions = positions[::-1]
+    is_token = positions < rows.lengths[:, None]
     padded = np.full(is_token.shape, padding, dtype=np.int64)
     padded[is_token] = rows.tokens
     return torch.from_numpy(padded), torch.from_numpy(is_token.astype(np.int64))
@@ -99,7 +114,8 @@ class PairCollator:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, model: nn.Module | None = None, label_pad_token_id: int = -100
     ) -> None:
-        self.padding, self.side = tokenizer.pad_token_id, tokenizer.padding_side
+        self.padding = tokenizer.pad_token_id
+        self.side = tokenizer.padding_side
         self.label_pad_token_id = label_pad_token_id
         self.prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
 
@@ -107,6 +123,8 @@ class PairCollator:
         """Return `input_ids`, `attention_mask`, `labels`, `decoder_input_ids` (B, L), and integer columns (B,)."""
         input_ids, mask = pad(batch["input_ids"], self.padding, self.side)
         labels, _ = pad(batch["labels"], self.label_pad_token_id, self.side)
-        numbers = {name: torch.as_tensor(value) for name, value in batch.items() if not isinstance(value, Ragged)}
+        numbers = {name: torch.as_tensor(column) for name, column in batch.items() if not isinstance(column, Ragged)}
         tensors = {"input_ids": input_ids, "attention_mask": mask, **numbers, "labels": labels}
-        return tensors if self.prepare is None else tensors | {"decoder_input_ids": self.prepare(labels=labels)}
+        if self.prepare is not None:
+            tensors["decoder_input_ids"] = self.prepare(labels=labels)
+        return tensors
