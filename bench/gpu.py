@@ -1,11 +1,11 @@
 """Check an accelerator against the CPU, then measure its speed, in one command that needs no extra.
 
 `python -m bench.gpu --minutes=9 --out=gpu-results` runs every part of `bench.gpu_parts` in a separate process, which
-ends at the part's time limit, so that a kernel that hangs costs no other result. Rows are printed and written to
-`results.json` and `results.md` as they come; the same command with the same `--out` continues with the parts that had
-no time. A part is skipped, with its reason, if memory, a kernel or a package is missing, and fails if a difference is
-above its bound; the status is then 1. Without an accelerator, and with `--tiny`, shapes are tiny and speeds mean
-nothing.
+ends at the part's time limit, so that a kernel that hangs does not cost the other results. Rows are printed and
+written to `results.json` and `results.md` as they come; the same command with the same `--out` continues with the
+parts that had no time. A part is skipped, with its reason, if memory, a kernel or a package is missing, and fails if a
+difference is above its bound; the status is then 1. Without an accelerator, and with `--tiny`, shapes are tiny and
+speeds mean nothing.
 """
 
 import fnmatch
@@ -30,7 +30,8 @@ os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # CUDA, once initialized, can
 import torch
 from transformers.utils import logging
 
-from bench.gpu_parts import Part, Setting, SkipPart, parts
+from bench.gpu_models import Setting, SkipPart
+from bench.gpu_parts import Part, all_parts
 from bench.measuring import Row, about, make_parser, table
 
 FORKS = multiprocessing.get_context("fork")  # what is imported is imported once
@@ -105,7 +106,8 @@ class Results:
         if (folder / RESULTS).exists():
             saved = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
             if saved["about"] != machine:
-                sys.exit(f"--out: {folder} holds results of {saved['about']}, not of {machine}. Name an empty folder.")
+                problem = f"{folder} contains results of {saved['about']}, not of {machine}"
+                sys.exit(f"--out: {problem}. Choose an empty folder.")
             self.parts = saved["parts"]
 
     def tables(self) -> str:
@@ -134,9 +136,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", default="*", metavar="PATTERN", help="of parts' names, such as 'train*'")
     options = parser.parse_args(arguments)
     end = time.monotonic() + 60 * options.minutes
-    chosen = [part for part in parts() if fnmatch.fnmatch(part.name, options.only)]
+    chosen = [part for part in all_parts() if fnmatch.fnmatch(part.name, options.only)]
     if not chosen:
-        parser.error(f"--only: no part has such a name; the parts are {', '.join(part.name for part in parts())}.")
+        names = ", ".join(part.name for part in all_parts())
+        parser.error(f"--only: matches none of the parts; got {options.only}, expected a pattern of {names}.")
     with ProcessPoolExecutor(1, FORKS) as process:
         found, name = process.submit(find_device).result(120)
     device = options.device or found

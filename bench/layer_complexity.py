@@ -28,17 +28,21 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 from torch import Tensor, nn
 
 from bench.measuring import Row, about, clock, in_turns, make_parser, peak_mib, seconds_of, spell, table
-from docs.tools.figures import draw_layer_complexity
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.attention import SelfAttention
+from vaswani_transformer.figures.style import INK, MUTED, RULE, head_colors, new_figure
 from vaswani_transformer.restricted import MIN_BLOCK, window_mask
 
 LAYERS = ("self-attention", "self-attention, fused", "restricted", "recurrent", "convolutional")
 HEAD_DIM = 64
 GATES = {"lstm": 4, "gru": 3}
+PANELS = {"seconds": "seconds", "peak_mib": "peak memory (MiB)", "operations": "operations"}
 Layer = Callable[[Tensor], Tensor]
 
 
@@ -153,6 +157,46 @@ def by_length(measured: list[Row]) -> list[Row]:
     return [rows[key] for key in sorted(rows)]
 
 
+def draw_field(axes: Axes, measured: list[Row], field: str, layers: list[str]) -> list[Any]:
+    """Draw one field of every layer against n, both logarithmic; a number that is missing or 0 is left out."""
+    lines = []
+    for layer, color, marker in zip(layers, head_colors(len(layers)), "os^Dv", strict=False):
+        rows = sorted((row["n"], row[field]) for row in measured if row["layer"] == layer and row.get(field))
+        lengths = [n for n, _ in rows]
+        numbers = [number for _, number in rows]
+        lines += axes.plot(lengths, numbers, label=layer, color=color, marker=marker, markersize=3.5, linewidth=1.6)
+    if any(row.get(field) for row in measured):
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.xaxis.set_major_locator(LogLocator(base=2, numticks=6))
+
+    # Only the two axis lines, light, and ticks without marks.
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(RULE)
+    axes.tick_params(which="both", length=0, pad=5, labelcolor=MUTED)
+    axes.tick_params(which="minor", labelleft=False)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set_xlabel("n", color=MUTED)
+    axes.grid(axis="y", color=RULE, linewidth=0.6)
+    return lines
+
+
+def draw(measured: list[Row]) -> Figure:
+    """Draw one row of panels for each width d, with time, memory and operations against the length n."""
+    widths = sorted({row["d"] for row in measured})
+    layers = list(dict.fromkeys(row["layer"] for row in measured))
+    figure = new_figure(10, 0.9 + 2.7 * len(widths))
+    panels = figure.subplots(len(widths), len(PANELS), squeeze=False)
+    handles = []
+    for d, row in zip(widths, panels, strict=True):
+        of_width = [measurement for measurement in measured if measurement["d"] == d]
+        for axes, (field, label) in zip(row, PANELS.items(), strict=True):
+            handles = draw_field(axes, of_width, field, layers)
+            axes.set_title(f"{label}, d = {d}", fontsize=10, color=INK)
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(layers), frameon=False, labelcolor=INK)
+    return figure
+
+
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the command's options."""
     tiny = {"lengths": [8, 16], "widths": [16], "rounds": 1}
@@ -185,7 +229,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.output is not None:
         results = {"settings": settings, "about": about(), "measurements": measured}
         (options.output / "table1.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-        draw_layer_complexity(measured).savefig(options.output / "table1.svg")
+        draw(measured).savefig(options.output / "table1.svg")
     print(table(by_length(measured)))
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench.gpu_parts import Setting, batch_for, make_model
+from bench.gpu_models import Setting, batch_for, make_model
 from bench.measuring import collate, make_pairs
 from tests.helpers import FLOAT32, ROOT, padded_batch, source_batch, tiny_model
 

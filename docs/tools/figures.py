@@ -1,19 +1,15 @@
-"""The drawings of the pages: masks, positions, learning rate, label smoothing, and Table 1 measured."""
+"""The drawings of the pages: masks, positions, learning rate and label smoothing."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
 
 from vaswani_transformer.batching.optimization import learning_rate
 from vaswani_transformer.embeddings import sinusoids
 from vaswani_transformer.figures.style import INK, MUTED, RULE, head_colors, new_figure, words_style
-
-TABLE_1 = {"seconds": "seconds", "peak_mib": "peak memory (MiB)", "operations": "operations"}
 
 
 def style_axes(axes: Axes) -> Axes:
@@ -124,43 +120,4 @@ def draw_masks(masks: Mapping[str, tuple[torch.Tensor, Sequence[str], Sequence[s
         axes.set_xticks(np.arange(-0.5, len(keys)), minor=True)
         axes.set_yticks(np.arange(-0.5, len(queries)), minor=True)
         axes.grid(which="minor", color="white", linewidth=1.5)
-    return figure
-
-
-def draw_field(axes: Axes, measurements: Sequence[dict[str, Any]], field: str, layers: Sequence[str]) -> list[Any]:
-    """Draw one field of every layer against n, both logarithmic; a number that is missing or 0 is left out."""
-    lines = []
-    for layer, color, marker in zip(layers, head_colors(len(layers)), "os^Dv", strict=False):
-        rows = sorted((row["n"], row[field]) for row in measurements if row["layer"] == layer and row.get(field))
-        points = tuple(zip(*rows, strict=True)) or ((), ())
-        lines += axes.plot(*points, label=layer, color=color, marker=marker, markersize=3.5, linewidth=1.6)
-    if any(row.get(field) for row in measurements):
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.xaxis.set_major_locator(LogLocator(base=2, numticks=6))
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.tick_params(which="minor", labelleft=False)
-    axes.grid(axis="y", color=RULE, linewidth=0.6)
-    return lines
-
-
-def draw_layer_complexity(measurements: Sequence[dict[str, Any]]) -> Figure:
-    """Draw Table 1 measured: one row of panels a width d, with time, memory and operations against the length n.
-
-    Args:
-        measurements: as `python -m bench.layer_complexity` writes them: "layer", "n" and "d" of each, and
-            "seconds", "peak_mib" and "operations" as far as they are known.
-    """
-    widths = sorted({row["d"] for row in measurements})
-    layers = list(dict.fromkeys(row["layer"] for row in measurements))
-    figure = new_figure(10, 0.9 + 2.7 * len(widths))
-    panels = figure.subplots(len(widths), len(TABLE_1), squeeze=False)
-    handles = []
-    for d, row in zip(widths, panels, strict=True):
-        for axes, (field, label) in zip(row, TABLE_1.items(), strict=True):
-            of_width = [measurement for measurement in measurements if measurement["d"] == d]
-            handles = draw_field(style_axes(axes), of_width, field, layers)
-            axes.set_title(f"{label}, d = {d}", fontsize=10, color=INK)
-            axes.set_xlabel("n")
-    figure.legend(handles=handles, loc="outside upper center", ncols=len(layers), frameon=False, labelcolor=INK)
     return figure
