@@ -57,7 +57,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
 def load_teacher(options: argparse.Namespace, recipe: Recipe, layouts: dict[str, str]) -> Translator:
     """Return the teacher's translator with recorded layouts, for a parser constrained to well-formed trees."""
     model, tokenizer = load_model_and_tokenizer(LoadOptions.of(options), layouts)
-    settings: dict[str, Any] = {"batch_tokens": options.batch_tokens, "sort_lines": options.window}
+    settings: dict[str, Any] = {"batch_tokens": options.batch_tokens, "window": options.window}
     given = {"num_beams": options.beams, "length_penalty": options.length_penalty}
     settings |= {name: value for name, value in given.items() if value is not None}
     constraint = tree_constraint(model, tokenizer) if recipe.data.kind == "trees" else None

@@ -4,7 +4,6 @@ import copy
 import functools
 import json
 import os
-import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -271,43 +270,6 @@ def source_encoder(tokenizer: Callable[..., Any]) -> Callable[..., Any]:
         return encoder([source.translate(SPACES) for source in sources], **settings)
 
     return encode
-
-
-def unknown_words(tokenizer: Any, encoded: Any, texts: Sequence[str]) -> list[list[str]]:
-    """Return the unknown words of each text.
-
-    These are words with an `<unk>`, as they stand in the text; white space is not a word. If the vocabulary contains
-    every word of its training texts, they include words with a letter or digit that are not a single entry.
-
-    Args:
-        tokenizer: the tokenizer; with one written in Python, words are separated by white space.
-        encoded: its result for `texts`.
-        texts: the texts.
-    """
-    unknown_id = tokenizer.unk_token_id
-    holds_all_words = tokenizer.init_kwargs.get(ALL_WORDS_KEY, False)
-    if not encoded.is_fast:
-        has_unknown = [unknown_id is not None and unknown_id in ids for ids in encoded["input_ids"]]
-        words = [text.split() if lacks else [] for text, lacks in zip(texts, has_unknown, strict=True)]
-        return [[word for word in line if unknown_id in tokenizer(word)["input_ids"]] for line in words]
-    results = []
-    for text, ids, encoding in zip(texts, encoded["input_ids"], encoded.encodings, strict=True):
-        pieces: dict[int, list[int]] = {}  # positions of each word's pieces, by word index
-        if holds_all_words or unknown_id in ids:
-            for position, word in enumerate(encoding.word_ids):
-                if word is not None:
-                    pieces.setdefault(word, []).append(position)
-        lacked = []
-        for positions in pieces.values():
-            word = text[encoding.offsets[positions[0]][0] : encoding.offsets[positions[-1]][1]].strip()
-            # The mark before a word is aligned with the character before it, which is not a letter.
-            if encoding.tokens[positions[0]].startswith(WORD_START) and re.match(r"[^\w\s].", word, re.DOTALL):
-                word = word[1:]
-            is_split = holds_all_words and len(positions) > 1 and any(map(str.isalnum, word))
-            if word and (is_split or unknown_id in [ids[position] for position in positions]):
-                lacked.append(word)
-        results.append(lacked)
-    return results
 
 
 ENTRIES: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()

@@ -71,7 +71,7 @@ texts_of_letters = st.lists(st.text("ab ", max_size=12), max_size=30)
 def test_texts_come_back_in_order_and_skipping_changes_no_batch(
     model_of_bytes: ModelAndTokenizer, texts: list[str], budget: int, window: int, skip: int
 ) -> None:
-    complete, remainder = (Echo(*model_of_bytes, batch_tokens=budget, sort_lines=window) for _ in range(2))
+    complete, remainder = (Echo(*model_of_bytes, batch_tokens=budget, window=window) for _ in range(2))
     translations = list(complete(iter(texts)))
     assert [translation.text for translation in translations] == [text if text.strip() else "" for text in texts]
     assert [translation.source_tokens for translation in translations] == [
@@ -87,7 +87,7 @@ def test_text_is_translated_in_a_batch_as_by_itself(model_and_tokenizer: ModelAn
     expected = [generate_single(model_and_tokenizer, text)[0] for text in TEXTS]
     assert expected[:6] == TARGETS
     for batch_tokens, window in ((1, 100), (40, 100), (4096, 3), (4096, 100)):
-        translations = translate(*model_and_tokenizer, TEXTS, batch_tokens=batch_tokens, sort_lines=window)
+        translations = translate(*model_and_tokenizer, TEXTS, batch_tokens=batch_tokens, window=window)
         assert [translation.text for translation in translations] == expected
 
 
@@ -122,7 +122,7 @@ def test_scores_are_those_that_beam_search_ranks_by(
 def test_texts_may_be_endless(model_and_tokenizer: ModelAndTokenizer) -> None:
     taken = []
     texts = (taken.append(text) or text for text in itertools.cycle(SOURCES))
-    translations = translate(*model_and_tokenizer, texts, sort_lines=6)
+    translations = translate(*model_and_tokenizer, texts, window=6)
     assert [translation.text for translation in itertools.islice(translations, 8)] == [*TARGETS, *TARGETS[:2]]
     assert len(taken) == 12
 
@@ -204,7 +204,7 @@ def test_text_that_is_too_long_is_truncated_or_kept(model_and_tokenizer: ModelAn
 def test_text_that_is_too_long_is_an_error_before_its_window_is_translated(
     model_of_bytes: ModelAndTokenizer, table: dict[str, Any], settings: dict[str, Any]
 ) -> None:
-    translator = Echo(tiny_model(vocab_size=262, **table), model_of_bytes[1], sort_lines=2, **settings)
+    translator = Echo(tiny_model(vocab_size=262, **table), model_of_bytes[1], window=2, **settings)
     translations = translator(["a", "abcd", "a", "abcde", "a"])
     assert [translation.text for translation in itertools.islice(translations, 2)] == ["a", "abcd"]
     with pytest.raises(TooLongError, match=r"Text 3 has 6 tokens, more than 5; shorten it") as refusal:
@@ -278,8 +278,8 @@ def test_model_in_training_translates_without_dropout_and_stays_in_training(
 
 
 def test_empty_window_is_an_error_at_once(model_and_tokenizer: ModelAndTokenizer) -> None:
-    with pytest.raises(ValueError, match="sort_lines must be at least 1"):
-        translate(*model_and_tokenizer, [], sort_lines=0)
+    with pytest.raises(ValueError, match="window must be at least 1"):
+        translate(*model_and_tokenizer, [], window=0)
 
 
 def test_tokenizer_without_padding_is_an_error() -> None:

@@ -19,7 +19,8 @@ from ..generation import CallSettings, default_limit
 from ..search import length_penalty, nan_handler
 from ..support.errors import UserError
 from ..support.modes import eval_mode, is_non_autoregressive
-from ..tokenizer import check_text, check_vocabulary, source_encoder, unknown_words
+from ..tokenizer import check_text, check_vocabulary, source_encoder
+from .unknown_words import unknown_words
 
 DEFAULT_MAX_SOURCE_TOKENS = 1024  # for models without a limit of positions
 
@@ -122,7 +123,7 @@ class Translator:
         tokenizer: PreTrainedTokenizerBase,
         *,
         batch_tokens: int = 2048,
-        sort_lines: int = 2048,
+        window: int = 2048,
         max_source_tokens: int | None = None,
         too_long: TooLong = "truncate",
         scores: bool = False,
@@ -137,7 +138,7 @@ class Translator:
         self.model = model
         self.tokenizer = tokenizer
         self.batch_tokens = batch_tokens
-        self.sort_lines = sort_lines
+        self.window = window
         self.too_long = too_long
         self.scores = scores
         self.constraint = constraint
@@ -153,8 +154,8 @@ class Translator:
         self.max_positions = getattr(model.config, "max_position_embeddings", None) if has_table else None
         wanted = max_source_tokens or self.max_positions or DEFAULT_MAX_SOURCE_TOKENS
         self.max_source_tokens = min(wanted, self.max_positions or wanted)
-        if min(self.max_source_tokens, batch_tokens, sort_lines) < 1:
-            raise UserError("max_source_tokens, batch_tokens and sort_lines must be at least 1.")
+        if min(self.max_source_tokens, batch_tokens, window) < 1:
+            raise UserError("max_source_tokens, batch_tokens and window must be at least 1.")
 
     def __call__(
         self, texts: Iterable[str], skip: int = 0, progress: Callable[[int], object] | None = None
@@ -162,10 +163,10 @@ class Translator:
         """Yield the translations of all texts after the first `skip`; skipping does not change the batches."""
         remaining = iter(texts)
         first = 0
-        while window := list(islice(remaining, self.sort_lines)):
-            if first + len(window) > skip:
-                yield from self.translate_window(window, first, max(0, skip - first), progress)
-            first += len(window)
+        while lines := list(islice(remaining, self.window)):
+            if first + len(lines) > skip:
+                yield from self.translate_window(lines, first, max(0, skip - first), progress)
+            first += len(lines)
 
     def translate_window(
         self, texts: list[str], first: int, skip: int = 0, progress: Callable[[int], object] | None = None
@@ -284,7 +285,7 @@ def translate(
     texts: Iterable[str],
     *,
     batch_tokens: int = 2048,
-    sort_lines: int = 2048,
+    window: int = 2048,
     max_source_tokens: int | None = None,
     too_long: TooLong = "truncate",
     scores: bool = False,
@@ -304,7 +305,7 @@ def translate(
         texts: the texts to translate.
         batch_tokens: source tokens per batch, including padding. A text counts as at least 16 tokens, and a text with
             more than `batch_tokens` is a separate batch.
-        sort_lines: number of texts in a window, which are sorted by length; translation starts when a window is full.
+        window: number of texts that are read and sorted by length at a time.
         max_source_tokens: largest number of tokens of a text, including `</s>`; at most the model's number of
             positions, and None for that number, or 1,024.
         too_long: treatment of longer texts: "truncate" translates the first tokens and sets `is_truncated`; "keep"
@@ -331,7 +332,7 @@ def translate(
         model,
         tokenizer,
         batch_tokens=batch_tokens,
-        sort_lines=sort_lines,
+        window=window,
         max_source_tokens=max_source_tokens,
         too_long=too_long,
         scores=scores,
