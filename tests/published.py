@@ -22,7 +22,7 @@ EVERY_FAMILY = {
         "tokenizer.py",
     ),
 }
-EVERY_NAR_FAMILY = EVERY_FAMILY | {"nar.py"}
+EVERY_NAR_FAMILY = EVERY_FAMILY | {"nar.py", "nar_settings.py"}
 EVERY_LENGTH_FAMILY = EVERY_NAR_FAMILY | {"lengths.py"}
 PUBLISHED_FILES = {
     "transformer": EVERY_FAMILY,

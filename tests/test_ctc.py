@@ -243,7 +243,7 @@ def test_bad_field_is_an_error_that_names_it(fields: dict[str, Any], message: st
 )
 def test_setting_of_models_with_lengths_is_an_error(name: str, value: float, default: str) -> None:
     message = (
-        f"^{name}: no setting of VaswaniCtcForConditionalGeneration; got {value}, expected {default}. Leave it out"
+        f"^{name}: not supported by VaswaniCtcForConditionalGeneration; got {value}, expected {default}. Leave it out"
     )
     with pytest.raises(ValueError, match=message):
         tiny_ctc().generate(random_tokens(1, 3), **{name: value})

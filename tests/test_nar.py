@@ -45,7 +45,7 @@ from vaswani_transformer.nar import NarSettings, argmax, canvas
         (VaswaniIterativeVaeConfig, {"kl_weights": [1.0, 2.0]}, r"kl_weights .* must be 1 finite"),
         (VaswaniIterativeVaeConfig, {"kl_weights": [float("nan")]}, "kl_weights"),
         (VaswaniFlowSeqConfig, {"d_model": 36}, r"d_model \(36\) must be divisible by 8: .* and 4 heads"),
-        (VaswaniCmlmConfig, {"attention_window": 3}, r"attention_window'(.|\n)*3 is no setting of a non-auto"),
+        (VaswaniCmlmConfig, {"attention_window": 3}, r"attention_window'(.|\n)*3 is not supported by non-auto"),
     ],
     ids=str,
 )
@@ -455,7 +455,7 @@ def test_every_setting_of_a_search_from_left_to_right_must_have_its_default() ->
     refused = {name: value for name, value in default_settings().items() if name not in known and name[0] != "_"}
     assert {"num_beams", "length_penalty_type", "early_stopping", "do_sample", "top_k", "max_time"} <= refused.keys()
     for name, default in refused.items():
-        rule = f"{name}: no setting of {type(model).__name__}; got 'x', expected {default!r}. Leave it out, or set"
+        rule = f"{name}: not supported by {type(model).__name__}; got 'x', expected {default!r}. Leave it out, or set"
         with pytest.raises(ValueError, match=f"^{re.escape(rule)}"):
             model.generate(random_tokens(2, 5), **{name: "x"})
 
@@ -470,12 +470,12 @@ def test_every_setting_of_a_search_from_left_to_right_must_have_its_default() ->
         ("flowseq", {"latent_temperature": -1}, "got -1, expected a finite number of at least 0.0"),
         ("flowseq", {"num_latent_samples": 3}, "got 3, expected at most 1, for at latent_temperature 0"),
         ("nat", {"suppress_tokens": [99]}, r"got \[99\], expected ids from 0 to 98"),
-        ("iterative_vae", {"latent_temperature": 0.5}, r"no setting of .*; got 0\.5, expected 0\.0"),
-        ("nat", {"num_iterations": 2}, "no setting of .*; got 2, expected 1"),
-        ("nat", {"generation_config": GenerationConfig(num_iteration=4)}, "no setting of .*; got 4, expected None"),
-        ("nat", {"logits_processor": [print]}, "no setting of .*, expected None"),
-        ("nat", {"input_ids": torch.zeros(2, 5)}, "another name of inputs, .*, expected None"),
-        ("cmlm", {"pad_token_id": 5}, r"no setting of .*; got \[5\], expected \[1\]"),
+        ("iterative_vae", {"latent_temperature": 0.5}, r"not supported by .*; got 0\.5, expected 0\.0"),
+        ("nat", {"num_iterations": 2}, "not supported by .*; got 2, expected 1"),
+        ("nat", {"generation_config": GenerationConfig(num_iteration=4)}, "not supported by .*; got 4, expected None"),
+        ("nat", {"logits_processor": [print]}, "not supported by .*, expected None"),
+        ("nat", {"input_ids": torch.zeros(2, 5)}, "the same argument as inputs, .*, expected None"),
+        ("cmlm", {"pad_token_id": 5}, r"not supported by .*; got \[5\], expected \[1\]"),
     ],
     ids=str,
 )

@@ -154,7 +154,7 @@ class VaswaniCmlmForConditionalGeneration(LengthHead):
 
     config_class = VaswaniCmlmConfig
     body_class = VaswaniCmlmModel
-    family_settings = ("num_iterations",)
+    family_settings = (*LengthHead.family_settings, "num_iterations")
 
     def __init__(self, config: VaswaniCmlmConfig) -> None:
         super().__init__(config)

@@ -16,15 +16,6 @@ TOKEN_IDS = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_toke
 """Special tokens that a configuration and its GenerationConfig share."""
 SEARCH_SETTINGS = ("length_penalty_type", "max_source_relative_length")
 """Settings that this package adds to the GenerationConfig of every model."""
-NAR_SETTINGS = (
-    "num_iterations",
-    "length_beam_size",
-    "return_history",
-    "num_latent_samples",
-    "latent_temperature",
-    "length_weight",
-)
-"""Settings that this package adds to the GenerationConfig of non-autoregressive models."""
 
 
 def as_token_ids(value: Any) -> list[int]:
@@ -152,6 +143,7 @@ class VaswaniTransformerConfig(PreTrainedConfig):
         "num_hidden_layers": "encoder_layers",
     }
     base_model_fsdp_plan = {}
+    added_settings = SEARCH_SETTINGS  # what this package adds to the GenerationConfig of this family
 
     vocab_size: int = positive_int(default=37000)
     d_model: int = positive_int(default=512)
@@ -225,7 +217,7 @@ class VaswaniTransformerConfig(PreTrainedConfig):
     def _get_generation_parameters(self) -> dict[str, Any]:
         """Return the settings of `generate()` that were put on this configuration by mistake."""
         misplaced = super()._get_generation_parameters()
-        for name in (*SEARCH_SETTINGS, *NAR_SETTINGS):
+        for name in self.added_settings:
             if hasattr(self, name):
                 misplaced[name] = getattr(self, name)
         return misplaced

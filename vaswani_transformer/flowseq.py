@@ -369,7 +369,7 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
     body_class = VaswaniFlowSeqModel
     output_class = FlowSeqLMOutput
     further_arguments = ("word_draws", "latent_noise")
-    family_settings = ("latent_temperature", "num_latent_samples")
+    family_settings = (*LengthDifferenceHead.family_settings, "latent_temperature", "num_latent_samples")
     kl_scale: float = 1.0
     _no_split_modules = ["Posterior", "Flow"]
     _keep_in_fp32_modules_strict = ["flow"]

@@ -24,7 +24,7 @@ from transformers.generation import (
 )
 from transformers.modeling_outputs import BaseModelOutput
 
-from .config import NAR_SETTINGS, SEARCH_SETTINGS, VaswaniTransformerConfig, as_token_ids
+from .config import SEARCH_SETTINGS, VaswaniTransformerConfig, as_token_ids
 from .pretrained import CACHE, INPUT_SHAPES, as_encoder_output, check_inputs
 from .search import LENGTH_PENALTY_TYPES, SearchSettings, Stepper, beam_search, greedy_search
 from .stacks import empty_cache
@@ -107,7 +107,7 @@ class CallSettings:
             self.num_positions = model.config.max_position_embeddings
 
         # Arguments that are not settings are inputs of the model.
-        added = SEARCH_SETTINGS if self.is_autoregressive else (*SEARCH_SETTINGS, *NAR_SETTINGS)
+        added = getattr(model.config, "added_settings", SEARCH_SETTINGS)
         configured = vars(self.generation_config)
         settings = {*configured, *added}
         self.inputs = {name: value for name, value in kwargs.items() if name not in settings}

@@ -391,7 +391,8 @@ class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGenera
 
     def __init__(self, config: VaswaniIterativeVaeConfig) -> None:
         super().__init__(config)
-        self.family_settings = ("do_sample",) if config.hint and not config.is_revealed else ()
+        if config.hint and not config.is_revealed:
+            self.family_settings = (*self.family_settings, "do_sample")
 
     def make_target(self, source: MeasuredSource, given: TargetInputs) -> Target:
         target, has_hint = super().make_target(source, given), given.further["has_hint"]

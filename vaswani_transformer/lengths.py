@@ -19,7 +19,6 @@ from .config import loss_weight
 from .generation import refuse
 from .loss import accumulation_dtype
 from .nar import (
-    LENGTH_SETTINGS,
     EncodedSource,
     NarConfig,
     NarGenerateOutput,
@@ -57,7 +56,7 @@ class MeasuredSource(EncodedSource):
 class LengthHead(NarHead):
     """Base class of heads that predict a length, and then the words of a target of that length."""
 
-    length_settings = LENGTH_SETTINGS
+    family_settings: tuple[str, ...] = ("length_beam_size", "length_penalty", "length_weight", "num_return_sequences")
 
     def read_source(self, states: Tensor, attention_mask: Tensor | None) -> MeasuredSource:
         """Return the encoded source with its length prediction."""

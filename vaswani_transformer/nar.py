@@ -5,9 +5,8 @@ positions, V vocabulary, R iterations or refining layers. For lengths, n and m a
 tokens, both including `</s>`.
 """
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -23,16 +22,15 @@ from transformers.utils import ModelOutput
 from .attention import SelfAttention, padding_mask
 from .config import TOKEN_IDS, VaswaniTransformerConfig, as_token_ids, checked_field
 from .embeddings import text_positions
-from .generation import CallSettings, check_call, check_number, default_settings, refuse
+from .generation import CallSettings, check_call, refuse
 from .layers import VaswaniTransformerDecoderLayer
 from .loss import accumulation_dtype, chunk_size, reduce_loss, without_padding
 from .model import LMOutput, ProjectedModel, can_return_whole_tuple
+from .nar_settings import ADDED_SETTINGS, NarSettings, supported_values
 from .pretrained import as_encoder_output, check_inputs, check_mask, given_cache
 from .stacks import VaswaniTransformerDecoder, check_rows
 
-always_none = checked_field(
-    lambda value: value is None, "is no setting of a non-autoregressive model; expected None. Leave it out."
-)
+always_none = checked_field(lambda value: value is None, "is not supported by non-autoregressive models; leave it out.")
 
 
 @strict
@@ -43,6 +41,8 @@ class NarConfig(VaswaniTransformerConfig):
         *VaswaniTransformerConfig.keys_to_ignore_at_inference,
         *("token_loss", "length_loss", "accuracy"),
     ]
+
+    added_settings = (*VaswaniTransformerConfig.added_settings, *ADDED_SETTINGS)
 
     use_cache: bool = False
     attention_window: int | None = always_none(default=None)
@@ -225,52 +225,6 @@ class NarGenerateOutput(ModelOutput):
     committed: Tensor | None = None  # (R, n B, T), where a revealed latent has committed the token, with `history`
 
 
-def number(default: float | None, least: float) -> Any:
-    """Return a dataclass field for finite numbers of at least `least`; an integer `least` requires integers."""
-    return field(default=default, metadata={"least": least})
-
-
-@dataclass
-class NarSettings:
-    """Settings of `generate()`.
-
-    Candidate targets of a source are ranked by (log p(y | x, m) + w log p(m | x)) / m^alpha; a larger alpha favors
-    longer targets. log p(y | x, m) is the sum of the tokens' log-probabilities. With a `latent_temperature` above 0 it
-    is estimated by importance sampling.
-    """
-
-    num_iterations: int = number(1, least=1)  # R, decoder passes of a refining model (CMLM)
-    length_beam_size: int = number(1, least=1)  # l, the number of best lengths to decode
-    num_return_sequences: int = number(1, least=1)  # n, at most the number of candidates
-    length_penalty: float = number(1.0, least=-math.inf)  # alpha
-    length_weight: float = number(1.0, least=-math.inf)  # w
-    latent_temperature: float = number(0.0, least=0.0)  # standard deviation of the prior's noise (FlowSeq)
-    num_latent_samples: int = number(1, least=1)  # noisy latents for each length (FlowSeq)
-    max_new_tokens: int | None = number(None, least=1)  # largest m
-    max_length: int | None = number(None, least=2)  # largest m + 1; max_new_tokens takes precedence
-    max_source_relative_length: int | None = number(None, least=0)  # largest m - n
-    suppress_tokens: list[int] | None = None  # never predicted, such as <unk>; special tokens never are
-    do_sample: bool = False  # sample latents (IterativeVAE)
-    return_history: bool = False  # return the tokens after each iteration or layer
-    return_dict_in_generate: bool = False  # return a NarGenerateOutput
-    output_scores: bool = False  # no effect: a NarGenerateOutput always has scores
-
-    def __post_init__(self) -> None:
-        for name, least in [(one.name, one.metadata["least"]) for one in fields(self) if one.metadata]:
-            if (value := getattr(self, name)) is not None:
-                check_number(name, value, least)
-                setattr(self, name, type(least)(value))  # may be a NumPy number
-
-    @property
-    def reads_scores(self) -> bool:
-        """Return whether the result depends on the scores of targets."""
-        return self.length_beam_size > 1 or self.num_latent_samples > 1 or self.return_dict_in_generate
-
-
-LENGTH_SETTINGS = ("length_beam_size", "length_penalty", "length_weight", "num_return_sequences")
-"""Settings of the models that predict a length."""
-FAMILY_SETTINGS = {*LENGTH_SETTINGS, "num_iterations", "do_sample", "latent_temperature", "num_latent_samples"}
-"""Settings that only some model families have."""
 SOURCE = ("input_ids", "attention_mask", "encoder_outputs", "inputs_embeds", "position_ids")
 """Source arguments of `generate()`."""
 TARGET_INPUTS = ("decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds", "target_lengths")
@@ -284,8 +238,7 @@ class NarHead(ProjectedModel, GenerationMixin):
     has_likelihood = False  # the length is given
     output_class: ClassVar[type[NarLMOutput]] = NarLMOutput  # of `forward`
     further_arguments: ClassVar[tuple[str, ...]] = ()  # names of further arguments of `forward`
-    length_settings: ClassVar[tuple[str, ...]] = ()  # `LENGTH_SETTINGS` if this model predicts a length
-    family_settings: tuple[str, ...] = ()  # other `FAMILY_SETTINGS` that this model has
+    family_settings: tuple[str, ...] = ()  # further `NarSettings` that this model supports
     num_length_classes: int = 1  # the largest `length_beam_size`
 
     def read_source(self, states: Tensor, attention_mask: Tensor | None) -> EncodedSource:
@@ -442,7 +395,7 @@ class NarHead(ProjectedModel, GenerationMixin):
         check_call(generation_config, inputs=inputs, **call)
         given = {name: call.pop(name, None) for name in SOURCE}
         if inputs is not None and given["input_ids"] is not None:
-            refuse("input_ids", "another name of inputs, and both are given", given["input_ids"], "None")
+            refuse("input_ids", "the same argument as inputs, and both are set", given["input_ids"], "None")
         if inputs is not None:
             given["input_ids"] = inputs
         settings = self.read_settings(generation_config, {name: call[name] for name in call.keys() - IGNORED})
@@ -451,24 +404,17 @@ class NarHead(ProjectedModel, GenerationMixin):
     def read_settings(self, generation_config: GenerationConfig | None, call: dict[str, Any]) -> NarSettings:
         """Return the settings of the call, else of its generation config, else of the model.
 
-        Settings that this model does not support must be None, False, empty or at their defaults.
+        Raises:
+            ValueError: a setting that this model does not support is not None, False, empty or at its default; or a
+                suppressed token is not in the vocabulary.
         """
-        merged, config = CallSettings(generation_config, self, call), self.config
-        copied = {*TOKEN_IDS, "output_attentions", "output_hidden_states"} - merged.given.keys()  # from the model
-        values = merged.values | {name: value for name, value in merged.inputs.items() if value is not None}
-        known = {one.name for one in fields(NarSettings)} - FAMILY_SETTINGS
-        known |= {*self.length_settings, *self.family_settings}
-        defaults = default_settings() | vars(NarSettings()) | {name: getattr(config, name) for name in TOKEN_IDS}
-        defaults["decoder_start_token_id"] = config.target_start_token_id
-        for name in sorted(values.keys() - known - copied - {"transformers_version"}):
-            value, default = values[name], defaults.get(name)
-            if name in TOKEN_IDS:
-                value, default = as_token_ids(value), as_token_ids(default)
-            is_off = value is False or (isinstance(value, Sequence) and not value)
-            if value != default and not is_off and not name.startswith("_"):
-                refuse(name, f"no setting of {type(self).__name__}", value, repr(default))
-        settings = NarSettings(**{name: values[name] for name in known & values.keys()})
-        suppressed, size = as_token_ids(settings.suppress_tokens), config.vocab_size
+        call_settings = CallSettings(generation_config, self, call)
+        values = supported_values(call_settings, self.config, self.family_settings, type(self).__name__)
+        settings = NarSettings(**values)
+
+        # Words of the caller are suppressed in addition to special tokens.
+        suppressed = as_token_ids(settings.suppress_tokens)
+        size = self.config.vocab_size
         if not all(0 <= token < size for token in suppressed):
             refuse("suppress_tokens", "outside the vocabulary", suppressed, f"ids from 0 to {size - 1}")
         settings.suppress_tokens = suppressed + self.special_tokens()

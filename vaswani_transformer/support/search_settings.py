@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ..nar import NarSettings
+from ..nar_settings import NarSettings
 from ..search import LENGTH_PENALTY_TYPES
 from .errors import UserError
 
