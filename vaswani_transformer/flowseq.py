@@ -21,6 +21,7 @@ from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
+from transformers.cache_utils import Cache
 from transformers.utils import logging
 
 from .attention import MultiHeadAttention
@@ -41,6 +42,7 @@ from .nar import (
     canvas,
 )
 from .nat import LengthDifferenceConfig, LengthDifferenceHead, PositionalAttention
+from .restricted import AttentionMask
 
 logger = logging.get_logger(__name__)
 
@@ -56,9 +58,9 @@ class FlowInputs(NamedTuple):
 
     is_real: Tensor  # (k B, T, 1), 1.0 at tokens, else 0.0
     positions: Tensor  # (1, T, h), position encodings
-    attention_mask: Any  # self-attention mask, in the attention implementation's format
+    attention_mask: AttentionMask | None  # mask of self-attention
     memory: Tensor  # (B, S, d_model), encoder output; row i of the latents belongs to source i // k
-    memory_mask: Any  # cross-attention mask
+    memory_mask: AttentionMask | None  # mask of cross-attention
 
 
 class LatentReader(nn.Module):
@@ -69,7 +71,7 @@ class LatentReader(nn.Module):
         self.latent_attn = PositionalAttention(config, layer_idx=0)
         self.add_norm = AddAndNorm(config)
 
-    def forward(self, latents: Tensor, positions: Tensor, attention_mask: Any) -> Tensor:
+    def forward(self, latents: Tensor, positions: Tensor, attention_mask: AttentionMask | None) -> Tensor:
         """Return states (k B, T, d_model) for latents of that shape and `positions` (1, T, d_model)."""
         attended, _ = self.latent_attn(latents, positions, attention_mask, keys=latents)
         return self.add_norm(positions, attended)
@@ -308,10 +310,18 @@ class FlowSeqDecoder(NarDecoder):
         self.reader = LatentReader(config)
         self.post_init()
 
-    def run_layers(self, hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
+    def run_layers(
+        self,
+        hidden_states: Tensor,
+        mask: AttentionMask | None,
+        memory: Tensor | None,
+        source_mask: AttentionMask | None,
+        past_key_values: Cache | None,
+        **kwargs: Any,
+    ) -> Tensor:
         """Run the reader and all layers on latents (k B, T, d)."""
-        hidden_states = self.reader(hidden_states, self.position_encodings(hidden_states), args[0])
-        return super().run_layers(hidden_states, *args, **kwargs)
+        states = self.reader(hidden_states, self.position_encodings(hidden_states), mask)  # (k B, T, d_model)
+        return super().run_layers(states, mask, memory, source_mask, past_key_values, **kwargs)
 
 
 class VaswaniFlowSeqModel(EncoderDecoder):

@@ -25,7 +25,7 @@ from transformers.generation import (
 from transformers.modeling_outputs import BaseModelOutput
 
 from .config import SEARCH_SETTINGS, VaswaniTransformerConfig, as_token_ids
-from .pretrained import CACHE, INPUT_SHAPES, as_encoder_output, check_inputs
+from .pretrained import CACHE, INPUT_SHAPES, as_encoder_output, check_inputs, is_of_this_package
 from .search import LENGTH_PENALTY_TYPES, SearchSettings, Stepper, beam_search, greedy_search
 from .stacks import empty_cache
 from .stepper import ModelStepper, caller_inputs, share_sources, shares_sources
@@ -284,9 +284,9 @@ def default_limit(model: Any, **settings: Any) -> dict[str, Any]:
     It replaces Transformers' default of 20 tokens. Non-autoregressive models and those of other packages need none.
     """
     generation_config = settings.pop("generation_config", None)
-    values = CallSettings(generation_config, model, settings).values
-    has_limit = not values.keys().isdisjoint({*LIMITS, *PAPER_LIMIT})
-    if has_limit or not hasattr(model, "use_paper_decoding"):
+    call = CallSettings(generation_config, model, settings)
+    has_limit = not call.values.keys().isdisjoint({*LIMITS, *PAPER_LIMIT})
+    if has_limit or not is_of_this_package(model) or not call.is_autoregressive:
         return {}
     return PAPER_LIMIT
 

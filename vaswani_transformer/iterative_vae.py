@@ -33,6 +33,7 @@ from .lengths import MeasuredSource
 from .loss import accumulation_dtype, chunk_size
 from .nar import EncodedSource, NarLMOutput, NarSettings, NarTargets, Target, TargetInputs, argmax, canvas
 from .nat import PositionalDecoder, VaswaniNatConfig, VaswaniNatForConditionalGeneration, VaswaniNatModel
+from .restricted import AttentionMask
 from .revealed import CommittedWords, RevealedStep, RevealedWords, nested_positions
 
 RECOMPUTED = 2**25
@@ -279,6 +280,10 @@ class LatentPass:
         return torch.cat([mixed for mixed, _ in results])
 
 
+Latent = LatentPass | RevealedWords | CommittedWords
+"""The latents of one decoder pass: discrete ones, the posterior and the prior of revealed ones."""
+
+
 def make_step(config: VaswaniIterativeVaeConfig) -> nn.Module:
     """Return a new latent step of the configuration's latent."""
     if not config.is_revealed:
@@ -303,34 +308,56 @@ class LatentDecoder(PositionalDecoder):
         if isinstance(module, RevealedStep):
             init.zeros_(module.empty)
 
-    def run_layers(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def run_layers(
+        self,
+        hidden_states: Tensor,
+        mask: AttentionMask | None,
+        memory: Tensor | None,
+        source_mask: AttentionMask | None,
+        past_key_values: Cache | None,
+        latent: Latent | None = None,
+        depth: int | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
         """Apply all layers and latent steps to `hidden_states` (k B, T, d_model).
 
         Args:
-            latent: a `LatentPass`, `RevealedWords` or `CommittedWords`; None for inference with the embeddings as
-                output projection.
+            latent: the latents of this pass; None for inference with the embeddings as output projection.
             depth: number of layers to apply; None for all.
         """
-        rows, scale = self.config.vocab_size, self.config.embedding_scale
-        table = read_table(self.embed_tokens, rows, hidden_states.device, scale)  # E (V, d_model)
-        latent, depth = kwargs.pop("latent", None), kwargs.pop("depth", None)
+        rows = self.config.vocab_size
+        table = read_table(self.embed_tokens, rows, hidden_states.device, self.config.embedding_scale)  # E (V, d_model)
         if latent is None:
-            latent = self.inference(hidden_states, args[0], table)
-        kwargs |= self.positional_inputs(hidden_states, args[0])
+            latent = self.inference(hidden_states, mask, table)
+        positions = self.position_encodings(hidden_states)  # (1, T, d_model)
+        self_attention_mask = self.without_diagonal(mask, hidden_states)
+
         for index, layer in enumerate(self.layers[:depth]):
-            if index:
+            if index > 0:
                 step: Any = self.latent_steps[index - 1]
                 hidden_states = latent.apply(step, hidden_states, table)
-            hidden_states = layer(hidden_states, *args, **kwargs)  # (k B, T, d_model)
+            hidden_states = layer(
+                hidden_states,
+                mask,
+                memory,
+                encoder_attention_mask=source_mask,
+                past_key_values=past_key_values,
+                positions=positions,
+                self_attention_mask=self_attention_mask,
+                **kwargs,
+            )  # (k B, T, d_model)
         return latent.output(hidden_states)
 
-    def inference(self, hidden_states: Tensor, mask: Tensor | None, table: Tensor) -> "LatentPass | CommittedWords":
+    def inference(
+        self, hidden_states: Tensor, mask: AttentionMask | None, table: Tensor
+    ) -> LatentPass | CommittedWords:
         """Return a pass without reference, for a decoder that is used by itself."""
         if not self.config.is_revealed:
             return LatentPass(lambda states: functional.linear(states, table))
         is_real = hidden_states.new_ones(hidden_states.shape[:2], dtype=torch.bool)
-        if mask is not None:  # boolean or additive, with the keys of the first position in the first row
-            is_real = (mask if mask.dtype == torch.bool else mask == 0)[:, 0, 0].expand_as(is_real)
+        if isinstance(mask, Tensor):  # boolean or additive; its first row tells the keys of the first position
+            is_key = mask if mask.dtype == torch.bool else mask == 0
+            is_real = is_key[:, 0, 0].expand_as(is_real)
 
         @torch.no_grad()
         def read(states: Tensor, is_read: Tensor) -> tuple[Tensor, Tensor]:

@@ -63,7 +63,7 @@ class VaswaniTransformerDecoderLayer(GradientCheckpointingLayer):
     """Masked self-attention, cross-attention and feed-forward network, each with residual connection and norm (3.1).
 
     Without `encoder_hidden_states` the layer skips cross-attention. Subclasses override `self_attention` or
-    `attend_to_target`.
+    `attend_to_target`; one with a further sub-layer overrides `forward`.
     """
 
     self_attention: type[SelfAttention] = CausalSelfAttention
@@ -84,19 +84,31 @@ class VaswaniTransformerDecoderLayer(GradientCheckpointingLayer):
         encoder_hidden_states: Tensor | None = None,
         encoder_attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
-        **kwargs: object,
+        **kwargs: Any,
     ) -> Tensor:
         """Return the layer's output (k B, T, d_model), given `encoder_hidden_states` (B, S, d_model)."""
         hidden_states = self.attend_to_target(hidden_states, attention_mask, past_key_values, **kwargs)
         if encoder_hidden_states is not None:
-            memory = (encoder_hidden_states, encoder_attention_mask, past_key_values)
-            attended, _ = self.cross_attn(hidden_states, *memory, **kwargs)
-            hidden_states = self.cross_attn_add_norm(hidden_states, attended)
+            hidden_states = self.attend_to_source(
+                hidden_states, encoder_hidden_states, encoder_attention_mask, past_key_values, **kwargs
+            )
         return self.feed_forward_add_norm(hidden_states, self.feed_forward(hidden_states))
 
     def attend_to_target(
-        self, hidden_states: Tensor, attention_mask: Tensor | None, past_key_values: Cache | None, **kwargs: Any
+        self, hidden_states: Tensor, attention_mask: Tensor | None, past_key_values: Cache | None, **kwargs: object
     ) -> Tensor:
         """Apply self-attention to states (k B, T, d_model)."""
         attended, _ = self.self_attn(hidden_states, attention_mask, past_key_values, **kwargs)
         return self.self_attn_add_norm(hidden_states, attended)
+
+    def attend_to_source(
+        self,
+        hidden_states: Tensor,
+        memory: Tensor,
+        attention_mask: Tensor | None,
+        past_key_values: Cache | None,
+        **kwargs: object,
+    ) -> Tensor:
+        """Apply cross-attention from states (k B, T, d_model) to `memory` (B, S, d_model)."""
+        attended, _ = self.cross_attn(hidden_states, memory, attention_mask, past_key_values, **kwargs)
+        return self.cross_attn_add_norm(hidden_states, attended)

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
@@ -28,6 +27,7 @@ from .loss import accumulation_dtype, chunk_size, reduce_loss, without_padding
 from .model import LMOutput, ProjectedModel, can_return_whole_tuple
 from .nar_settings import ADDED_SETTINGS, NarSettings, supported_values
 from .pretrained import as_encoder_output, check_inputs, check_mask, given_cache
+from .restricted import AttentionMask
 from .stacks import VaswaniTransformerDecoder, check_rows
 
 always_none = checked_field(lambda value: value is None, "is not supported by non-autoregressive models; leave it out.")
@@ -129,7 +129,7 @@ class NarDecoderLayer(VaswaniTransformerDecoderLayer):
     self_attention = SelfAttention
 
     def attend_to_target(
-        self, hidden_states: Tensor, attention_mask: Tensor | None, past_key_values: Cache | None, **kwargs: Any
+        self, hidden_states: Tensor, attention_mask: Tensor | None, past_key_values: Cache | None, **kwargs: object
     ) -> Tensor:
         return super().attend_to_target(hidden_states, attention_mask, None, **kwargs)
 
@@ -142,7 +142,7 @@ class NarDecoder(VaswaniTransformerDecoder):
 
     def self_attention_mask(
         self, inputs_embeds: Tensor, attention_mask: Tensor | None, cache: Cache | None
-    ) -> Tensor | BlockMask | None:
+    ) -> AttentionMask | None:
         """Return the padding mask in the attention implementation's format."""
         return padding_mask(self.config, inputs_embeds, attention_mask)
 

@@ -7,7 +7,7 @@ implemented; docs/non-autoregressive.md shows noisy parallel decoding. Relative 
 addition.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -34,6 +34,7 @@ from .nar import (
     soft_copy,
 )
 from .pretrained import tensor_parallel_plan
+from .restricted import AttentionMask
 
 
 @strict
@@ -162,14 +163,34 @@ class PositionalDecoderLayer(NarDecoderLayer):
         self.positional_attn = PositionalAttention(config, layer_idx)
         self.positional_attn_add_norm = AddAndNorm(config)
 
-    def attend_to_target(
-        self, hidden_states: Tensor, attention_mask: Tensor | None, past_key_values: Cache | None, **kwargs: Any
+    def forward(  # ty: ignore[incompatible-method-override] - only `PositionalDecoder` has such layers
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        *,
+        positions: Tensor,
+        self_attention_mask: Tensor | None = None,
+        **kwargs: Any,
     ) -> Tensor:
-        """Apply self-attention and positional attention, the latter with `attention_mask`."""
-        positions, self_attention_mask = kwargs.pop("positions"), kwargs.pop("self_attention_mask")
-        hidden_states = super().attend_to_target(hidden_states, self_attention_mask, past_key_values, **kwargs)
+        """Return the layer's output (k B, T, d_model).
+
+        Args:
+            attention_mask: mask of the positional attention.
+            encoder_hidden_states: (B, S, d_model), the encoder's output; None to skip cross-attention.
+            positions: (1, T, d_model), the position encodings.
+            self_attention_mask: mask of the self-attention.
+        """
+        hidden_states = self.attend_to_target(hidden_states, self_attention_mask, past_key_values, **kwargs)
         attended, _ = self.positional_attn(hidden_states, positions, attention_mask, **kwargs)
-        return self.positional_attn_add_norm(hidden_states, attended)
+        hidden_states = self.positional_attn_add_norm(hidden_states, attended)
+        if encoder_hidden_states is not None:
+            hidden_states = self.attend_to_source(
+                hidden_states, encoder_hidden_states, encoder_attention_mask, past_key_values, **kwargs
+            )
+        return self.feed_forward_add_norm(hidden_states, self.feed_forward(hidden_states))
 
 
 class PositionalDecoder(NarDecoder):
@@ -181,17 +202,37 @@ class PositionalDecoder(NarDecoder):
     _supports_flash_attn = False
     _supports_flex_attn = False
 
-    def run_layers(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Run all layers on `hidden_states` (k B, T, d_model), with positions and the diagonal mask."""
-        return super().run_layers(hidden_states, *args, **kwargs, **self.positional_inputs(hidden_states, args[0]))
+    def run_layers(
+        self,
+        hidden_states: Tensor,
+        mask: AttentionMask | None,
+        memory: Tensor | None,
+        source_mask: AttentionMask | None,
+        past_key_values: Cache | None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Run all layers on `hidden_states` (k B, T, d_model), with positions and the self-attention's own mask."""
+        positions = self.position_encodings(hidden_states)  # (1, T, d_model)
+        self_attention_mask = self.without_diagonal(mask, hidden_states)
+        return super().run_layers(
+            hidden_states,
+            mask,
+            memory,
+            source_mask,
+            past_key_values,
+            positions=positions,
+            self_attention_mask=self_attention_mask,
+            **kwargs,
+        )
 
-    def positional_inputs(self, hidden_states: Tensor, mask: Tensor | None) -> dict[str, Tensor | None]:
-        """Return the additional inputs of every layer: positions (1, T, d_model) and the self-attention mask."""
-        self_attention_mask = self.without_diagonal(mask, hidden_states) if self.config.mask_diagonal else mask
-        return {"positions": self.position_encodings(hidden_states), "self_attention_mask": self_attention_mask}
+    def without_diagonal(self, mask: AttentionMask | None, hidden_states: Tensor) -> AttentionMask | None:
+        """Return `mask` with a masked diagonal (k B or 1, 1, T, T); targets of one token keep theirs.
 
-    def without_diagonal(self, mask: Tensor | None, hidden_states: Tensor) -> Tensor:
-        """Return `mask` with a masked diagonal (k B or 1, 1, T, T); targets of one token keep theirs."""
+        With `mask_diagonal=False` in the configuration it is returned unchanged.
+        """
+        if not self.config.mask_diagonal:
+            return mask
+        mask = cast(Tensor | None, mask)  # these models support neither windows nor flex attention
         length = hidden_states.shape[1]
         is_other = ~torch.eye(length, dtype=torch.bool, device=hidden_states.device)  # (T, T)
         if mask is None:

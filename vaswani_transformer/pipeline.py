@@ -12,6 +12,7 @@ import torch
 from transformers.pipelines import Pipeline
 
 from .generation import default_limit
+from .pretrained import is_of_this_package
 from .tokenizer import check_text, check_vocabulary, source_encoder
 
 TASK = "vaswani-translation"
@@ -54,7 +55,7 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
 
     def check_vocabulary(self) -> None:
         """Raise ValueError if the tokenizer does not fit a model of this package."""
-        if hasattr(self.model, "with_remote_code"):
+        if is_of_this_package(self.model):
             check_vocabulary(self.model, self.tokenizer)
 
     def _sanitize_parameters(
@@ -133,7 +134,7 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
         published = copy.copy(self)
         for name in ("model", "tokenizer"):
             component = getattr(self, name)
-            if hasattr(component, "with_remote_code"):
+            if is_of_this_package(component):
                 setattr(published, name, component.with_remote_code())
         super(VaswaniTransformerTranslationPipeline, published).save_pretrained(save_directory, **kwargs)
 

@@ -64,6 +64,11 @@ def given_cache(past_key_values: Cache | None, kwargs: dict[str, Any]) -> Cache 
     return past_key_values if is_empty else cache
 
 
+def is_of_this_package(component: object) -> bool:
+    """Return whether a model or tokenizer is one of this package, installed or loaded with its code from the Hub."""
+    return hasattr(component, "with_remote_code")
+
+
 def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
     """Return a stack's tensor-parallel plan, which splits heads, inner units and the rows of embeddings."""
     plan = {"embed_tokens": "embedding_rowwise", **_FEED_FORWARD_PLAN}

@@ -76,13 +76,17 @@ class Band:
         return attended.unflatten(0, (batch, blocks)).flatten(1, 2)[:, :length], None
 
 
+AttentionMask = Tensor | BlockMask | Band
+"""Mask of self-attention or cross-attention, in the attention implementation's format."""
+
+
 def window_mask(
     config: VaswaniTransformerConfig,
     queries: Tensor,
     attention_mask: Tensor | BlockMask | None,
     cache: Cache | None = None,
     is_causal: bool = False,
-) -> Tensor | BlockMask | Band | None:
+) -> AttentionMask | None:
     """Return the mask of the neighborhoods of `queries` (B, Q, d_model) in the attention implementation's format.
 
     None means that no mask is needed. `attention_mask` is (B, K), 0 at padding, or a mask (B, 1, Q, K) to combine with

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
@@ -26,7 +25,7 @@ from .pretrained import (
     given_cache,
     tensor_parallel_plan,
 )
-from .restricted import Band, window_mask
+from .restricted import AttentionMask, window_mask
 
 
 class VaswaniTransformerEncoder(VaswaniTransformerPreTrainedModel):
@@ -162,28 +161,44 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
         mask = self.self_attention_mask(inputs_embeds, attention_mask, past_key_values)
         source_mask = self.source_mask(inputs_embeds, encoder_hidden_states, encoder_attention_mask)
 
+        hidden_states = self.input_embedding(inputs_embeds, position_ids, max_position)  # (k B, T, d_model)
         hidden_states = self.run_layers(
-            self.input_embedding(inputs_embeds, position_ids, max_position),
-            mask,
-            encoder_hidden_states,
-            encoder_attention_mask=source_mask,
-            past_key_values=past_key_values,
-            **kwargs,
+            hidden_states, mask, encoder_hidden_states, source_mask, past_key_values, **kwargs
         )
         cache: dict[str, Any] = {CACHE: past_key_values if use_cache else None}
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden_states, **cache)
 
-    def run_layers(self, hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
-        """Run all layers on `hidden_states` (k B, T, d_model)."""
+    def run_layers(
+        self,
+        hidden_states: Tensor,
+        mask: AttentionMask | None,
+        memory: Tensor | None,
+        source_mask: AttentionMask | None,
+        past_key_values: Cache | None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Run all layers on `hidden_states` (k B, T, d_model) with `memory` (B, S, d_model).
+
+        Args:
+            mask, source_mask: masks of self-attention and cross-attention, in the attention implementation's format.
+            **kwargs: further arguments of the layers.
+        """
         for index, layer in enumerate(cast(Iterable[Any], self.layers)):
-            # A layer's slot in the cache is its place in the list, also after layers were removed.
+            # A layer's slot in the cache is its index in the list, also after layers were removed.
             layer.self_attn.layer_idx = layer.cross_attn.layer_idx = index
-            hidden_states = layer(hidden_states, *args, **kwargs)  # (k B, T, d_model)
+            hidden_states = layer(
+                hidden_states,
+                mask,
+                memory,
+                encoder_attention_mask=source_mask,
+                past_key_values=past_key_values,
+                **kwargs,
+            )  # (k B, T, d_model)
         return hidden_states
 
     def self_attention_mask(
         self, inputs_embeds: Tensor, attention_mask: Tensor | None, cache: Cache | None
-    ) -> Tensor | BlockMask | Band | None:
+    ) -> AttentionMask | None:
         """Return the causal self-attention mask in the attention implementation's format."""
         target_cache = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
         if self.config.attention_window is not None:
@@ -215,7 +230,7 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
 
     def source_mask(
         self, inputs_embeds: Tensor, encoder_hidden_states: Tensor | None, attention_mask: Tensor | None
-    ) -> Tensor | BlockMask | None:
+    ) -> AttentionMask | None:
         """Return the cross-attention mask for the concatenated target rows of each source."""
         if encoder_hidden_states is None:
             return None

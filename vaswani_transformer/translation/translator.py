@@ -16,6 +16,7 @@ from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBa
 from ..batching.inference import batches_by_length, log_probabilities, pad_rows
 from ..config import as_token_ids
 from ..generation import CallSettings, default_limit
+from ..pretrained import is_of_this_package
 from ..search import length_penalty, nan_handler
 from ..support.errors import UserError
 from ..support.modes import eval_mode, is_non_autoregressive
@@ -133,7 +134,7 @@ class Translator:
         if tokenizer.pad_token_id is None:
             fix = "set tokenizer.pad_token, for example to its eos_token."
             raise UserError(f"The tokenizer has no padding token; {fix}")
-        if hasattr(model, "with_remote_code"):  # of this package
+        if is_of_this_package(model):
             check_vocabulary(model, tokenizer)
         self.model = model
         self.tokenizer = tokenizer
