@@ -42,7 +42,7 @@ class TranslationOptions(LineOptions):
         if is_non_autoregressive(translator.model):
             width = search.get("length_beam_size", 1) * search.get("num_latent_samples", 1)
             fix = "Use a larger --length_beam, or a smaller --nbest."
-            if not translator.model.length_settings:
+            if "length_beam_size" not in translator.model.family_settings:
                 fix = "Leave it out."
         else:
             width = math.inf if search.get("do_sample") else search.get("num_beams", 1)

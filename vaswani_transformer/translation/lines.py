@@ -82,7 +82,7 @@ class LineOptions(LoadOptions):
         """Raise UserError for a search option that the model lacks."""
         model, supported = translator.model, ("num_beams",)
         if is_non_autoregressive(model):
-            supported = (*model.family_settings, *model.length_settings)
+            supported = model.family_settings
         for option in ("beams", "iterations", "length_beam"):
             value = getattr(self, option)
             if value not in (None, 1) and SEARCH[option] not in supported:
