@@ -213,7 +213,8 @@ class Flow(nn.Module):
             latents, log_det = layer(latents, inputs, inverts)
             by_place = by_place + log_det
         log_det = (by_place * inputs.is_real.squeeze(-1)).sum(1)  # (k B,)
-        self.check(torch.cat([latents.flatten(), log_det]) if inverts else log_det, inverts)
+        if not torch.compiler.is_compiling():
+            self.check_result(torch.cat([latents.flatten(), log_det]) if inverts else log_det, inverts)
         return latents, log_det
 
     def log_prob(self, latents: Tensor, inputs: FlowInputs) -> tuple[Tensor, Tensor]:
@@ -239,23 +240,23 @@ class Flow(nn.Module):
             latents, _ = layer(latents, inputs)
         self.started.fill_(1.0)
 
-    def check(self, values: Tensor, inverts: bool) -> None:
-        """Raise FlowError for non-finite `values`, or a density without a start; skipped in a compiled graph."""
-        if torch.compiler.is_compiling():
-            return
-        is_finite, has_start = torch.stack([values.isfinite().all(), self.started == 1]).tolist()
-        if not inverts and not has_start:
+    def check_result(self, values: Tensor, inverts: bool) -> None:
+        """Raise FlowError for `values` that are not finite, or for the density of a flow that is not initialized."""
+        is_finite = values.isfinite()
+        are_finite, is_started = torch.stack([is_finite.all(), self.started == 1]).tolist()  # one synchronization
+        if not is_started and inverts:
+            logger.warning_once("The flow is not initialized; decoding from an untrained prior.")
+        elif not is_started:
             raise FlowError(
-                f"flow: its actnorms have no start, so it has no density; got started {float(self.started):g}, "
-                "expected 1. Call start_flow() with a batch, or set kl_scale to 0."
+                "flow: its ActNorm layers are not initialized, so it has no density; got started "
+                f"{float(self.started):g}, expected 1. Call start_flow() with a batch, or set kl_scale to 0."
             )
-        if not has_start:
-            logger.warning_once("The flow has no start yet: this decodes from latents that nothing has learned.")
-        if not is_finite:
+        if not are_finite:
             name = "inverse" if inverts else "log-determinant"
-            got = f"{int(values.isfinite().logical_not().sum())} such numbers, expected none"
+            count = int((~is_finite).sum())
             raise FlowError(
-                f"flow: its {name} is not finite; got {got}. Take an earlier checkpoint and a smaller learning rate."
+                f"flow: its {name} is not finite; got {count} NaN or infinite numbers, expected none. "
+                "Use an earlier checkpoint, and train with a smaller learning rate."
             )
 
 

@@ -67,19 +67,21 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
             stack.embed_tokens.num_embeddings = self.shared.num_embeddings
 
     def check_adapters(self) -> None:
-        """Raise ValueError for an adapter on `shared`, which has no effect, or one that PEFT cannot load.
+        """Raise ValueError for an adapter on `shared`, which would learn nothing, or one that PEFT cannot load.
 
-        Trainable tokens are allowed, since PEFT ties them to the stacks.
+        PEFT tells a model nothing of its adapters, so this is called where a source comes in.
         """
         norm: Any = self.encoder.layers[0].self_attn_add_norm
-        if hasattr(norm, "modules_to_save") and any(name == "norm" for name, _ in norm.named_children()):
+        is_nested = hasattr(norm, "modules_to_save") and any(name == "norm" for name, _ in norm.named_children())
+        if is_nested:
             raise ValueError(
-                "modules_to_save: PEFT wraps every module whose name ends like this, but cannot load a nested one; got "
-                'an ending of both "add_norm" and "add_norm.norm", expected of one. Use ["add_norm.norm"].'
+                "modules_to_save: PEFT cannot load a wrapped module inside a wrapped module; got a name that matches "
+                '"add_norm" and "add_norm.norm", expected one that matches a single module. Use ["add_norm.norm"].'
             )
-        if isinstance(self.shared, nn.Embedding):
-            return
-        if not all(hasattr(module, "token_adapter") for module in (self.shared, self.encoder.embed_tokens)):
+        # PEFT ties trainable tokens of `shared` to those of the stacks, so they learn.
+        tables = (self.shared, self.encoder.embed_tokens)
+        trains_tokens = all(hasattr(table, "token_adapter") for table in tables)
+        if not isinstance(self.shared, nn.Embedding) and not trains_tokens:
             raise ValueError(
                 f"`shared` is wrapped in a {type(self.shared).__name__}, which would learn nothing: encoder and "
                 'decoder embed with their own modules. Use modules_to_save=["embed_tokens"] without '
@@ -126,10 +128,10 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
             ValueError: the inputs of encoder or decoder are inconsistent, or an adapter is on `shared` or cannot be
                 loaded by PEFT.
         """
-        self.check_adapters()
         past_key_values = given_cache(past_key_values, cast(dict[str, Any], kwargs))
         position_ids = kwargs.pop("position_ids", None)
         if encoder_outputs is None:
+            self.check_adapters()
             encoder_outputs = self.encoder(
                 input_ids=input_ids,
                 attention_mask=attention_mask,

@@ -329,9 +329,9 @@ class NarHead(ProjectedModel, GenerationMixin):
         self, input_ids: Any = None, attention_mask: Any = None, encoder_outputs: Any = None, **inputs: Any
     ) -> BaseModelOutput:
         """Run the encoder, unless `encoder_outputs` are given; arguments as in `forward`."""
-        self.model.check_adapters()
         if encoder_outputs is not None:
             return as_encoder_output(encoder_outputs)
+        self.model.check_adapters()
         return self.run_encoder(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **inputs)
 
     def run_encoder(self, **inputs: Any) -> BaseModelOutput:

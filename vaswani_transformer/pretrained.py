@@ -186,15 +186,21 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
 
     def __init__(self, config: VaswaniTransformerConfig, *args: Any, **kwargs: Any) -> None:
+        if not self.is_stack:
+            self.check_family(config)
+        super().__init__(config, *args, **kwargs)
+
+    @classmethod
+    def check_family(cls, config: VaswaniTransformerConfig) -> None:
+        """Raise ValueError for the configuration of a different family, whose weights would not fit."""
         saved = config.model_type
-        expected = saved if self.is_stack else getattr(self.config_class, "model_type", saved)
+        expected = getattr(cls.config_class, "model_type", saved)
         if saved != expected and saved.startswith(FAMILY_PREFIX) and expected.startswith(FAMILY_PREFIX):
             raise ValueError(
                 f"{config.name_or_path or 'config'}: was saved from a different model family; got {saved}, "
-                f"expected {expected} for {type(self).__name__}. Load it with {self._own_auto_class}, which picks the "
-                "right class."
+                f"expected {expected} for {cls.__name__}. Load it with {cls._own_auto_class}, which picks the right "
+                "class."
             )
-        super().__init__(config, *args, **kwargs)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -241,7 +241,7 @@ def test_flow_without_a_start_ends_the_run_with_one_line(
     monkeypatch.setattr(FlowTrainer, "start_flow", lambda *_: None)
     settings = [*given(arguments, "FlowSeq"), f"--output_dir={tmp_path / 'run'}"]
     _, errors, status = run_main(main, settings, capsys)
-    assert ("flow: its actnorms have no start" in errors.splitlines()[-1], status) == (True, 2)
+    assert ("flow: its ActNorm layers are not initialized" in errors.splitlines()[-1], status) == (True, 2)
 
 
 @pytest.mark.slow
