@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani_transformer.batching.inference import pad_rows
+from vaswani_transformer.search import length_penalty
 from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.support.files import write_atomically
 from vaswani_transformer.support.modes import eval_mode, has_likelihood, is_non_autoregressive
@@ -43,11 +44,27 @@ class PairResult:
     """Result for one pair.
 
     hypothesis: the translation of the source.
+    log_probability: that of the translation in nats, or None; see `Evaluator.log_probability`.
     sums: `loss` of the reference in nats, the number of its `tokens`, and further statistics.
     """
 
     hypothesis: Hypothesis
+    log_probability: float | None
     sums: dict[str, float]
+
+
+class TimedTranslator(Translator):
+    """Translator that measures the time of its searches in `seconds`, without that of the scores."""
+
+    seconds = 0.0
+
+    def generate(self, **inputs: Any) -> Any:
+        start = time.perf_counter()
+        output = super().generate(**inputs)
+        if self.model.device.type != "cpu":
+            torch.accelerator.synchronize(self.model.device)
+        self.seconds += time.perf_counter() - start
+        return output
 
 
 class Evaluator:
@@ -59,10 +76,8 @@ class Evaluator:
         constraint: restricts the translations, or None; see `translate`.
         statistics: computes further statistics of the references, or None.
         autocast: makes the context in which the model runs.
+        scores: whether to compute the log-probabilities of the translations; a sharded model has none.
         **search: arguments of `generate()`.
-
-    Attributes:
-        search_seconds: time of all searches so far.
     """
 
     def __init__(
@@ -72,16 +87,17 @@ class Evaluator:
         constraint: Constraint | None = None,
         statistics: Statistics | None = None,
         autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+        scores: bool = False,
         **search: Any,
     ) -> None:
         if isinstance(model, FSDPModule):
             search["synced_gpus"] = True  # all ranks must call a layer to gather its weights
-        self.translator = Translator(model, tokenizer, constraint=constraint, **search)
+            scores = False  # their number of passes depends on the batch
+        self.translator = TimedTranslator(model, tokenizer, constraint=constraint, scores=scores, **search)
         self.model = model
         self.padding = tokenizer.pad_token_id
         self.statistics = statistics
         self.autocast = autocast
-        self.search_seconds = 0.0
 
     @torch.no_grad()
     def __call__(self, pairs: list[TokenizedPair]) -> list[PairResult]:
@@ -94,7 +110,7 @@ class Evaluator:
         names = list(sums)
         rows = zip(*(values.tolist() for values in sums.values()), strict=True)
         return [
-            PairResult(hypothesis, dict(zip(names, row, strict=True)))
+            PairResult(hypothesis, self.log_probability(hypothesis), dict(zip(names, row, strict=True)))
             for hypothesis, row in zip(hypotheses, rows, strict=True)
         ]
 
@@ -125,15 +141,27 @@ class Evaluator:
             self.model.unshard()  # the search uses the embeddings outside `forward`
         sources = [pair.source for pair in pairs]
         texts = [pair.text for pair in pairs]
-        start = time.perf_counter()
         try:
             with nan_errors(range(len(pairs))):
                 results = self.translator.translate_batch(sources, texts)
         except NanError as error:
             problem = f"the scores of the translation of {texts[error.index][:80]!r} are NaN"
             raise UserError(f"Evaluation: {problem}; use float32, and check that the weights are finite.") from error
-        self.search_seconds += time.perf_counter() - start
         return [hypotheses[0] for hypotheses in results]
+
+    def log_probability(self, hypothesis: Hypothesis) -> float | None:
+        """Return log P of a translation in nats: its score, without the division by the length penalty.
+
+        It is that of the tokens and `</s>`. A model that predicts the length m adds `length_weight` log p(m). A CTC
+        model's is that of the path.
+        """
+        if hypothesis.score is None:
+            return None
+        if is_non_autoregressive(self.model) and "length_penalty" not in self.model.family_settings:
+            return hypothesis.score  # CTC does not divide
+        settings = self.translator.settings.values
+        alpha, penalty_type = settings.get("length_penalty", 1.0), settings.get("length_penalty_type", "power")
+        return hypothesis.score * float(length_penalty(max(1, hypothesis.tokens), float(alpha), penalty_type))
 
 
 def reference_logits(model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
@@ -187,10 +215,15 @@ def mean_sums(results: Iterable[PairResult], has_perplexity: bool) -> dict[str, 
     return means
 
 
-def write_translations(path: Path, sources: list[str], translations: list[str], references: list[str]) -> None:
-    """Write the source, translation and reference of each pair as JSON Lines, completely or not at all."""
+def write_translations(path: Path, results: list[PairResult], sources: list[str], references: list[str]) -> None:
+    """Write source, translation, reference and log-probability of each pair as JSON Lines, completely or not at all."""
     lines = []
-    for source, translation, reference in zip(sources, translations, references, strict=True):
-        pair = {"source": source, "translation": translation, "reference": reference}
-        lines.append(f"{json.dumps(pair, ensure_ascii=False)}\n")
+    for source, result, reference in zip(sources, results, references, strict=True):
+        row = {
+            "source": source,
+            "translation": result.hypothesis.text,
+            "reference": reference,
+            "log_probability": result.log_probability,
+        }
+        lines.append(f"{json.dumps(row, ensure_ascii=False)}\n")
     write_atomically(path, "".join(lines))

@@ -43,16 +43,20 @@ def compute(metric: BLEU | CHRF, predictions: list[str], references: list[str]) 
         return score.compute(predictions=predictions, references=references, metric=metric) or {}
 
 
+def bleu_metric(tokenize: str, order: int = 4) -> BLEU:
+    """Return sacreBLEU's BLEU with a tokenizer."""
+    try:
+        return BLEU(tokenize=tokenize, max_ngram_order=order, force=True)
+    except (ImportError, RuntimeError) as error:  # a tokenizer's own package is missing
+        raise UserError(f"score.tokenize: {tokenize} cannot be used; {one_line(error)}") from error
+
+
 def bleu(predictions: list[str], references: list[str], tokenize: str = "13a", order: int = 4) -> dict[str, Any]:
     """Return corpus BLEU, with `order` 1 or 2 BLEU-1 or BLEU-2: `score`, `signature`, `brevity_penalty`.
 
     With `tokenize="none"` the texts' own tokens count, which gives tokenized BLEU. The signature names a lower order.
     """
-    try:
-        metric = BLEU(tokenize=tokenize, max_ngram_order=order, force=True)
-    except (ImportError, RuntimeError) as error:  # a tokenizer's own package is missing
-        raise UserError(f"score.tokenize: {tokenize} cannot be used; {one_line(error)}") from error
-    score = compute(metric, predictions, references)
+    score = compute(bleu_metric(tokenize, order), predictions, references)
     return score if order == 4 else score | {"signature": f"{score['signature']}|order:{order}"}
 
 

@@ -42,7 +42,10 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
     parser.add_argument("--split", choices=("validation", "test"), default="test", help="the split to score (test)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="a new file for the scores as JSON")
     parser.add_argument(
-        "--translations", type=Path, metavar="FILE", help="a new file for sources, translations and references"
+        "--translations",
+        type=Path,
+        metavar="FILE",
+        help="a new file of JSON Lines for sources, translations, references and log-probabilities",
     )
     parser.add_argument("--lm_score", action="store_true", help="also score by a trigram model of the training targets")
     parser.add_argument(
@@ -59,12 +62,11 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
 def evaluate(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    split: str,
     pairs: Dataset,
     recipe: Recipe,
-    batch_tokens: int,
-) -> tuple[list[str], dict[str, Any]]:
-    """Return the translations of all pairs of a split, and the likelihood of the references, the speed and the search.
+    options: argparse.Namespace,
+) -> tuple[list[PairResult], dict[str, Any]]:
+    """Return the results of all pairs of a split, and the likelihood of the references, the speed and the search.
 
     A model of the recipe's family uses the recipe's search, any other its own generation config. The likelihood's keys
     are `loss` and `perplexity`; for a model that predicts a length it is `nll_at_gold_length`, the mean negative
@@ -76,7 +78,7 @@ def evaluate(
     encoded = source_encoder(tokenizer)(sources, text_target=targets, verbose=False)
     tokenized = list(map(TokenizedPair, encoded["input_ids"], encoded["labels"], sources))
     lengths = [max(len(pair.source), len(pair.target)) for pair in tokenized]
-    check_lengths(split, lengths, recipe, model.config)
+    check_lengths(options.split, lengths, recipe, model.config)
 
     # The search of the recipe.
     search: dict[str, Any] = {}
@@ -84,10 +86,11 @@ def evaluate(
         config: Any = model.config
         search["generation_config"] = recipe.generation_config(config, tokenizer)
     constraint = make_task(recipe).constraint(model, tokenizer)
-    evaluator = Evaluator(model, tokenizer, constraint, too_long="keep", **search)
+    has_scores = options.translations is not None
+    evaluator = Evaluator(model, tokenizer, constraint, scores=has_scores, too_long="keep", **search)
 
     results: dict[int, PairResult] = {}
-    for rows in batches_by_length(lengths, batch_tokens):
+    for rows in batches_by_length(lengths, options.batch_tokens):
         results.update(zip(rows, evaluator([tokenized[row] for row in rows]), strict=True))
     ordered = [results[row] for row in range(len(tokenized))]
 
@@ -95,28 +98,28 @@ def evaluate(
     if not has_likelihood(model):
         scores = {"nll_at_gold_length": scores["loss"]}
     output_tokens = sum(result.hypothesis.tokens for result in ordered)
-    return [result.hypothesis.text for result in ordered], {
+    seconds = evaluator.translator.seconds
+    return ordered, {
         **scores,
         "target_tokens": sum(result.sums["tokens"] for result in ordered),
-        "seconds": evaluator.search_seconds,
+        "seconds": seconds,
         "output_tokens": output_tokens,
-        "sentences_per_second": len(ordered) / evaluator.search_seconds,
-        "output_tokens_per_second": output_tokens / evaluator.search_seconds,
+        "sentences_per_second": len(ordered) / seconds,
+        "output_tokens_per_second": output_tokens / seconds,
         "search": evaluator.translator.settings.search(),
     }
 
 
-def check_new_files(options: argparse.Namespace) -> None:
-    """Check that no file that the command writes exists, and that its folder does."""
-    for name in ("output", "translations"):
-        path = getattr(options, name)
-        if path is not None and (path.exists() or not path.parent.is_dir()):
-            raise UserError(f"--{name}={path}: the file exists, or its folder does not; choose a new file.")
+def check_new_file(option: str, path: Path | None) -> None:
+    """Check that a file that a command writes does not exist, and that its folder does."""
+    if path is not None and (path.exists() or not path.parent.is_dir()):
+        raise UserError(f"--{option}={path}: the file exists, or its folder does not; choose a new file.")
 
 
 def score(options: argparse.Namespace, recipe: Recipe) -> tuple[dict[str, Any], Callable[[Path], None]]:
     """Return all scores of a model in the format of the JSON output, and a function that writes its translations."""
-    check_new_files(options)
+    for name in ("output", "translations"):
+        check_new_file(name, getattr(options, name))
     if options.output is None:
         check_open("stdout", "set --output")
     named = LoadOptions.of(options)
@@ -129,8 +132,8 @@ def score(options: argparse.Namespace, recipe: Recipe) -> tuple[dict[str, Any], 
     pairs = splits[options.split]
     task, references = make_task(recipe), pairs["target"][:]
     task.all_scores(references[:1], references[:1])  # fails before the search if a scorer's package is missing
-    translations, measured = evaluate(model, tokenizer, options.split, pairs, recipe, options.batch_tokens)
-    texts = translations, references
+    results, measured = evaluate(model, tokenizer, pairs, recipe, options)
+    texts = [result.hypothesis.text for result in results], references
     scores = {
         "model": options.model,
         "digest": named.digest(),
@@ -151,8 +154,7 @@ def score(options: argparse.Namespace, recipe: Recipe) -> tuple[dict[str, Any], 
         "versions": versions(),
         "hardware": hardware(model.device),
     }
-    write = partial(write_translations, sources=pairs["source"][:], translations=translations, references=references)
-    return scores, write
+    return scores, partial(write_translations, results=results, sources=pairs["source"][:], references=references)
 
 
 def report(scores: dict[str, Any]) -> None:

@@ -255,11 +255,12 @@ def test_scores(trainer: PaperTrainer) -> dict[str, Any]:
     pairs = trainer.data.pairs["test"]
     set_seed(recipe.seed)  # for FlowSeq's latents
     search = recipe.generation_config(trainer.model.config, trainer.processing_class)
-    hypotheses, scores = trainer.translate_split("test", search)
+    pair_results, scores = trainer.translate_split("test", search, scores=True)
     references = pairs["target"][:]
     if trainer.is_world_process_zero():
         with write_errors(trainer.run / TRANSLATIONS, "make room, and the same command resumes the run"):
-            write_translations(trainer.run / TRANSLATIONS, pairs["source"][:], hypotheses, references)
+            write_translations(trainer.run / TRANSLATIONS, pair_results, pairs["source"][:], references)
+    hypotheses = [result.hypothesis.text for result in pair_results]
     scores |= task.scores(hypotheses, references, *task.metrics, *task.more_metrics)
     scores |= task.statistics(hypotheses, references)
     seconds = time.perf_counter() - start

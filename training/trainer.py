@@ -375,10 +375,13 @@ class PaperTrainer(Seq2SeqTrainer):
         self.log_time += time.perf_counter() - start  # exclude evaluation from the training time
         return metrics
 
-    def translate_split(self, split: str, search: GenerationConfig) -> tuple[list[str], dict[str, Any]]:
-        """Return the translations of a split, and `loss`, `perplexity` and the best metric with its signature.
+    def translate_split(
+        self, split: str, search: GenerationConfig, scores: bool = False
+    ) -> tuple[list[PairResult], dict[str, Any]]:
+        """Return the results of a split, and `loss`, `perplexity` and the best metric with its signature.
 
-        Unlike the Trainer's loop, it averages over tokens, counts every pair once, and supports any sharded model.
+        `scores` adds the log-probabilities of the translations. Unlike the Trainer's loop, it averages over tokens,
+        counts every pair once, and supports any sharded model.
         """
         evaluator = Evaluator(
             self.model,
@@ -386,6 +389,7 @@ class PaperTrainer(Seq2SeqTrainer):
             constraint=self.constraint,
             statistics=self.sentence_statistics,
             autocast=self.accelerator.autocast,
+            scores=scores,
             generation_config=search,
             too_long="keep",
         )
@@ -406,9 +410,9 @@ class PaperTrainer(Seq2SeqTrainer):
         by_row = dict(gather_object(list(results.items())))
         ordered = [by_row[row] for row in range(len(tokens))]
         translations = [result.hypothesis.text for result in ordered]
-        scores = mean_sums(ordered, self.model.has_likelihood)
-        scores |= self.task.scores(translations, texts["target"][:], self.task.best_metric)
-        return translations, scores | {"search": evaluator.translator.settings.search()}
+        means = mean_sums(ordered, self.model.has_likelihood)
+        means |= self.task.scores(translations, texts["target"][:], self.task.best_metric)
+        return ordered, means | {"search": evaluator.translator.settings.search()}
 
     def evaluation_batches(self, split: str) -> list[list[int]]:
         """Return the rows of each batch of a split, the longest sources first; a very long pair is a separate batch."""

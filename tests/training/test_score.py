@@ -248,14 +248,38 @@ def test_invalid_option_or_data_ends_the_command_with_one_line(
     assert recipe.read_text() == before
 
 
-def test_translations_are_written_with_sources_and_references(score: Score, tmp_path: Path) -> None:
-    score("--translations", tmp_path / "translations.jsonl")
-    lines = [json.loads(line) for line in (tmp_path / "translations.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [list(line.values()) for line in lines] == [
-        [source, translation, reference]
-        for (source, translation), reference in zip(PAIRS.items(), REFERENCES, strict=True)
-    ]
-    assert set(lines[0]) == {"source", "translation", "reference"}
+def test_translations_are_written_with_sources_references_and_log_probabilities(score: Score, tmp_path: Path) -> None:
+    path = tmp_path / "translations.jsonl"
+    score("--translations", path)
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    model, tokenizer = model_of_pairs()
+    for row, (source, translation), reference in zip(rows, PAIRS.items(), REFERENCES, strict=True):
+        assert (row["source"], row["translation"], row["reference"]) == (source, translation, reference)
+        pair = tokenizer([source], text_target=[translation], return_tensors="pt")
+        log_probs = model(**pair).logits.log_softmax(-1).gather(-1, pair["labels"][..., None])
+        assert row["log_probability"] == pytest.approx(log_probs.sum().item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_log_probability_is_not_divided_by_the_length_penalty(family: str) -> None:
+    model, tokenizer = family_of_pairs(family)
+    search: dict[str, Any] = {"pad_token_id": 1, "eos_token_id": 2, "bos_token_id": 0, "max_new_tokens": 9}
+    if family == "autoregressive":
+        search |= {"num_beams": 2, "length_penalty": 1.5}
+    elif family != "ctc":
+        search |= {"length_beam_size": 2, "length_penalty": 1.5}
+    inputs = tokenizer(SOURCES[:1], text_target=REFERENCES[:1], return_tensors="pt")
+    pair = TokenizedPair(inputs["input_ids"][0].tolist(), inputs["labels"][0].tolist(), SOURCES[0])
+    result = Evaluator(model, tokenizer, scores=True, **search)([pair])[0]
+
+    output = model.generate(inputs["input_ids"], **search, return_dict_in_generate=True)
+    if family == "autoregressive":
+        logits = model(inputs["input_ids"], decoder_input_ids=output.sequences[:, :-1]).logits
+        expected = logits.log_softmax(-1).gather(-1, output.sequences[:, 1:, None]).sum()
+    else:
+        expected = output.sequences_scores[0] * (1 if family == "ctc" else output.lengths[0] ** 1.5)
+    assert result.log_probability == pytest.approx(expected.item(), rel=1e-4)
+    assert Evaluator(model, tokenizer, **search)([pair])[0].log_probability is None
 
 
 def test_scores_that_cannot_be_written_are_still_printed(

@@ -46,6 +46,7 @@ def test_run_writes_model_recipe_results_and_checkpoints(finished_run: runs.Fini
     assert str(folder) not in (folder / "results.json").read_text()
     lines = [json.loads(line) for line in (folder / "translations.jsonl").read_text().splitlines()]
     assert [(line["source"], line["reference"]) for line in lines] == [(text, text[::-1]) for text in runs.LANGUAGE]
+    assert all(line.pop("log_probability") < 0 for line in lines)
     assert all(example in lines for example in results["test"]["examples"])
     assert str(folder.parent) not in (folder / "recipe.yaml").read_text()
 

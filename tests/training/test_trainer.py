@@ -302,8 +302,8 @@ def test_evaluation_of_any_batch_size_gives_the_same_loss(arguments: list[str], 
     scores = []
     for size in (1, 5, 64):
         trainer = runs.trainer_in(arguments, tmp_path / f"run-{size}", f"--training.evaluation_batch_size={size}")
-        texts, metrics = trainer.translate_split("validation", trainer.search)
-        scores.append((metrics["loss"], len(texts)))
+        results, metrics = trainer.translate_split("validation", trainer.search)
+        scores.append((metrics["loss"], len(results)))
     np.testing.assert_allclose([loss for loss, _ in scores], scores[0][0], rtol=1e-5)
     assert {count for _, count in scores} == {16}
 

@@ -1,0 +1,197 @@
+"""Compare the translations of two models: `python -m training.compare A B [--sentences=10] [--output=FILE]`.
+
+A and B are folders of runs, or files that `training.score --translations=FILE` wrote, of the same test set. The command
+prints the scores of both, a paired bootstrap test (Koehn 2004), and the sentences that differ most.
+"""
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.significance import PairedTest
+
+from training.metrics import bleu_metric, text_statistics
+from training.recipe import read_yaml, recipe_of
+from training.score import check_new_file
+from training.tasks import ParsingTask, make_task
+from training.train import RECIPE, TRANSLATIONS
+from vaswani_transformer.support.command_line import CommandParser
+from vaswani_transformer.support.errors import UserError, exit_on_user_error
+from vaswani_transformer.support.files import write_atomically, write_errors
+
+TEXTS = ("source", "translation", "reference")
+SCORE = "Make the file with training, or with training.score --translations=FILE."
+
+
+@dataclass(frozen=True)
+class System:
+    """A model's translations of a test set.
+
+    name: path of the run or file.
+    sources, translations, references: the texts.
+    tokenize: tokenizer of BLEU that the run's recipe names; None for a file.
+    """
+
+    name: str
+    sources: list[str]
+    translations: list[str]
+    references: list[str]
+    tokenize: str | None
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = CommandParser(prog="python -m training.compare", description=__doc__, allow_abbrev=False)
+    for name in ("A", "B"):
+        parser.add_argument(name, type=Path, help="the folder of a run, or a file with translations as JSON Lines")
+    parser.add_argument("--sentences", type=int, default=10, metavar="N", help="show the N that differ most (10)")
+    parser.add_argument(
+        "--tokenize",
+        choices=BLEU.TOKENIZERS,
+        metavar="NAME",
+        help="sacreBLEU's tokenizer (that of the runs' recipe, or 13a)",
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="a new file for the comparison as JSON")
+    return parser.parse_args(arguments)
+
+
+def load_system(path: Path) -> System:
+    """Return the translations in the folder of a run or in a file."""
+    tokenize, file = None, path
+    if path.is_dir():
+        file = path / TRANSLATIONS
+        if not file.is_file():
+            raise UserError(
+                f"{path}: has no {TRANSLATIONS}, which a finished run with a test set writes. Finish the run, or make "
+                "a file with training.score --translations=FILE."
+            )
+        task = make_task(recipe_of(read_yaml(path / RECIPE)))
+        if isinstance(task, ParsingTask):
+            raise UserError(f"{path}: is the run of a parser; compare runs of translation or dialogue.")
+        tokenize = task.tokenize
+    rows = [read_row(file, number, line) for number, line in enumerate(file.read_bytes().splitlines(), start=1)]
+    if not rows:
+        raise UserError(f"{file}: contains no translations. {SCORE}")
+    return System(str(path), *([row[name] for row in rows] for name in TEXTS), tokenize=tokenize)
+
+
+def read_row(file: Path, number: int, line: bytes) -> dict[str, str]:
+    """Return a row of a file of translations."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in TEXTS):
+        raise UserError(
+            f"{file}, line {number}: is not a translation; got {line[:40].decode(errors='replace')!r}, expected a JSON "
+            f"object with the texts {', '.join(TEXTS)}. {SCORE}"
+        )
+    return row
+
+
+def check_same_test_set(first: System, second: System) -> None:
+    if len(first.sources) != len(second.sources):
+        raise UserError(
+            f"{second.name}: has a different test set; got {len(second.sources):,} sentences, expected the "
+            f"{len(first.sources):,} of {first.name}. Score both models on the same data."
+        )
+    for name in ("sources", "references"):
+        for number, (one, other) in enumerate(zip(getattr(first, name), getattr(second, name), strict=True), start=1):
+            if one != other:
+                raise UserError(
+                    f"{second.name}: has different {name}; got {other[:40]!r} in line {number}, expected {one[:40]!r}, "
+                    f"as in {first.name}. Score both models on the same data."
+                )
+
+
+def chosen_tokenizer(systems: list[System], option: str | None) -> str:
+    """Return the tokenizer of BLEU: the option, or the one of the runs."""
+    names = {system.tokenize for system in systems} - {None}
+    if option is None and len(names) > 1:
+        raise UserError(f"score.tokenize: differs between the runs; got {' and '.join(sorted(names))}. Set --tokenize.")
+    return option or next(iter(names), "13a")
+
+
+def compare(first: System, second: System, tokenize: str) -> dict[str, Any]:
+    """Return the scores, signatures and p values of both systems, and all sentences, the most different ones first.
+
+    `mean` and `interval` are those of a score over the bootstrap samples; the 95% interval is mean ± interval.
+    """
+    check_same_test_set(first, second)
+    names, systems = ("A", "B"), (first, second)
+    metrics: dict[str, Any] = {"BLEU": bleu_metric(tokenize), "chrF": CHRF()}
+    named = [(name, system.translations) for name, system in zip(names, systems, strict=True)]
+    signatures, tested = PairedTest(named, metrics, [first.references], test_type="bs")()
+
+    tests = {}
+    for title, (key, signature) in zip(metrics, signatures.items(), strict=True):
+        results: dict[str, Any] = dict(zip(names, tested[key], strict=True))
+        scores = {
+            name: {"score": one.score, "mean": float(one.mean), "interval": float(one.ci)}
+            for name, one in results.items()
+        }
+        # sacreBLEU's p of two equal systems would be the smallest possible one
+        p = 1.0 if results["A"].score == results["B"].score else results["B"].p_value
+        tests[title] = scores | {"p": p, "signature": str(signature)}
+    statistics = {name: text_statistics(texts, first.references) for name, texts in named}
+    return {
+        "systems": {name: system.name for name, system in zip(names, systems, strict=True)},
+        "sentences": len(first.sources),
+        "tests": tests,
+        "length_ratio": {name: values["length_ratio"] for name, values in statistics.items()},
+        "differences": sentence_differences(first, second),
+    }
+
+
+def sentence_differences(first: System, second: System) -> list[dict[str, Any]]:
+    """Return line, texts and sentence-level chrF of each pair of translations, the largest differences first."""
+    metric, rows = CHRF(), []
+    texts = zip(first.sources, first.references, first.translations, second.translations, strict=True)
+    for line, (source, reference, *translations) in enumerate(texts, start=1):
+        scores = [metric.sentence_score(text, [reference]).score for text in translations]
+        row = {"line": line, "source": source, "reference": reference, "A": translations[0], "B": translations[1]}
+        rows.append(row | {"chrF": dict(zip("AB", scores, strict=True)), "difference": scores[1] - scores[0]})
+    return sorted(rows, key=lambda row: -abs(row["difference"]))
+
+
+def report(result: dict[str, Any], sentences: int) -> None:
+    """Print the scores of both systems, the test, and the sentences that differ most."""
+    for name, path in result["systems"].items():
+        print(f"{name} {path}")
+    print(f"\n{'':<14} {'A':>7} {'95% interval':>16} {'B':>8} {'95% interval':>16} {'B - A':>8} {'p':>7}")
+    for name, test in result["tests"].items():
+        cells = [(test[system]["score"], test[system]["mean"], test[system]["interval"]) for system in "AB"]
+        shown = [f"{score:8.2f} {f'{mean - half:.2f} to {mean + half:.2f}':>16}" for score, mean, half in cells]
+        print(f"{name:<13} {' '.join(shown)} {cells[1][0] - cells[0][0]:+8.2f} {test['p']:7.3f}")
+    ratio = result["length_ratio"]
+    print(f"{'length ratio':<13} {ratio['A']:8.3f} {'':>16} {ratio['B']:8.3f}\n")
+    for name, test in result["tests"].items():
+        print(f"{name} {test['signature']}")
+
+    rows = result["differences"]
+    better, worse = (sum(sign * row["difference"] > 0 for row in rows) for sign in (1, -1))
+    print(f"\nBy chrF of each sentence B is better in {better:,}, worse in {worse:,} and equal in the others of")
+    print(f"{result['sentences']:,} sentences. The largest differences:")
+    for row in rows[: max(0, sentences)]:
+        if row["difference"]:
+            print(f"\nline {row['line']}: chrF {row['chrF']['A']:.1f} and {row['chrF']['B']:.1f}")
+            for name in ("source", "reference", "A", "B"):
+                print(f"  {name:<10} {row[name]}")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse_arguments(arguments)
+    with exit_on_user_error(OSError):
+        check_new_file("output", options.output)
+        systems = [load_system(options.A), load_system(options.B)]
+        result = compare(*systems, chosen_tokenizer(systems, options.tokenize))
+        report(result, options.sentences)
+        if options.output is not None:
+            with write_errors(f"--output={options.output}", "the comparison is printed above"):
+                write_atomically(options.output, json.dumps(result, indent=2, ensure_ascii=False))
+
+
+if __name__ == "__main__":
+    main()
