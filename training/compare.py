@@ -6,6 +6,7 @@ prints the scores of both, a paired bootstrap test (Koehn 2004), and the sentenc
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,7 @@ def check_same_test_set(first: System, second: System) -> None:
 
 def chosen_tokenizer(systems: list[System], option: str | None) -> str:
     """Return the tokenizer of BLEU: the option, or the one of the runs."""
-    names = {system.tokenize for system in systems} - {None}
+    names = {system.tokenize for system in systems if system.tokenize is not None}
     if option is None and len(names) > 1:
         raise UserError(f"score.tokenize: differs between the runs; got {' and '.join(sorted(names))}. Set --tokenize.")
     return option or next(iter(names), "13a")
@@ -120,14 +121,13 @@ def compare(first: System, second: System, tokenize: str) -> dict[str, Any]:
     `mean` and `interval` are those of a score over the bootstrap samples; the 95% interval is mean ± interval.
     """
     check_same_test_set(first, second)
-    names, systems = ("A", "B"), (first, second)
     metrics: dict[str, Any] = {"BLEU": bleu_metric(tokenize), "chrF": CHRF()}
-    named = [(name, system.translations) for name, system in zip(names, systems, strict=True)]
+    named: list[tuple[str, Sequence[str]]] = [("A", first.translations), ("B", second.translations)]
     signatures, tested = PairedTest(named, metrics, [first.references], test_type="bs")()
 
     tests = {}
     for title, (key, signature) in zip(metrics, signatures.items(), strict=True):
-        results: dict[str, Any] = dict(zip(names, tested[key], strict=True))
+        results: dict[str, Any] = dict(zip("AB", tested[key], strict=True))
         scores = {
             name: {"score": one.score, "mean": float(one.mean), "interval": float(one.ci)}
             for name, one in results.items()
@@ -135,12 +135,12 @@ def compare(first: System, second: System, tokenize: str) -> dict[str, Any]:
         # sacreBLEU's p of two equal systems would be the smallest possible one
         p = 1.0 if results["A"].score == results["B"].score else results["B"].p_value
         tests[title] = scores | {"p": p, "signature": str(signature)}
-    statistics = {name: text_statistics(texts, first.references) for name, texts in named}
+    ratios = {name: text_statistics(list(texts), first.references)["length_ratio"] for name, texts in named}
     return {
-        "systems": {name: system.name for name, system in zip(names, systems, strict=True)},
+        "systems": {"A": first.name, "B": second.name},
         "sentences": len(first.sources),
         "tests": tests,
-        "length_ratio": {name: values["length_ratio"] for name, values in statistics.items()},
+        "length_ratio": ratios,
         "differences": sentence_differences(first, second),
     }
 

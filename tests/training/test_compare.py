@@ -47,6 +47,7 @@ def test_comparison_is_sacrebleus_paired_bootstrap(run: Run, tmp_path: Path) -> 
     output, errors, status = run(first, second, "--output", tmp_path / "comparison.json")
     assert (errors, status) == ("", 0)
 
+    expected: Any
     metrics: dict[str, Any] = {"BLEU": BLEU(tokenize="none", force=True), "chrF": CHRF()}
     signatures, expected = PairedTest([("A", BAD), ("B", GOOD)], metrics, [REFERENCES], test_type="bs")()
     result = json.loads((tmp_path / "comparison.json").read_text(encoding="utf-8"))
