@@ -47,9 +47,9 @@ def test_comparison_is_sacrebleus_paired_bootstrap(run: Run, tmp_path: Path) -> 
     output, errors, status = run(first, second, "--output", tmp_path / "comparison.json")
     assert (errors, status) == ("", 0)
 
-    expected: Any
     metrics: dict[str, Any] = {"BLEU": BLEU(tokenize="none", force=True), "chrF": CHRF()}
-    signatures, expected = PairedTest([("A", BAD), ("B", GOOD)], metrics, [REFERENCES], test_type="bs")()
+    tested: Any = PairedTest([("A", BAD), ("B", GOOD)], metrics, [REFERENCES], test_type="bs")()
+    signatures, expected = tested
     result = json.loads((tmp_path / "comparison.json").read_text(encoding="utf-8"))
     for title, name in (("BLEU", "BLEU"), ("chrF", "chrF2")):
         worse, better = expected[name]
