@@ -96,7 +96,7 @@ def arms_to_run(arms: list[str], lengths: str) -> list[str]:
     """Return each arm once, without those of CTranslate2 where they cannot run, and always with Marian."""
     reason = None
     if lengths != "equal":
-        reason = f"CTranslate2 has no lengths of each target's own, as --lengths={lengths} wants them"
+        reason = f"CTranslate2 does not support a different length for each target (--lengths={lengths})"
     else:
         try:
             import_module("ctranslate2")

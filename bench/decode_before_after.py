@@ -1,4 +1,4 @@
-"""Compare the decoding speed of this checkout with another one, in turn, in one process, with the same tokens.
+"""Compare the decoding speed of this checkout with a different one: in turn, in one process, with the same tokens.
 
 `git worktree add ../before COMMIT`, then `python -m bench.decode_before_after ../before --shape=small
 --batches 1 8 32` decodes the same random sources by both and prints a row an arm and batch: the median over rounds of
@@ -31,7 +31,7 @@ BEFORE = "vaswani_transformer_before"
 
 
 def import_before(checkout: Path) -> tuple[Any, Any]:
-    """Return the model's module of another checkout and its `prepare_for_inference`; those of this one stay."""
+    """Return the model's module of a different checkout and its `prepare_for_inference`; those of this one stay."""
     package = types.ModuleType(BEFORE)  # without its __init__, which would register its classes in place of ours
     package.__path__ = [str(checkout / "vaswani_transformer")]
     sys.modules[BEFORE] = package

@@ -112,8 +112,8 @@ def encode(arms: list[Arm], sources: list[str]) -> list[list[int]]:
         ids = text_encoder(arm.tokenizer)(sources)["input_ids"]
         if encoded is not None and ids != encoded:
             raise UserError(
-                f"--model={arm.model_name}: its tokenizer gives other tokens than that of {arms[0].model_name}. Give "
-                "models that share a vocabulary."
+                f"--model={arm.model_name}: its tokenizer returns different tokens from that of {arms[0].model_name}. "
+                "Choose models that share a vocabulary."
             )
         encoded = ids
     return encoded or []

@@ -43,7 +43,7 @@ NO_TIME = "the minutes were over; the same command with the same --out continues
 
 def perform(part: Part, device: str, is_tiny: bool, log: Path, limit: float, results: Connection) -> None:
     """Run a part in this process, and send its rows, then its status with the reason."""
-    os.setsid()  # its group holds it and its children
+    os.setsid()  # its group contains it and its children
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

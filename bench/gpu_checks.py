@@ -37,8 +37,8 @@ from bench.measuring import Row, collate, make_pairs, random_sources
 from vaswani_transformer import paper_adam, paper_schedule
 from vaswani_transformer.loss import cross_entropy, projected_cross_entropy
 
-# Differences are norms relative to the CPU's float32. float32 sums in another order differ by about 1e-6 after twelve
-# layers; bfloat16 rounds to 2^-9, about a hundred times one after another, which adds up like a random walk.
+# Differences are norms relative to the CPU's float32. float32 sums in a different order differ by about 1e-6 after
+# twelve layers; bfloat16 rounds to 2^-9, about a hundred times in sequence, which adds up like a random walk.
 BOUNDS = {
     torch.float32: {"logits": 1e-4, "loss": 1e-5, "gradients": 1e-3},
     torch.bfloat16: {"logits": 5e-2, "loss": 1e-2, "gradients": 1e-1},

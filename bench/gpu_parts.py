@@ -23,7 +23,7 @@ class Part:
     Attributes:
         name: its name in the results; the words before the colon are its table.
         run: yields rows; the part fails if a row's `difference` is above its `bound`.
-        limit: seconds until its process is ended; `CPU_PATIENCE` times as many on a CPU.
+        limit: seconds until its process is ended; `CPU_PATIENCE` times longer on a CPU.
         is_slow: whether it compiles kernels first, which takes minutes; such parts come last.
     """
 

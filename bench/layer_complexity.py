@@ -12,8 +12,7 @@ has measured. The layers have width d:
   convolutional           one convolution over k positions (`--kernel`)
 
 Seconds are medians over rounds: CPU time of the process with one thread, otherwise clock time. Memory is the peak of a
-forward pass above what the process holds before it; on a CPU only Linux reports it. Operations are counted by formula,
-two for a multiplication and its addition, with the projections, which the paper's column leaves out. A layer that would
+forward pass above the memory before it; on a CPU only Linux reports it. Operations are counted by formula, two for a multiplication and its addition, with the projections, which the paper's column leaves out. A layer that would
 need more than `--memory` GiB is skipped, and the table marks it.
 """
 
@@ -121,7 +120,7 @@ def peak_on(device: torch.device, call: Callable[[], object]) -> float | None:
 
 @torch.no_grad()
 def measure(n: int, d: int, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return one row a layer. Every round measures all layers in turn and begins with another one."""
+    """Return one row a layer. Every round measures all layers in turn and begins with a different one."""
     device = torch.device(options.device)
     rows: dict[str, dict[str, Any]] = {
         name: {"layer": name, "n": n, "d": d, "operations": operations(name, n, d, options)} for name in LAYERS

@@ -4,7 +4,7 @@ A job is a run, a translation or a distillation with a tiny model. The slope is 
 the first fifth, for a thousand steps: of training, or windows of lines that are translated or distilled. Of several
 processes the one whose memory grows most counts.
 
-With `--recipes` the jobs are the shipped recipes, on invented texts with as many words as the vocabulary has entries,
+With `--recipes` the jobs are the shipped recipes, on invented texts with one word for each entry of the vocabulary,
 and only their peaks are measured: of a few steps, the evaluation, the test and the final files.
 """
 

@@ -180,7 +180,7 @@ def test_folder_without_a_model_is_an_error_of_one_line(tmp_path: Path) -> None:
         with user_error(f"^{name}: {message}"):
             load_model(name)
     tiny_model().save_pretrained(tmp_path)
-    with user_error("has no tokenizer; save the model's tokenizer there with save_pretrained"):
+    with user_error("does not contain a tokenizer; save the model's tokenizer there with save_pretrained"):
         load_tokenizer(str(tmp_path))
 
 
@@ -242,7 +242,7 @@ def test_tokens_of_a_larger_target_vocabulary_are_in_range(tmp_path: Path) -> No
 
 def test_lost_search_is_an_error_for_a_model_that_is_saved_with_one(copy: Path) -> None:
     (copy / SEARCH).unlink()
-    with user_error(r"model: has no generation_config\.json, which this package saves with every"):
+    with user_error(r"model: generation_config\.json is missing, which this package saves with every"):
         load_model(str(copy))
 
 
@@ -253,7 +253,7 @@ def test_model_of_others_without_a_search_decodes_greedily_and_says_so_once(
     (tmp_path / SEARCH).unlink()
     load_model(str(tmp_path))
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert warnings == [f"{tmp_path}: has no generation_config.json, so it decodes greedily."]
+    assert warnings == [f"{tmp_path}: generation_config.json is missing, so the model decodes greedily."]
 
 
 @pytest.mark.parametrize(

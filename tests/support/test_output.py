@@ -76,11 +76,7 @@ def finished(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("settings", "texts", "message"),
     [
-        (
-            {"model": "n", "beams": None},
-            "abcd",
-            "out: was written with a different model and beams; it stays",
-        ),
+        ({"model": "n", "beams": None}, "abcd", r"out: was written with different settings \(model, beams\); it stays"),
         (SETTINGS, "abcde", "out: is finished, and the input has more than its 4 texts; it stays unchanged"),
     ],
 )

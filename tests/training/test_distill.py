@@ -172,7 +172,7 @@ def test_search_is_the_models_unless_it_is_given(distill: Run, tmp_path: Path) -
     [
         (
             ["--beams=2"],
-            "00000-of-00004.jsonl: was written with a different beams; it stays unchanged: rerun",
+            "00000-of-00004.jsonl: was written with different settings (beams); it stays unchanged: rerun",
         ),
         (["--shard=1/2"], "contains a different number of shares; rerun the original"),
         (["--data.train=test.jsonl"], "was written from a different input: the first 3 texts differ"),
@@ -192,7 +192,7 @@ def test_another_teacher_of_the_same_name_is_an_error(distill: Run, saved: Path,
     distill()
     tokenizer = model_of_pairs()[1]
     other = save(tmp_path / saved.name, tiny_model(vocab_size=len(tokenizer)), tokenizer)
-    assert "was written with a different teacher" in error_line(distill(model=other))
+    assert "was written with different settings (teacher" in error_line(distill(model=other))
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ UNFINISHED = r"results\.json: cannot be read \(.*\); rerun the training command"
         ("results.json", None, UNFINISHED),
         ("results.json", "{", UNFINISHED),
         ("results.json", "{}", r"results\.json: is damaged; got None for name; rerun the training command"),
-        ("generation_config.json", None, r"run: has no generation_config\.json"),
+        ("generation_config.json", None, r"run: generation_config\.json is missing"),
         ("generation_config.json", "{", r"generation_config\.json: cannot be read \("),
         ("generation_config.json", '{"num_beams": 5}', r"results\.json; got .*, expected .*\. Restore the file\.$"),
     ],

@@ -390,7 +390,7 @@ def test_unfinished_output_of_other_settings_or_another_model_is_an_error_and_ot
     for options, model, problem in ((["--scores"], folder, "scores"), ([], saved, "model")):
         line = error_line(run(*arguments, *options, model=model))
         assert line.startswith(
-            f"{path}: was written with a different {problem}; it stays unchanged: rerun the original command"
+            f"{path}: was written with different settings ({problem}); it stays unchanged: rerun the original command"
         )
         assert path.read_text() == lines(TARGETS[:4])
     assert run(*arguments, "--batch_tokens=10")[2] == 0

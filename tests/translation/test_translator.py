@@ -284,7 +284,7 @@ def test_empty_window_is_an_error_at_once(model_and_tokenizer: ModelAndTokenizer
 
 def test_tokenizer_without_padding_is_an_error() -> None:
     tokenizer: Any = SimpleNamespace(pad_token_id=None)
-    with pytest.raises(ValueError, match=r"no padding token; set tokenizer\.pad_token"):
+    with pytest.raises(ValueError, match=r"its padding token is missing; set tokenizer\.pad_token"):
         translate(tiny_model(), tokenizer, ["a"])
 
 

@@ -66,7 +66,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
 
     Raises:
         ValueError: a single pair exceeds a budget, there are fewer pairs than micro-batches in a step, the numbers of
-            lengths differ, or this rank has no micro-batch.
+            lengths differ, or the number of ranks, the rank or the accumulation is out of range.
     """
 
     def __init__(

@@ -88,7 +88,7 @@ def count_positions(lengths: Lengths, bounds: NDArray[np.int64], micro_batches: 
     """Return the number of positions of one side over all micro-batches, including padding."""
     positions = 0
     for start, end in pairwise(bounds.tolist()):
-        # Micro-batch m has the pairs m, m + micro_batches and so on: a column, which may lack the last row.
+        # Micro-batch m has the pairs m, m + micro_batches and so on: a column, whose last row may be empty.
         num_pairs = end - start
         rows = -(-num_pairs // micro_batches)
         table = np.zeros(rows * micro_batches, dtype=np.int64)

@@ -43,7 +43,7 @@ TABLES = ("encoder.embed_positions.weight", "decoder.embed_positions.weight")
 
 @dataclass
 class ForeignModel:
-    """Model of another tool."""
+    """Model of a different tool."""
 
     settings: dict[str, Any]  # fields of this package's configuration
     state: dict[str, Tensor]  # other weights, in float32, by fairseq's names
@@ -230,7 +230,7 @@ def from_marian(folder: str, with_tokenizer: bool = True) -> ImportResult:
         with_tokenizer: whether to load the tokenizer, which remains Marian's.
 
     Raises:
-        UserError: the model cannot be loaded, has another type, or has an unsupported setting.
+        UserError: the model cannot be loaded, has a different type, or has an unsupported setting.
     """
     check_type(folder, "marian")
     return import_transformers_model(folder, MarianMTModel, MarianTokenizer if with_tokenizer else None)

@@ -17,7 +17,7 @@ from .errors import OutputError, UserError, one_line
 logger = logging.get_logger(__name__)
 
 FAILED_WRITE = re.compile(r"PytorchStreamWriter|inline_container|iostream error|\(os error \d+\)")
-"""In errors of torch (the first three), safetensors and tokenizers, which have no class of their own for it."""
+"""In errors of torch (the first three), safetensors and tokenizers, which do not have a class for it."""
 
 MODEL_MARKER = "config.json"
 """File in every model folder; `atomic_folder` replaces only folders with it."""
@@ -83,9 +83,11 @@ def atomic_folder(path: str | os.PathLike[str], force: bool = False) -> Generato
 
     Missing parents are created. With `force` the folder may replace a model. A link at `path` is followed.
     """
-    target, mark = Path(path).resolve(), secrets.token_hex(4)
+    target = Path(path).resolve()
     check_new_folder(target, force)
-    staging, backup = (target.with_name(f".{target.name}.{role}-{mark}") for role in ("new", "old"))
+    mark = secrets.token_hex(4)
+    staging = target.with_name(f".{target.name}.new-{mark}")
+    backup = target.with_name(f".{target.name}.old-{mark}")
     try:
         with write_errors(path, "choose a different folder"):
             staging.mkdir(parents=True)

@@ -62,7 +62,7 @@ def load_errors(name: str) -> Generator[None]:
 
 
 def find_file(name: str, file: str, revision: str = "main", local_files_only: bool = False, **_: Any) -> Path | None:
-    """Return the path of a model's file, downloaded if necessary; None if the model has no such file."""
+    """Return the path of a model's file, downloaded if necessary; None if the model does not have it."""
     if Path(name).is_dir():
         return path if (path := Path(name, file)).is_file() else None
     try:
@@ -77,21 +77,34 @@ def load_config(name: str, trust_remote_code: bool = False, **settings: Any) -> 
         return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **settings)
 
 
+def stored_bytes(name: str, **settings: Any) -> int | None:
+    """Return the size of a model's weights; None if they are in none of the files `WEIGHTS`."""
+    for file in WEIGHTS:
+        path = find_file(name, file, **settings)
+        if path is None:
+            continue
+        if path.suffix != ".json":
+            return path.stat().st_size
+        shards = set(read_json(path, FIX_OF_CONFIG)["weight_map"].values())
+        shard_paths = [find_file(name, shard, **settings) for shard in shards]
+        return sum(shard.stat().st_size for shard in shard_paths if shard is not None)
+    return None
+
+
 def check_size(name: str, model_class: Any, config: PreTrainedConfig, **settings: Any) -> None:
     """Check before allocation that a configuration does not describe a larger model than the stored weights."""
-    first = next(filter(None, (find_file(name, file, **settings) for file in WEIGHTS)), None)
-    if first is None:  # a different format
+    size = stored_bytes(name, **settings)
+    if size is None:  # a different format
         return
-    files = [first]
-    if first.suffix == ".json":
-        shards = sorted(set(read_json(first, FIX_OF_CONFIG)["weight_map"].values()))
-        files = list(filter(None, (find_file(name, file, **settings) for file in shards)))
-    size = sum(path.stat().st_size for path in files)
+
+    # An absurd number of layers would take long to build even without memory.
     for field, layers in config.to_dict().items():
         if field.endswith("layers") and isinstance(layers, int) and layers * LEAST_BYTES > size:
             raise UserError(
                 f"{name}: its weights do not fit {field}; got {size:,} bytes for {layers:,} layers. {FIX_OF_CONFIG}"
             )
+
+    # On the device "meta" a model has shapes but no memory.
     with torch.device("meta"):
         if hasattr(model_class, "from_config"):  # an Auto class
             model = model_class.from_config(config, trust_remote_code=settings.get("trust_remote_code", False))
@@ -107,7 +120,8 @@ def check_size(name: str, model_class: Any, config: PreTrainedConfig, **settings
 
 def list_names(names: list[str]) -> str:
     """Return the first two names and the number of others."""
-    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+    text = ", ".join(names[:2])
+    return f"{text} and {len(names) - 2} more" if len(names) > 2 else text
 
 
 def check_finite(name: str, weights: Mapping[str, Tensor]) -> None:
@@ -121,12 +135,13 @@ def check_finite(name: str, weights: Mapping[str, Tensor]) -> None:
 
 
 def check_search(name: str, config: PreTrainedConfig, **source: Any) -> bool:
-    """Check the saved search of a model; return False if the model, of a different package, has none."""
+    """Check the saved search of a model; return False if it is missing, as in models of other packages."""
     path = find_file(name, GENERATION_CONFIG, **source)
     fix = "restore it, or save the model again."
     if path is None:
         if isinstance(config, VaswaniTransformerConfig):
-            raise UserError(f"{name}: has no {GENERATION_CONFIG}, which this package saves with every model; {fix}")
+            problem = f"{GENERATION_CONFIG} is missing, which this package saves with every model"
+            raise UserError(f"{name}: {problem}; {fix}")
         return False
     values = config.get_text_config(decoder=True).to_dict()
     sizes = [size for field, size in values.items() if field.endswith("vocab_size") and isinstance(size, int)]
@@ -140,6 +155,7 @@ def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: 
 
     `settings` are arguments of `from_pretrained`.
     """
+    settings.setdefault("trust_remote_code", False)
     source = {setting: value for setting, value in settings.items() if setting in SOURCE}
     if "config" not in settings:
         settings["config"] = load_config(name, **source)
@@ -148,7 +164,7 @@ def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: 
         check_size(name, model_class, settings["config"], **source)
         has_search = check_search(name, settings["config"], **source)
         model, info = model_class.from_pretrained(
-            name, output_loading_info=True, ignore_mismatched_sizes=True, **{"trust_remote_code": False} | settings
+            name, output_loading_info=True, ignore_mismatched_sizes=True, **settings
         )
 
         # Missing or mismatched weights would be random numbers.
@@ -163,7 +179,7 @@ def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: 
             raise UserError(f"{name}: its weights do not fit its config.json; {differences}. {FIX_OF_CONFIG}")
         check_finite(name, model.state_dict())
         if not has_search and model.can_generate() and (model.generation_config.num_beams or 1) == 1:
-            logger.warning("%s: has no %s, so it decodes greedily.", name, GENERATION_CONFIG)
+            logger.warning("%s: %s is missing, so the model decodes greedily.", name, GENERATION_CONFIG)
     return model
 
 
@@ -171,9 +187,10 @@ def load_tokenizer(name: str, tokenizer_class: Any = AutoTokenizer, **settings: 
     """Load a tokenizer from a folder, which may have no model, or the Hub; see `load_model`."""
     folder = Path(name)
     if folder.is_dir() and not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
-        raise UserError(f"{name}: has no tokenizer; save the model's tokenizer there with save_pretrained.")
+        raise UserError(f"{name}: does not contain a tokenizer; save the model's tokenizer there with save_pretrained.")
+    settings.setdefault("trust_remote_code", False)
     with load_errors(f"{name}: its tokenizer"):
-        return tokenizer_class.from_pretrained(name, **{"trust_remote_code": False} | settings)
+        return tokenizer_class.from_pretrained(name, **settings)
 
 
 @dataclass(frozen=True)
@@ -197,11 +214,13 @@ class LoadOptions:
         On the Hub it is the name and the commit, and for a folder the SHA-256 of the names, sizes and contents of its
         `MODEL_FILES`.
         """
-        if not (folder := Path(self.model)).is_dir():
+        folder = Path(self.model)
+        if not folder.is_dir():
             config = load_config(self.model, self.trust_remote_code, revision=self.revision)
             return f"{self.model}@{getattr(config, '_commit_hash', None)}"
         sha256 = hashlib.sha256()
-        for path in sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern) if path.is_file()}):
+        files = {path for pattern in MODEL_FILES for path in folder.glob(pattern) if path.is_file()}
+        for path in sorted(files):
             sha256.update(f"{path.name}\0{path.stat().st_size}\0".encode())
             with path.open("rb") as file:
                 hashlib.file_digest(file, lambda: sha256)  # updates it

@@ -29,8 +29,8 @@ USERS: dict[tuple[int, Mode], tuple[int, Callable[[], None]]] = {}
 
 @contextmanager
 def temporary_mode(model: PreTrainedModel, switch: Mode) -> Generator[None]:
-    """Switch a model to a mode inside the context; the last of several threads restores what the first one found."""
-    key = id(model), switch
+    """Switch a model to a mode inside the context; the last of several threads restores the state before the first."""
+    key = (id(model), switch)
     with LOCK:
         count, restore = USERS.get(key) or (0, switch(model))
         USERS[key] = count + 1, restore

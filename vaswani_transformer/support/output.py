@@ -110,7 +110,7 @@ class ResumableFile(StreamOutput):
         before = self.record["settings"]
         changed = [name for name, value in new["settings"].items() if before.get(name) != value]
         if changed:
-            raise self.conflict(f"was written with a different {' and '.join(changed)}")
+            raise self.conflict(f"was written with different settings ({', '.join(changed)})")
 
         # A finished file has exactly the recorded size; a killed command may have written more than it recorded.
         size = self.record["size"]
@@ -152,7 +152,8 @@ class ResumableFile(StreamOutput):
 
     def save_record(self, **changes: Any) -> None:
         """Write the record with changed fields, after the results have reached the disk."""
-        self.record |= self.digests() | changes
+        self.record.update(self.digests())
+        self.record.update(changes)
         with write_errors(self.path, self.fix):
             os.fsync(self.stream.fileno())
             write_atomically(self.record_path, json.dumps(self.record))

@@ -36,7 +36,7 @@ class TranslationOptions(LineOptions):
         return settings
 
     def check_search(self, translator: Translator) -> None:
-        """Raise UserError for a search option that the model lacks, or for more results than the search finds."""
+        """Raise UserError for an option that the model does not support, or for more results than the search finds."""
         super().check_search(translator)
         search = translator.settings.values
         if is_non_autoregressive(translator.model):

@@ -79,17 +79,14 @@ class LineOptions(LoadOptions):
         return settings
 
     def check_search(self, translator: Translator) -> None:
-        """Raise UserError for a search option that the model lacks."""
-        model, supported = translator.model, ("num_beams",)
-        if is_non_autoregressive(model):
-            supported = model.family_settings
+        """Raise UserError for a search option that the model does not support."""
+        model = translator.model
+        supported = model.family_settings if is_non_autoregressive(model) else ("num_beams",)
         for option in ("beams", "iterations", "length_beam"):
             value = getattr(self, option)
             if value not in (None, 1) and SEARCH[option] not in supported:
-                kind = type(model).__name__
-                raise UserError(
-                    f"--{option}={value}: {self.model} is a {kind}, which does not support it; leave it out."
-                )
+                problem = f"{self.model} is a {type(model).__name__}, which does not support it"
+                raise UserError(f"--{option}={value}: {problem}; leave it out.")
 
 
 def make_parser(prog: str, description: str, texts: str, results: str) -> tuple[CommandParser, Any]:
@@ -162,7 +159,7 @@ def load_translator(options: LineOptions, layouts: dict[str, str]) -> Translator
     """Return the translator of a command's model, prepared with the recorded `layouts`.
 
     Raises:
-        UserError: this model lacks an option.
+        UserError: this model does not support an option.
     """
     model, tokenizer = load_model_and_tokenizer(options, layouts)
     translator = Translator(model, tokenizer, **options.translator_settings())

@@ -87,7 +87,9 @@ class TooLongError(UserError):
         super().__init__(
             f'Text {index} has {tokens} tokens, more than {limit}; shorten it, or set too_long="truncate".'
         )
-        self.index, self.tokens, self.limit = index, tokens, limit
+        self.index = index
+        self.tokens = tokens
+        self.limit = limit
 
 
 class NanError(UserError):
@@ -133,7 +135,7 @@ class Translator:
     ) -> None:
         if tokenizer.pad_token_id is None:
             fix = "set tokenizer.pad_token, for example to its eos_token."
-            raise UserError(f"The tokenizer has no padding token; {fix}")
+            raise UserError(f"tokenizer: its padding token is missing; {fix}")
         if is_of_this_package(model):
             check_vocabulary(model, tokenizer)
         self.model = model
@@ -145,7 +147,7 @@ class Translator:
         self.constraint = constraint
 
         # `CallSettings` tells what a call of `generate()` will use, for scores and limits.
-        self.generate_kwargs = generate_kwargs | default_limit(model, **generate_kwargs)
+        self.generate_kwargs = {**generate_kwargs, **default_limit(model, **generate_kwargs)}
         if scores and is_non_autoregressive(model):  # they have their own scores
             self.generate_kwargs["return_dict_in_generate"] = True
         self.settings = CallSettings(generate_kwargs.get("generation_config"), model, self.generate_kwargs)
@@ -274,7 +276,8 @@ class Translator:
         is_padding = torch.arange(targets.shape[1], device=targets.device) >= lengths[:, None]
         labels = targets.masked_fill(is_padding, -100)
         n = len(sequences) // len(tokens)
-        tokens, mask = (rows.repeat_interleave(n, dim=0) for rows in (tokens, mask))  # (R, S)
+        tokens = tokens.repeat_interleave(n, dim=0)  # (R, S)
+        mask = mask.repeat_interleave(n, dim=0)  # (R, S)
         sums = log_probabilities(self.model, tokens, mask, labels, sequences[:, :-1])
         alpha = float(settings.get("length_penalty", 1.0))  # torch needs a float for negative powers
         return sums / length_penalty(lengths.clamp(min=1), alpha, settings.get("length_penalty_type", "power"))
