@@ -12,8 +12,9 @@ has measured. The layers have width d:
   convolutional           one convolution over k positions (`--kernel`)
 
 Seconds are medians over rounds: CPU time of the process with one thread, otherwise clock time. Memory is the peak of a
-forward pass above the memory before it; on a CPU only Linux reports it. Operations are counted by formula, two for a multiplication and its addition, with the projections, which the paper's column leaves out. A layer that would
-need more than `--memory` GiB is skipped, and the table marks it.
+forward pass above the memory before it; on a CPU only Linux reports it. Operations are counted by formula, two for a
+multiplication and its addition, with the projections, which the paper's column leaves out. A layer that would need more
+than `--memory` GiB is skipped, and the table marks it.
 """
 
 import argparse

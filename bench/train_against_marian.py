@@ -8,8 +8,8 @@ to the arm's.
 The arms: "ours" has the paper's Adam, batches by token budget and the model's own label smoothing. The others are
 Marian with AdamW and the Trainer's label smoother: "marian" on our batches, "marian_random" on batches of a fixed
 number of random sentences with the same number of real tokens on average, and "marian_grouped" on such batches of
-similar lengths, as the Trainer's `group_by_length` makes them. A round takes batches of an epoch evenly spaced by size, so that few
-steps represent all.
+similar lengths, as the Trainer's `group_by_length` makes them. A round takes batches of an epoch evenly spaced by size,
+so that few steps represent all.
 """
 
 import argparse
