@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -27,7 +26,6 @@ from vaswani_transformer import (
     VaswaniTransformerPreTrainedModel,
     VaswaniTransformerTokenizer,
 )
-from vaswani_transformer.figures import AttentionMaps
 
 # Configurations that differ in what a prepared model packs.
 KINDS: dict[str, dict[str, Any]] = {
@@ -40,11 +38,6 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 END, MASK = 2, 3
-
-LONG_SENTENCE = [
-    *("the", "representation", "of", "institutionalised", "misunderstandings", "remains", ",", "however", ","),
-    *("$", "5", "and", "$", "6", ".", "</s>"),
-]
 
 
 def cpu_dtypes() -> list[str]:
@@ -164,19 +157,3 @@ def targets(*lengths: int) -> Tensor:
     for row, length in enumerate(lengths):
         labels[row, :length] = torch.cat([random_tokens(length - 1), torch.tensor([END])])
     return labels
-
-
-def random_attention_maps(
-    heads: int = 8, layers: int = 2, source: list[str] = LONG_SENTENCE, target: tuple[str, ...] = ("el", "gato", "</s>")
-) -> AttentionMaps:
-    """Return random weights of a sentence with long words, a repeated word and signs of a formula."""
-    generator = np.random.default_rng(0)
-
-    def rows(queries: int, keys: int) -> np.ndarray:
-        return generator.dirichlet(np.full(keys, 0.3), (layers, heads, queries)).astype(np.float32)
-
-    size, length = len(source), len(target)
-    return AttentionMaps(
-        " ".join(source), " ".join(target), list(source), ["<s>", *target[:-1]], list(target),
-        rows(size, size), np.tril(rows(length, length)), rows(length, size),
-    )  # fmt: skip

@@ -6,13 +6,15 @@ B batch, S source, T target.
 import contextlib
 import errno
 import functools
+import io
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
+from unittest import mock
 
 import pytest
 import torch
@@ -29,7 +31,6 @@ from vaswani_transformer.support.errors import UserError
 
 ModelAndTokenizer = tuple[VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer]
 Batch = dict[str, Any]  # tensors, for `model(**batch)`; Any, since `model` has parameters of other types too
-Run = Callable[..., tuple[str, str, str | int | None]]  # runs a command; returns its output, its errors and its status
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY: dict[str, Any] = {
@@ -49,6 +50,8 @@ PAIRS = {
     "this is a book": "este es un libro",
     "what is your name": "como te llamas",
 }
+SOURCES = list(PAIRS)
+TARGETS = list(PAIRS.values())
 
 # Ends a script or an attribute, and means something to a browser and to templates.
 HOSTILE_TEXT = '</script><img src=x onerror=alert(1)> "${alert(2)}" {{alert}} <script>alert(3)</script>'
@@ -175,17 +178,43 @@ def paper_model_of_pairs() -> ModelAndTokenizer:
     return model, tokenizer
 
 
+class Finished(NamedTuple):
+    """What a command that has ended wrote, and its exit status."""
+
+    output: str
+    errors: str
+    status: str | int | None
+
+
+Run = Callable[..., Finished]
+
+
 def run_main(
     main: Callable[[list[str]], None], arguments: Iterable[object], capture: pytest.CaptureFixture[Any]
-) -> tuple[str, str, str | int | None]:
-    """Run a command in this process and return its output, its errors and its status."""
+) -> Finished:
+    """Run a command in this process."""
     status: str | int | None = 0
     try:
         main([str(argument) for argument in arguments])
     except SystemExit as end:
         status = end.code
     output, errors = (text if isinstance(text, str) else text.decode() for text in capture.readouterr())
-    return output, errors, status
+    return Finished(output, errors, status)
+
+
+def lines(texts: Iterable[object]) -> str:
+    return "".join(f"{text}\n" for text in texts)
+
+
+def command_runner(main: Callable[[list[str]], None], folder: str, capture: pytest.CaptureFixture[Any]) -> Run:
+    """Return a function that runs a command on a model in this process, with a text as standard input."""
+
+    def run(*arguments: object, stdin: str | bytes = "", model: object = folder) -> Finished:
+        content = io.BytesIO(stdin.encode() if isinstance(stdin, str) else stdin)
+        with mock.patch.object(sys, "stdin", io.TextIOWrapper(content, encoding="utf-8")):
+            return run_main(main, [model, *arguments], capture)
+
+    return run
 
 
 def run_python(code: str, *arguments: str, folder: Path | None = None, **environment: str) -> str:
@@ -217,11 +246,10 @@ def user_error(pattern: str) -> Generator[None]:
     assert "\n" not in str(caught.value)
 
 
-def error_line(result: tuple[str, str, str | int | None]) -> str:
+def error_line(finished: Finished) -> str:
     """Return the line of an error with which a command ended with status 2, without output."""
-    output, errors, status = result
-    assert (output, status) == ("", 2), errors
-    (line,) = errors.splitlines(keepends=True)
+    assert (finished.output, finished.status) == ("", 2), finished.errors
+    (line,) = finished.errors.splitlines(keepends=True)
     return line
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from docs.tools import pictures
 from docs.tools.figures import draw_learning_rate, smoothed_loss
-from tests.figures.legible import assert_legible
+from tests.figures.maps import assert_legible
 from tests.helpers import paper_model_of_pairs, save
 from vaswani_transformer.batching.optimization import learning_rate
 

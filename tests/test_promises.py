@@ -1,27 +1,35 @@
 """Every promise of docs/own-script.md holds for every family, except for the cells where its table says "no".
 
 Models are in float64 where tokens are compared: rounding decides between no tokens there.
+
+B batch, T target, V vocabulary.
 """
 
 import copy
+import dataclasses
 import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx_ir
+import onnxruntime
 import pytest
 import torch
 from accelerate import cpu_offload
 from peft import LoraConfig, PeftConfig, PeftModel, PrefixTuningConfig, PromptTuningConfig, TaskType, get_peft_model
-from torch import Tensor
-from transformers import AutoModelForSeq2SeqLM, pipeline
+from torch import Tensor, nn
+from transformers import AutoModelForSeq2SeqLM, GenerationConfig, pipeline
+from transformers.exporters.configs import OnnxConfig
+from transformers.exporters.exporter_onnx import OnnxExporter
 
 from tests.builders import EVERY_FAMILY, family_of_pairs, targets
-from tests.exports import assert_same_probabilities, exported_by_transformers, opened, step_logits, torch_exported
+from tests.convert.originals import assert_same_probabilities
 from tests.helpers import FLOAT32, PAIRS, ROOT, assert_equal_at_tokens, save, source_batch
 from tests.published import assert_same_results, load_without_the_package
-from vaswani_transformer import to_ctranslate2
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration, to_ctranslate2
 from vaswani_transformer.pipeline import TASK
 
 pytestmark = pytest.mark.filterwarnings(
@@ -165,6 +173,67 @@ def makes_a_pipeline(family: str, folder: Path) -> None:
     records = pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu")(texts, batch_size=6, max_new_tokens=9)
     expected = tokenizer.batch_decode(tokens, skip_special_tokens=True)
     assert [record["translation_text"] for record in records] == expected
+
+
+def torch_exported(module: nn.Module, inputs: dict[str, Any], strict: bool = False) -> torch.export.ExportedProgram:
+    """Return the program of a module for any number of rows and any lengths of source and target."""
+    rows, source, target = (torch.export.Dim(name, min=2, max=64) for name in ("rows", "source", "target"))
+    shapes = {
+        name: {0: rows, 1: target if name.startswith("decoder") else source} if isinstance(value, Tensor) else None
+        for name, value in inputs.items()
+    }
+    return torch.export.export(module, (), inputs, dynamic_shapes=shapes, strict=strict)
+
+
+def exported_by_transformers(
+    model: VaswaniTransformerForConditionalGeneration, batch: dict[str, Tensor]
+) -> dict[str, Any]:
+    """Return the ONNX graphs of the encoder, the decoder's first step and its later ones, for any batch and lengths.
+
+    The target starts with two tokens, because torch treats a length of one as constant.
+    """
+    exporter, settings = OnnxExporter(), OnnxConfig(dynamic=True)
+    begun = torch.zeros(len(batch["input_ids"]), 2, dtype=torch.long)
+    encoder = exporter.export(model.get_encoder(), dict(batch), settings)
+    steps = exporter.export_for_generation(
+        model, batch | {"decoder_input_ids": begun}, settings, generation_config=GenerationConfig(num_beams=1)
+    )
+    if isinstance(steps, dict):  # Transformers 5.17 returns torch's result
+        return {name: getattr(program, "model", program) for name, program in {"encoder": encoder, **steps}.items()}
+    return {"encoder": encoder.program} | {name: step.program for name, step in steps.components.items()}
+
+
+@dataclasses.dataclass
+class Graph:
+    """An exported graph in ONNX Runtime with its tensors by name; a cache has the same names as input and output."""
+
+    session: onnxruntime.InferenceSession
+
+    def __call__(self, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        inputs = {spec.name: tensors[spec.name.removeprefix("input.")] for spec in self.session.get_inputs()}
+        names = [spec.name.removeprefix("output.") for spec in self.session.get_outputs()]
+        outputs: Any = self.session.run(None, inputs)
+        return dict(zip(names, outputs, strict=True))
+
+
+def opened(models: dict[str, onnx_ir.Model]) -> dict[str, Graph]:
+    providers = ["CPUExecutionProvider"]
+    return {
+        name: Graph(onnxruntime.InferenceSession(onnx_ir.to_proto(model).SerializeToString(), providers=providers))
+        for name, model in models.items()
+    }
+
+
+def step_logits(graphs: dict[str, Graph], batch: dict[str, Tensor], targets: Tensor) -> Tensor:
+    """Return the logits (B, T, V) of the graphs, which read one token of the targets (B, T) after the other."""
+    source = {name: tensor.numpy() for name, tensor in batch.items()}
+    known = {"attention_mask": source["attention_mask"]}
+    known["encoder_outputs.last_hidden_state"] = graphs["encoder"](source)["last_hidden_state"]
+    step, logits = {}, []
+    for token in targets.split(1, dim=1):
+        step = graphs["decode" if logits else "prefill"](known | step | {"decoder_input_ids": token.numpy()})
+        logits.append(torch.tensor(step["logits"][:, -1:]))
+    return torch.cat(logits, dim=1)
 
 
 def exports_to_onnx(family: str, folder: Path) -> None:

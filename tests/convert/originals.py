@@ -1,4 +1,4 @@
-"""The models of other tools that the tests import, with random weights, and the comparison with the original."""
+"""The models of other tools that the tests import, with random weights, and comparisons with originals and exports."""
 
 import argparse
 import re
@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from transformers import FSMTConfig, FSMTForConditionalGeneration, MarianConfig, MarianMTModel
+
+from tests.helpers import random_tokens
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -48,6 +50,29 @@ def assert_alike(ours: nn.Module, theirs: nn.Module, pad: int) -> None:
     with torch.no_grad():
         actual, expected = (model(**batch, use_cache=False).logits for model in (ours, theirs))
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=2e-5)
+
+
+def assert_same_probabilities(model: nn.Module, folder: Path) -> None:
+    """Assert that CTranslate2 has the model's log P of each target token, for sources of unequal length.
+
+    Its kernels against torch's: a few more roundings than between two orders of a sum in torch.
+    """
+    import ctranslate2
+
+    rows = [random_tokens(length) for length in (5, 2, 9, 1)]
+    sources = nn.utils.rnn.pad_sequence([torch.cat((row, torch.tensor([END]))) for row in rows], True, PAD)
+    targets = random_tokens(len(rows), 6)
+    starts = torch.zeros(len(rows), 1, dtype=torch.long)
+    ends = torch.full((len(rows), 1), END)
+    batch = {"input_ids": sources, "attention_mask": sources.ne(PAD).long()}
+    with torch.no_grad():
+        logits = model(**batch, decoder_input_ids=torch.cat((starts, targets), dim=1)).logits
+    ours = logits.float().log_softmax(-1).gather(2, torch.cat((targets, ends), dim=1)[..., None])[..., 0]
+    assert ours.std() > 0.5  # not all alike
+    translator = ctranslate2.Translator(str(folder), intra_threads=1)
+    texts = [[str(index) for index in [*row.tolist(), END]] for row in rows]
+    scored = translator.score_batch(texts, [list(map(str, target.tolist())) for target in targets])
+    torch.testing.assert_close(torch.tensor([each.log_probs for each in scored]), ours, rtol=1e-4, atol=1e-4)
 
 
 def fairseq_state(model: FSMTForConditionalGeneration) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ import torch
 from transformers import AddedToken
 
 from tests.builders import random_model
-from tests.exports import assert_same_probabilities
+from tests.convert.originals import assert_same_probabilities
 from tests.helpers import PAIRS, error_line, load_tokenizer, model_of_pairs, run_main, save, tiny_model, user_error
 from vaswani_transformer import VaswaniTransformerTokenizer, prepare_for_inference
 from vaswani_transformer.convert.command import main

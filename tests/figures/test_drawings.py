@@ -9,8 +9,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from tests.builders import random_attention_maps
-from tests.figures.legible import assert_legible, words_of
+from tests.figures.maps import assert_legible, random_attention_maps, words_of
 from vaswani_transformer.figures import draw_attention, draw_heat_maps
 from vaswani_transformer.figures.style import head_colors
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import random_attention_maps
+from tests.figures.maps import random_attention_maps
 from tests.helpers import error_line, model_of_pairs, run_main
 from vaswani_transformer.figures import attention_page, render_page
 from vaswani_transformer.figures.__main__ import main

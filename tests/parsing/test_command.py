@@ -4,8 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import ModelAndTokenizer, Run, error_line, memorizing_model, model_of_pairs, save
-from tests.translation.commands import command_runner, lines
+from tests.helpers import (
+    ModelAndTokenizer,
+    Run,
+    command_runner,
+    error_line,
+    lines,
+    memorizing_model,
+    model_of_pairs,
+    save,
+)
 from tests.trees import GOLD, read
 from vaswani_transformer import VaswaniTransformerTokenizer, parse
 from vaswani_transformer.parsing import command, draw_tree_text, linearize

@@ -9,6 +9,7 @@ import pytest
 
 from tests.helpers import (
     PAIRS,
+    Finished,
     Run,
     error_line,
     model_of_pairs,
@@ -47,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
 def distill(saved: Path, recipe: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     """Return a function that runs the command in windows of three, and returns output, errors and status."""
 
-    def distill(*arguments: str, model: Path | str = saved, folder: Path = folder) -> tuple[str, str, str | int | None]:
+    def distill(*arguments: str, model: Path | str = saved, folder: Path = folder) -> Finished:
         capsys.readouterr()  # the bars of saving
         return run_main(main, [model, recipe, f"--output_dir={folder}", "--window=3", *arguments], capsys)
 

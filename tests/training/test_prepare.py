@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from datasets import DownloadConfig
 
-from tests.helpers import Run, error_line, run_main
+from tests.helpers import Finished, Run, error_line, run_main
 from training import prepare
 from training.fields import FileData, Recipe
 from training.texts import read_split, tree_rows
@@ -78,7 +78,7 @@ def small_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     """Return a function that prepares a set in the folder `set`, and returns output, errors and status."""
 
-    def run(name: str, *options: str) -> tuple[str, str, str | int | None]:
+    def run(name: str, *options: str) -> Finished:
         return run_main(prepare.main, [name, f"--output={tmp_path / 'set'}", *options], capsys)
 
     return run

@@ -14,6 +14,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 from tests.builders import EVERY_FAMILY, LENGTH_FAMILY, family_of_pairs, tiny_marian
 from tests.helpers import (
     PAIRS,
+    Finished,
     Run,
     error_line,
     model_of_pairs,
@@ -54,7 +55,7 @@ def recipe(tmp_path: Path) -> Path:
 def run(saved: Path, recipe: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     """Return a function that runs the command and returns its output, errors and status."""
 
-    def run(*arguments: object, model: object = saved, recipe: object = recipe) -> tuple[str, str, str | int | None]:
+    def run(*arguments: object, model: object = saved, recipe: object = recipe) -> Finished:
         return run_main(main, [model, recipe, *arguments], capsys)
 
     return run

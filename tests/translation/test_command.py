@@ -20,8 +20,12 @@ from tests.builders import family_of_pairs, tiny_marian
 from tests.forks import ForkedCommand
 from tests.helpers import (
     ROOT,
+    SOURCES,
+    TARGETS,
     Run,
+    command_runner,
     error_line,
+    lines,
     load_tokenizer,
     model_of_pairs,
     paper_model_of_pairs,
@@ -29,7 +33,6 @@ from tests.helpers import (
     tiny_model,
     user_error,
 )
-from tests.translation.commands import SOURCES, TARGETS, command_runner, lines
 from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
     VaswaniTransformerTokenizer,

@@ -14,8 +14,16 @@ from hypothesis import strategies as st
 from transformers import FSMTConfig, FSMTForConditionalGeneration, GenerationConfig
 
 from tests.builders import FAMILY, LENGTH_FAMILY, family_of_pairs, small_model, tiny_marian
-from tests.helpers import FLOAT32, WITH_SCORES, ModelAndTokenizer, model_of_pairs, paper_model_of_pairs, tiny_model
-from tests.translation.commands import SOURCES, TARGETS
+from tests.helpers import (
+    FLOAT32,
+    SOURCES,
+    TARGETS,
+    WITH_SCORES,
+    ModelAndTokenizer,
+    model_of_pairs,
+    paper_model_of_pairs,
+    tiny_model,
+)
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.pipeline import VaswaniTransformerTranslationPipeline
 from vaswani_transformer.support.modes import eval_mode

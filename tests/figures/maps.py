@@ -1,10 +1,18 @@
-"""The words of a figure, none of which may overlap another or be cut off."""
+"""Random attention maps, and the words of a figure, none of which may overlap a different one or be cut off."""
 
 import itertools
 
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
+
+from vaswani_transformer.figures import AttentionMaps
+
+LONG_SENTENCE = [
+    *("the", "representation", "of", "institutionalised", "misunderstandings", "remains", ",", "however", ","),
+    *("$", "5", "and", "$", "6", ".", "</s>"),
+]
 
 
 def words_of(figure: Figure) -> list[tuple[str, Bbox]]:
@@ -31,3 +39,19 @@ def assert_legible(figure: Figure) -> None:
         width = min(box.x1, second.x1) - max(box.x0, second.x0)
         height = min(box.y1, second.y1) - max(box.y0, second.y0)
         assert min(width, height) < 1, (one, other)
+
+
+def random_attention_maps(
+    heads: int = 8, layers: int = 2, source: list[str] = LONG_SENTENCE, target: tuple[str, ...] = ("el", "gato", "</s>")
+) -> AttentionMaps:
+    """Return random weights of a sentence with long words, a repeated word and signs of a formula."""
+    generator = np.random.default_rng(0)
+
+    def rows(queries: int, keys: int) -> np.ndarray:
+        return generator.dirichlet(np.full(keys, 0.3), (layers, heads, queries)).astype(np.float32)
+
+    size, length = len(source), len(target)
+    return AttentionMaps(
+        " ".join(source), " ".join(target), list(source), ["<s>", *target[:-1]], list(target),
+        rows(size, size), np.tril(rows(length, length)), rows(length, size),
+    )  # fmt: skip
