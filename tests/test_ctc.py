@@ -84,6 +84,15 @@ def test_target_that_needs_more_slots_has_no_loss() -> None:
     assert float(model.eval()(input_ids=source[1:], labels=labels[1:]).loss) == 0
 
 
+@pytest.mark.parametrize("token", [-1, 30, 10**6])
+def test_label_outside_the_vocabulary_is_an_error(token: int) -> None:
+    """torch's loss on a CPU would read other memory."""
+    model = tiny_ctc(vocab_size=30)
+    labels = labels_of([3, 4], [token, 5])
+    with pytest.raises(IndexError, match="out of range"):
+        model(random_tokens(2, 6, vocab_size=30), labels=labels)
+
+
 def test_words_are_the_labels_without_the_end_and_repetitions_need_a_blank() -> None:
     words = words_of(torch.tensor([[5, 5, 6, END], [5, 6, 6, 6], [END, -100, -100, -100], [-100] * 4]), [END], BLANK)
     assert words.tokens.tolist() == [[5, 5, 6, BLANK], [5, 6, 6, 6], [BLANK] * 4, [BLANK] * 4]

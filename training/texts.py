@@ -142,8 +142,8 @@ def csv_rows(path: Path, names: Names) -> Iterator[Row]:
 def json_rows(path: Path, names: Names) -> Iterator[Row]:
     """Yield the pairs of JSON Lines, or of a file with one list of objects."""
     lines = ((number, line) for number, line in read_lines(path) if line.strip())
-    for number, line in lines:
-        if line.lstrip().startswith("["):
+    for index, (number, line) in enumerate(lines):
+        if index == 0 and line.lstrip().startswith("["):
             objects = parse_json(path, number, line + "".join(rest for _, rest in lines))
             for row, value in enumerate(objects if isinstance(objects, list) else [objects], start=1):
                 yield json_row(f"{path}, row {row}", value, names)
@@ -182,7 +182,7 @@ def json_row(place: str, value: object, names: Names) -> Row:
 
 def parquet_rows(path: Path, names: Names) -> Iterator[Row]:
     with open_file(path) as file:
-        table = pq.ParquetFile(file)
+        table = pq.ParquetFile(file if file.seekable() else io.BytesIO(file.read()))
         batches = (pa.Table.from_batches([batch]) for batch in table.iter_batches(ROWS))
         yield from arrow_rows(str(path), table.schema_arrow, batches, names)
 
@@ -242,6 +242,8 @@ def read_split(data: FileData, split: str, name: str) -> Dataset:
     if data.kind == "trees":
         return read_files(data, where, "trees", tree_files(folder, name))
     if data.kind == "text":
+        if "{language}" not in name:
+            raise UserError(f"{where}: names one file for both languages; got {name}. Put {{language}} into the name.")
         names = [name.replace("{language}", language) for language in (data.source, data.target)]
         return read_files(data, where, "text", [folder / each for each in names])
     return read_files(data, where, data.kind, [folder / name])

@@ -176,7 +176,9 @@ class VaswaniCtcForConditionalGeneration(NarHead):
         projects = logits is None
         slots, counts = torch.stack([mask.sum(1), words.counts]).cpu()  # one synchronization, not one per chunk
         values = states if logits is None else logits
-        chunks = list(self.chunks(mask, values, mask, words.tokens, slots, counts))
+        ids = torch.arange(self.config.vocab_size, device=mask.device)
+        tokens = ids.index_select(0, words.tokens.flatten()).view_as(words.tokens)  # torch's loss checks no range
+        chunks = list(self.chunks(mask, values, mask, tokens, slots, counts))
         if len(chunks) == 1 or not projects or not torch.is_grad_enabled():
             return torch.cat([losses_of(*chunk) for chunk in chunks])
         return torch.cat([checkpoint(losses_of, *chunk, use_reentrant=False) for chunk in chunks])

@@ -189,7 +189,7 @@ def test_texts_come_out_as_they_went_in(folder: Path, name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-@pytest.mark.parametrize("name", ["quoted cells", "tabs", "a list of objects"])
+@pytest.mark.parametrize("name", ["quoted cells", "tabs", "a list of objects", "Parquet"])
 def test_texts_come_out_of_compressed_files_as_they_went_in(folder: Path, name: str, compression: str) -> None:
     check_format(folder, name, COMPRESSIONS[compression])
 
@@ -290,6 +290,7 @@ COLUMNS = r"Set data\.source and data\.target\.$"
             b'{"en": "a", "en": "b", "de": "c"}',
             r"line 1: is not valid JSON \(an object has the same key twice",
         ),
+        ("a.jsonl", b'{"en": "a", "de": "b"}\n[]', r"a\.jsonl, line 2: got \[\], expected an object with en and de"),
         ("a.jsonl", b'{"en": "\\ud800", "de": "b"}', r"line 1, 'en': contains half a surrogate pair"),
         ("a.jsonl", b'{"en": "a\\u0000", "de": "b"}', r"line 1, 'en': contains a NUL character"),
         (
@@ -331,6 +332,12 @@ def test_text_that_cannot_be_read_is_an_error_with_its_place(
     kind = {".jsonl": "json", ".tsv": "csv"}.get(Path(file).suffix, Path(file).suffix[1:])
     with user_error(rf"^data\.train: .*{message}"):
         read(recipe_for(folder, kind, file))
+
+
+def test_name_of_one_file_for_both_languages_is_an_error(folder: Path) -> None:
+    (folder / "a.txt").write_text("one\n")
+    with user_error(r"^data\.train: names one file for both languages; got a\.txt\. Put \{language\} into the name"):
+        read(recipe_for(folder, "text", "a.txt"))
 
 
 def test_missing_file_is_an_error(folder: Path) -> None:
