@@ -1,13 +1,19 @@
-"""Callbacks of the trainer: when a run evaluates, saves and stops, and which evaluation is the best."""
+"""Callbacks of the trainer: when a run evaluates, saves and stops, which evaluation is the best, the progress bar."""
 
+import contextlib
 import logging
 import math
 import signal
+import sys
 import time
+from collections.abc import Generator
 from typing import Any, NoReturn
 
+from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
-from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+from transformers import EarlyStoppingCallback, ProgressCallback, TrainerCallback, TrainerControl, TrainerState
 
 from training.fields import Recipe
 
@@ -93,3 +99,39 @@ class Progress(TrainerCallback):
     def on_train_end(self, *_: Any, **__: Any) -> None:
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
+
+
+class ProgressBar(ProgressCallback):
+    """Callback that shows the steps as a bar at the foot of a terminal, with the values of the last log line."""
+
+    layout = "{percentage:3.0f}% {bar} {n_fmt}/{total_fmt}{postfix}"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_shown = sys.stderr.isatty() and PartialState().is_main_process
+
+    @contextlib.contextmanager
+    def above(self) -> Generator[None]:
+        """Write lines of the log above the bar, and end the bar's line even if training fails."""
+        if not self.is_shown:
+            yield
+            return
+        with logging_redirect_tqdm([logging.getLogger(), logging.getLogger("transformers")]):
+            try:
+                yield
+            finally:
+                if self.training_bar is not None:
+                    self.training_bar.close()
+
+    def show(self, values: str) -> None:
+        """Show values to the right of the bar."""
+        if self.training_bar is not None:
+            self.training_bar.set_postfix_str(values)
+
+    def on_train_begin(self, args: Any, state: TrainerState, *_: Any, **__: Any) -> None:
+        self.current_step = state.global_step  # of a resumed run
+        settings: dict[str, Any] = {"total": state.max_steps, "initial": state.global_step, "dynamic_ncols": True}
+        self.training_bar = tqdm(**settings, bar_format=self.layout, disable=not self.is_shown)
+
+    def on_log(self, *_: Any, **__: Any) -> None:
+        """Leave the values to `PaperTrainer.log`."""

@@ -30,7 +30,7 @@ from transformers import (
 )
 from transformers.integrations import get_available_reporting_integrations
 
-from training.callbacks import Patience, Progress, is_best_evaluation
+from training.callbacks import Patience, Progress, ProgressBar, is_best_evaluation
 from training.checkpoints import (
     CHECKPOINTS,
     SECONDS,
@@ -173,6 +173,8 @@ class PaperTrainer(Seq2SeqTrainer):
         self.progress = Progress(recipe)
         self.remove_callback(PrinterCallback)
         self.add_callback(self.progress)
+        self.bar = ProgressBar()
+        self.add_callback(self.bar)
         if recipe.training.patience is not None:
             self.add_callback(Patience(recipe.training.patience))
         self.restart_log()
@@ -201,6 +203,10 @@ class PaperTrainer(Seq2SeqTrainer):
             self.state = state
         else:
             self.train(resume_from_checkpoint=str(checkpoint))
+
+    def train(self, *arguments: Any, **settings: Any) -> Any:
+        with self.bar.above():
+            return super().train(*arguments, **settings)
 
     def check_evaluations(self) -> None:
         """Score one reference and read the settings of both searches, so that neither fails after hours of training."""
@@ -359,8 +365,9 @@ class PaperTrainer(Seq2SeqTrainer):
             "eval_loss": "validation loss {:.3f}",
         }
         if text := ", ".join(form.format(logs[name]) for name, form in shown.items() if name in logs):
-            left = self.progress.minutes_left(self.state)
-            logger.info("Step %d of %d: %s; %.0f min left", self.state.global_step, self.state.max_steps, text, left)
+            values = f"{text}; {self.progress.minutes_left(self.state):.0f} min left"
+            logger.info("Step %d of %d: %s", self.state.global_step, self.state.max_steps, values)
+            self.bar.show(values)
 
     # An evaluation
 

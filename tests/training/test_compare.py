@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -52,7 +52,7 @@ def test_comparison_is_sacrebleus_paired_bootstrap(run: Run, tmp_path: Path) -> 
     signatures, expected = tested
     result = json.loads((tmp_path / "comparison.json").read_text(encoding="utf-8"))
     for title, name in (("BLEU", "BLEU"), ("chrF", "chrF2")):
-        worse, better = expected[name]
+        worse, better = cast(list[Any], expected[name])
         test = result["tests"][title]
         assert (test["A"]["score"], test["B"]["score"], test["p"]) == (worse.score, better.score, better.p_value)
         assert (test["A"]["mean"], test["A"]["interval"]) == (worse.mean, worse.ci)

@@ -1,12 +1,15 @@
 """A run writes its folder, and one that was killed, interrupted or extended takes the steps of an uninterrupted one."""
 
+import contextlib
 import json
 import os
+import pty
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +52,37 @@ def test_run_writes_model_recipe_results_and_checkpoints(finished_run: runs.Fini
     assert all(line.pop("log_probability") < 0 for line in lines)
     assert all(example in lines for example in results["test"]["examples"])
     assert str(folder.parent) not in (folder / "recipe.yaml").read_text()
+
+
+def terminal_output(command: list[str]) -> str:
+    """Run a command with a terminal of 100 columns as its standard error, and return what it writes there."""
+    terminal, program_side = pty.openpty()
+    termios.tcsetwinsize(program_side, (24, 100))
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=program_side, cwd=ROOT)
+    os.close(program_side)
+    written = b""
+    with contextlib.suppress(OSError):  # the end of a terminal
+        while chunk := os.read(terminal, 4096):
+            written += chunk
+    os.close(terminal)
+    process.wait()
+    return re.sub(r"\x1b\[\w+", "", written.decode())
+
+
+@pytest.mark.slow
+def test_terminal_shows_a_progress_bar_below_the_lines_of_the_log(arguments: list[str], tmp_path: Path) -> None:
+    settings = ["--training.steps=5", f"--output_dir={tmp_path / 'run'}"]
+    text = terminal_output([sys.executable, "-m", "training.train", *arguments, *settings])
+    lines, bars = [], []
+    for row in re.split(r"[\r\n]+", text):
+        (bars if re.match(r" *\d+% ", row) else lines).append(row.rstrip())
+    logged = [line for line in lines if line.startswith("Step ")]
+    assert [line.split(":")[0] for line in logged if "loss" in line and "BLEU" not in line] == [
+        f"Step {step} of 5" for step in range(1, 6)
+    ]
+    for line in logged:
+        assert any(line.partition(": ")[2] in bar for bar in bars), line
+    assert re.match(r"100% \S+ 5/5, ", bars[-1])
 
 
 @pytest.mark.slow

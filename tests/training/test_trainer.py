@@ -1,9 +1,13 @@
 """One step, its log and an evaluation are means over target tokens, for any number of processes and micro-batches."""
 
+import contextlib
+import io
 import math
+import re
+import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,12 +15,12 @@ import torch
 from sacrebleu.metrics import BLEU
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, TrainerState
+from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, TrainerControl, TrainerState, TrainingArguments
 
 from tests.helpers import LargestTensor, no_space, user_error
 from tests.training import runs
 from training import metrics
-from training.callbacks import Progress
+from training.callbacks import Progress, ProgressBar
 from training.checkpoints import (
     CHECKPOINTS,
     COMPLETE,
@@ -306,6 +310,24 @@ def test_evaluation_of_any_batch_size_gives_the_same_loss(arguments: list[str], 
         scores.append((metrics["loss"], len(results)))
     np.testing.assert_allclose([loss for loss, _ in scores], scores[0][0], rtol=1e-5)
     assert {count for _, count in scores} == {16}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("errors", "text"), [(Terminal, r".*\r 83% .* 5/6, loss 2\n"), (io.StringIO, "")])
+def test_progress_bar_of_a_resumed_run_begins_at_its_step_and_ends_its_line_at_an_error(
+    monkeypatch: pytest.MonkeyPatch, errors: type[io.StringIO], text: str
+) -> None:
+    monkeypatch.setattr("sys.stderr", errors())
+    bar, arguments, control = ProgressBar(), TrainingArguments(report_to="none"), TrainerControl()
+    with contextlib.suppress(FloatingPointError), bar.above():
+        bar.on_train_begin(arguments, TrainerState(global_step=5, max_steps=6), control)
+        bar.show("loss 2")
+        raise FloatingPointError
+    assert re.fullmatch(text, cast(io.StringIO, sys.stderr).getvalue(), flags=re.DOTALL)
 
 
 @pytest.mark.parametrize(("minutes", "left"), [(None, 9.0), (5.0, 3.0), (60.0, 9.0), (1.0, 0.0)])
