@@ -11,10 +11,15 @@ at half load requests arrive at random, half as many a second, and a latency inc
 It prints the lines a second, those a second of the service's CPU time, the latency that half, 95% and 99% of the
 requests stay below, and the resident and the largest MiB of the service. Each load has at most `--requests` and takes
 at most a minute. Keep the clients off the service's core, or they slow it down.
+
+With `--calls` it measures instead what `translate()`, the pipeline and the service's engine cost beside `generate()`
+with its tokenizer: in one process, prepared int8, a line a call, in turns. It prints the median milliseconds of each,
+and the median ratio to `generate()`.
 """
 
 import argparse
 import contextlib
+import importlib.util
 import itertools
 import json
 import os
@@ -26,14 +31,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import torch
+from transformers import pipeline
 from transformers.utils import logging
 
-from bench.measuring import ROOT, Row, in_turns, make_parser, report, resident_mib
+from bench.measuring import ROOT, Row, clock, in_turns, make_parser, median_ratio, report, resident_mib, seconds_of
+from vaswani_transformer import prepare_for_inference, translate
 from vaswani_transformer.convert import to_ctranslate2
 from vaswani_transformer.support.loading import load_model, load_tokenizer
 
@@ -56,6 +64,7 @@ def run(texts):
     tokens = [tokenizer.encode(text).tokens for text in texts]
     return translator.translate_batch(tokens, beam_size=4, max_batch_size=32)
 """
+SERVICE = ROOT / "examples" / "service" / "service.py"
 LOAD_SECONDS = 60
 CHILD = """
 import json, sys, time
@@ -120,8 +129,7 @@ def engine_rows(folders: dict[str, Path], lines: list[str], rounds: int, threads
 @contextlib.contextmanager
 def running_service(folder: Path, clients: int, threads: int) -> Generator[tuple[int, int]]:
     """Start the service with a model, and return its process and its port."""
-    script = ROOT / "examples" / "service" / "service.py"
-    command = [sys.executable, str(script), str(folder), "--port=0", f"--threads={threads}", f"--waiting={clients}"]
+    command = [sys.executable, str(SERVICE), str(folder), "--port=0", f"--threads={threads}", f"--waiting={clients}"]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
     streams: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=environment, **streams) as process:
@@ -217,15 +225,65 @@ def service_rows(folders: dict[str, Path], lines: list[str], options: argparse.N
     ]
 
 
+def service_engine(folder: Path, threads: int) -> Any:
+    """Return the engine of the service that runs a model in torch."""
+    spec = importlib.util.spec_from_file_location("service", SERVICE)
+    assert spec is not None
+    assert spec.loader is not None
+    service = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = service  # its dataclasses look for it there
+    spec.loader.exec_module(service)
+    return service.TorchEngine(folder, service.parse_arguments([str(folder), f"--threads={threads}"]))
+
+
+def call_rows(folder: Path, lines: list[str], rounds: int, threads: int) -> list[Row]:
+    """Return the milliseconds of a line in each call, and the ratio to those in `generate()`."""
+    engine = service_engine(folder, threads)
+    tokenizer = load_tokenizer(str(folder), local_files_only=True)
+    model: Any = prepare_for_inference(load_model(str(folder), local_files_only=True), "int8", engine.model.layouts)
+    pipe: Any = pipeline("vaswani-translation", model=model, tokenizer=tokenizer)
+
+    def generate(line: str) -> list[str]:
+        output = model.generate(**tokenizer([line], return_tensors="pt"))
+        return tokenizer.batch_decode(output, skip_special_tokens=True)
+
+    ways: dict[str, Callable[[str], object]] = {
+        "generate": generate,
+        "translate": lambda line: list(translate(model, tokenizer, [line])),
+        "pipeline": pipe,
+        "service": lambda line: engine.translate([line]),
+    }
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    now = clock(threads)
+    for line in lines:
+        calls = {way: lambda call=call, line=line: seconds_of(lambda: call(line), now) for way, call in ways.items()}
+        in_turns(calls, 1)  # the first calls are slow
+        for way, taken in in_turns(calls, rounds).items():
+            seconds[way].append(statistics.median(taken))
+    return [
+        {
+            "call": way,
+            "ms a line": 1000 * statistics.mean(taken),
+            "ratio to generate": median_ratio(taken, seconds["generate"]),
+        }
+        for way, taken in seconds.items()
+    ]
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = make_parser("serving", __doc__, {"rounds": 1, "requests": 20}, rounds=3, threads=1)
     parser.add_argument("model", type=Path, help="the folder of a model")
     parser.add_argument("lines", type=Path, help="a text file with a sentence on each line")
     parser.add_argument("--clients", type=int, default=0, help="measure the service with this many clients (none)")
     parser.add_argument("--requests", type=int, default=300, help="most requests at each load (300)")
+    parser.add_argument("--calls", action="store_true", help="measure what calls cost beside generate()")
     options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
     logging.set_verbosity_error()
     lines = options.lines.read_text(encoding="utf-8").splitlines()
+    if options.calls:
+        report(call_rows(options.model, lines, options.rounds, options.threads), options)
+        return
     model: Any = load_model(str(options.model), local_files_only=True)
     tokenizer = load_tokenizer(str(options.model), local_files_only=True)
     with tempfile.TemporaryDirectory() as name:

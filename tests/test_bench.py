@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
     "latent_price": ([], "revealed words"),
     "memory": ([], "peak MiB"),
     "serving": (["MADE/ar", "MADE/lines.txt"], "resident MiB"),
+    "serving calls": (["MADE/ar", "MADE/lines.txt", "--calls"], "ratio to generate"),
     "serving clients": (["MADE/ar", "MADE/lines.txt", "--clients=2"], "ms at half load, 99%"),
     "table3": (["MADE/kills.yaml", *SMALL, "--output_dir=NEW/runs"], "paper's BLEU"),
     "train_against_marian": ([], "ours to it"),
@@ -57,7 +58,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_bench_prints_its_table(name: str, made: Path, tmp_path: Path) -> None:
     if name.startswith(("serving", "decode_against_marian")):
         pytest.importorskip("ctranslate2", reason="the ctranslate2 extra is not installed")
-    if name == "serving clients":
+    if name in ("serving calls", "serving clients"):
         pytest.importorskip("uvicorn", reason="the service's packages are not installed")
     given, column = COMMANDS[name]
     arguments = [argument.replace("MADE", str(made)).replace("NEW", str(tmp_path)) for argument in given]

@@ -22,6 +22,7 @@ from vaswani_transformer.cpu.beam_cache import BeamCache
 from vaswani_transformer.cpu.fast_path import CachedCrossAttention, DecoderStep, PreparedEncoder, PreparedStepper
 from vaswani_transformer.embeddings import InputEmbedding
 from vaswani_transformer.layers import VaswaniTransformerDecoderLayer
+from vaswani_transformer.pretrained import CACHE
 from vaswani_transformer.stacks import VaswaniTransformerDecoder
 
 needs_float32 = pytest.mark.skipif("float32" not in DTYPES, reason="no packed layers in float32 here")
@@ -209,3 +210,33 @@ def test_fast_path_is_taken_unless_the_call_needs_more(
     generated, true = (side.generate(**copy.deepcopy(call)) for side in (prepare_for_inference(model), model))
     assert len(taken) == steps
     assert torch.equal(*(side if torch.is_tensor(side) else side.sequences for side in (generated, true)))
+
+
+@pytest.mark.parametrize("num_beams", [1, 2])
+def test_prepared_model_returns_a_cache_of_every_layer(num_beams: int) -> None:
+    model = random_model()
+    call = source_batch([5, 3], max_new_tokens=5, min_new_tokens=5, num_beams=num_beams, return_dict_in_generate=True)
+    caches: list[Any] = [side.generate(**call).past_key_values for side in (prepare_for_inference(model), model)]
+    layers = [[*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers] for cache in caches]
+    shapes = [[layer.keys.shape for layer in cached] for cached in layers]
+    assert len(shapes[0]) == 2 * model.config.decoder_layers
+    assert shapes[0] == shapes[1]
+
+
+def test_loop_of_the_caller_gets_a_cache_from_a_prepared_model() -> None:
+    model = random_model()
+    call = source_batch([5, 3])
+    lengths = []
+
+    def loop(model: Any, input_ids: Tensor, **inputs: Any) -> Tensor:
+        inputs = {name: inputs[name] for name in ("encoder_outputs", "attention_mask", CACHE)}
+        for _ in range(3):
+            outputs = model(decoder_input_ids=input_ids[:, -1:], use_cache=True, return_dict=True, **inputs)
+            lengths.append(inputs[CACHE].get_seq_length())
+            input_ids = torch.cat((input_ids, outputs.logits[:, -1:].argmax(-1)), dim=1)
+        return input_ids
+
+    settings = {"custom_generate": loop, "num_beams": 1}
+    generated, true = (side.generate(**call, **settings) for side in (prepare_for_inference(model), model))
+    assert lengths == [1, 2, 3, 1, 2, 3]
+    assert torch.equal(generated, true)

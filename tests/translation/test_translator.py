@@ -237,8 +237,8 @@ def test_target_ends_with_its_end_token_or_where_its_padding_begins(pad: int) ->
     model.generation_config.eos_token_id = [2, 7]
     targets = torch.tensor([[5, 2, pad, pad], [5, 6, 7, pad], [5, 6, 8, 9], [2, pad, pad, pad]])
     translator = Translator(model, tokenizer)
-    assert translator.target_lengths(targets).tolist() == [2, 3, 4, 1]
-    assert translator.target_lengths(torch.tensor([[5, 6, 8, pad]])).tolist() == [4 if pad == 2 else 3]
+    assert translator.target_lengths(targets.tolist()) == [2, 3, 4, 1]
+    assert translator.target_lengths([[5, 6, 8, pad]]) == [4 if pad == 2 else 3]
 
 
 def test_model_of_another_architecture_translates_too() -> None:

@@ -261,7 +261,9 @@ class CachedCrossAttention:
     def __init__(self, attention: CrossAttention) -> None:
         self.heads = attention.config.num_heads
         self.scaling = attention.scaling
-        self.project_key_values = attention.project_key_values
+        self.head_widths = (attention.head_dim, attention.value_head_dim)
+        self.k_proj = raw_forward(attention.k_proj)
+        self.v_proj = raw_forward(attention.v_proj)
         self.q_proj = raw_forward(attention.q_proj)
         self.o_proj = raw_forward(attention.o_proj)
         self.weights = self.unpack(attention)
@@ -285,8 +287,12 @@ class CachedCrossAttention:
 
     def source_key_values(self, memory: Tensor) -> KeyValues:
         """Return contiguous keys and values of the encoder's output (B, S, d_model)."""
-        keys, values = self.project_key_values(memory)
-        return keys.transpose(2, 3).contiguous(), values.contiguous()
+        sources, tokens, _ = memory.shape
+        rows = memory.flatten(0, 1)
+        key_width, value_width = self.head_widths
+        keys = self.k_proj(rows).view(sources, tokens, self.heads, key_width)
+        values = self.v_proj(rows).view(sources, tokens, self.heads, value_width)
+        return keys.permute(0, 2, 3, 1).contiguous(), values.transpose(1, 2).contiguous()
 
     def over(self, key_values: KeyValues, mask: Tensor | None, num_beams: int) -> Function:
         """Return a function of hidden states (k B, d_model) that attends to the sources; `mask` is (B, 1, 1, S)."""

@@ -2,18 +2,24 @@
 
 import copy
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, Never, TypeVar
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.generation import GenerationConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
 from ..attention import CausalSelfAttention, SelfAttention
 from ..embeddings import Dropout
+from ..generation import PaperBeamSearch
 from ..model import VaswaniTransformerForConditionalGeneration
+from ..pretrained import CACHE
 from ..search import Stepper
+from ..stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
 from .fast_path import DecoderStep, PreparedEncoder, PreparedStepper, fuse_qkv, is_plain
 from .linear import LAYOUTS, LinearPacker
 
@@ -40,6 +46,21 @@ def weights_of_linears(model: nn.Module) -> list[Tensor]:
     return [linear.weight for linear in linears if id(linear.weight) not in shared]
 
 
+def keep_signatures(*methods: Callable[..., Any]) -> None:
+    """Compute the signatures of methods once, since every call of `generate()` asks for them."""
+    for method in methods:
+        vars(method)["__signature__"] = inspect.signature(method)
+
+
+keep_signatures(
+    VaswaniTransformerForConditionalGeneration.forward,
+    VaswaniTransformerEncoder.forward,
+    VaswaniTransformerDecoder.forward,
+    PaperBeamSearch._beam_search,
+    PaperBeamSearch._sample,
+)
+
+
 class Prepared(PreTrainedModel):
     """Model with packed layers, which cannot be trained, saved, moved or copied.
 
@@ -55,7 +76,10 @@ class Prepared(PreTrainedModel):
 
     Attributes:
         layouts: the layouts of the linear layers, by dtype, shape, rows and threads; empty without a choice.
+        stays_in_evaluation: True; a search need not walk over the modules to make sure.
     """
+
+    stays_in_evaluation = True
 
     def __init__(self, model: PreTrainedModel, dtype: str, recorded: dict[str, str]) -> None:
         # Transformers registers here the outputs that the class can record. The attributes are replaced below.
@@ -137,6 +161,22 @@ class PreparedForConditionalGeneration(Prepared, VaswaniTransformerForConditiona
         if self.fast_encoder is None:
             return super().get_encoder(*args, **kwargs)
         return self.fast_encoder
+
+    def _prepare_cache_for_generation(
+        self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        """Make the default cache of `generate()` without its layers, which the search would discard."""
+        is_default = (
+            model_kwargs.get(CACHE) is None
+            and generation_config.cache_implementation is None
+            and generation_config.use_cache is not False
+            and not generation_config.is_assistant
+            and self.config.attention_window is None
+        )
+        if is_default:
+            model_kwargs[CACHE] = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        else:
+            super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
 
     def make_stepper(self, inputs: dict[str, Any], beams_per_source: int, **options: bool) -> Stepper:
         """Return the stepper of a search, with the fast path if only the next token's logits are needed."""

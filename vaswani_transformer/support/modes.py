@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeGuard
 
 from transformers import PreTrainedModel
@@ -59,6 +59,8 @@ def switch_to_evaluation(model: PreTrainedModel) -> Callable[[], None]:
 
 def eval_mode(model: PreTrainedModel) -> AbstractContextManager[None]:
     """Switch a model to evaluation mode inside the context, and restore every module's mode after it."""
+    if getattr(model, "stays_in_evaluation", False):  # prepared for inference
+        return nullcontext()
     return temporary_mode(model, switch_to_evaluation)
 
 

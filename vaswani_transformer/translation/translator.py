@@ -241,18 +241,17 @@ class Translator:
         with eval_mode(self.model):
             output = self.generate(**inputs)
             sequences = output if isinstance(output, Tensor) else output.sequences  # (R, T + 1)
-            targets = sequences[:, 1:]  # (R, T), without the start
-            lengths = self.target_lengths(targets)  # (R,)
+            targets = sequences[:, 1:].tolist()  # without the start
+            lengths = self.target_lengths(targets)
             scores: list[float | None] = [None] * len(sequences)
             if self.scores and is_non_autoregressive(self.model):
                 scores = output.sequences_scores.tolist()
             elif self.scores:
                 scores = self.score(tokens, mask, sequences, lengths).tolist()
 
-        counts = lengths.tolist()
-        ids = [row[:count] for row, count in zip(targets.tolist(), counts, strict=True)]
+        ids = [target[:length] for target, length in zip(targets, lengths, strict=True)]
         decoded = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
-        hypotheses = [Hypothesis(*values) for values in zip(decoded, counts, scores, strict=True)]
+        hypotheses = [Hypothesis(*values) for values in zip(decoded, lengths, scores, strict=True)]
         n = len(hypotheses) // len(sources)
         return [hypotheses[start : start + n] for start in range(0, len(hypotheses), n)]
 
@@ -260,27 +259,33 @@ class Translator:
         """Return the output of the model's `generate()` for a batch; subclasses may record the search."""
         return cast(Any, self.model).generate(**inputs)
 
-    def target_lengths(self, targets: Tensor) -> Tensor:
-        """Return the length (R,) of each target (R, T), up to its end token or its padding."""
+    def target_lengths(self, targets: list[list[int]]) -> list[int]:
+        """Return the length of each target, up to its first end token, or else up to its padding."""
         settings = self.settings.values
-        positions = torch.arange(1, targets.shape[1] + 1, device=targets.device)
-        ends = torch.tensor(as_token_ids(settings.get("eos_token_id")), dtype=torch.long, device=targets.device)
-        is_end = torch.isin(targets, ends)
-        to_padding = (positions * targets.ne(settings.get("pad_token_id", self.tokenizer.pad_token_id))).amax(1)
-        return torch.where(is_end.any(1), is_end.long().argmax(1) + 1, to_padding)
+        pad = settings.get("pad_token_id", self.tokenizer.pad_token_id)
+        end_tokens = as_token_ids(settings.get("eos_token_id"))
+        lengths = []
+        for target in targets:
+            length = len(target)
+            while length and target[length - 1] == pad:
+                length -= 1
+            ends = [target.index(token) + 1 for token in end_tokens if token in target]
+            lengths.append(min(ends, default=length))
+        return lengths
 
-    def score(self, tokens: Tensor, mask: Tensor, sequences: Tensor, lengths: Tensor) -> Tensor:
+    def score(self, tokens: Tensor, mask: Tensor, sequences: Tensor, lengths: list[int]) -> Tensor:
         """Return log P(Y | X) / lp(Y) (R,) of the targets in `sequences` (R, T + 1), after the start token."""
         settings = self.settings.values
         targets = sequences[:, 1:]
-        is_padding = torch.arange(targets.shape[1], device=targets.device) >= lengths[:, None]
+        counts = torch.tensor(lengths, device=targets.device)  # (R,)
+        is_padding = torch.arange(targets.shape[1], device=targets.device) >= counts[:, None]
         labels = targets.masked_fill(is_padding, -100)
         n = len(sequences) // len(tokens)
         tokens = tokens.repeat_interleave(n, dim=0)  # (R, S)
         mask = mask.repeat_interleave(n, dim=0)  # (R, S)
         sums = log_probabilities(self.model, tokens, mask, labels, sequences[:, :-1])
         alpha = float(settings.get("length_penalty", 1.0))  # torch needs a float for negative powers
-        return sums / length_penalty(lengths.clamp(min=1), alpha, settings.get("length_penalty_type", "power"))
+        return sums / length_penalty(counts.clamp(min=1), alpha, settings.get("length_penalty_type", "power"))
 
 
 def translate(
