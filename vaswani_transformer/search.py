@@ -420,7 +420,7 @@ def next_tokens(logits: Tensor, rows: Tensor, tokens: Tensor, settings: SearchSe
     if not settings.reads_all_rows:
         if settings.process is not None:
             values = settings.process(tokens[rows], values)
-        values = values.argmax(-1)
+        values = values.max(-1).indices  # the token of `argmax`, in less time on a CPU
 
     # Finished rows get zeros.
     if rows.shape[0] < tokens.shape[0]:
@@ -453,7 +453,8 @@ def greedy_search(stepper: Stepper, prompt: Tensor, settings: SearchSettings) ->
         decoded = tokens[rows] if rows.shape[0] < tokens.shape[0] else tokens
         logits = stepper.step(decoded)
         chosen = next_tokens(logits, rows, tokens, settings)
-        summed.index_add_(0, rows, logits.gather(1, chosen[rows, None])[:, 0].float())
+        chosen_logits = logits.gather(1, chosen.index_select(0, rows).unsqueeze(1)).squeeze(1)
+        summed.index_add_(0, rows, chosen_logits.float())
         if settings.end_tokens.numel():
             chosen = chosen.masked_fill(is_over, settings.pad_token)
         tokens = torch.cat((tokens, chosen[:, None]), dim=1)
