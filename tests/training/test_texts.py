@@ -260,6 +260,12 @@ def test_file_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert (again.to_dict(), again.cache_files) == (first.to_dict(), first.cache_files)
 
 
+def test_same_bytes_under_a_name_of_tab_separated_values_are_other_pairs(folder: Path) -> None:
+    for name, pairs in {"a.csv": [("a", "b")], "a.tsv": [("d", "e")]}.items():
+        (folder / name).write_text("en,de,x\ten\tde\na,b,c\td\te\n")
+        assert read(recipe_for(folder, "csv", name)) == pairs
+
+
 def test_plain_column_may_be_named_translation(folder: Path) -> None:
     (folder / "a.jsonl").write_text('{"text": "one", "translation": "eins"}')
     assert read(recipe_for(folder, "json", "a.jsonl", source="text", target="translation")) == [("one", "eins")]
