@@ -57,12 +57,20 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
 def load_teacher(options: argparse.Namespace, recipe: Recipe, layouts: dict[str, str]) -> Translator:
     """Return the teacher's translator with recorded layouts, for a parser constrained to well-formed trees."""
     model, tokenizer = load_model_and_tokenizer(LoadOptions.of(options), layouts)
-    settings: dict[str, Any] = {"batch_tokens": options.batch_tokens, "window": options.window}
-    given = {"num_beams": options.beams, "length_penalty": options.length_penalty}
-    settings |= {name: value for name, value in given.items() if value is not None}
-    constraint = tree_constraint(model, tokenizer) if recipe.data.kind == "trees" else None
-    longest = recipe.data.max_length
-    return Translator(model, tokenizer, constraint=constraint, max_source_tokens=longest, **settings)
+    search: dict[str, Any] = {}  # else the model's generation config
+    if options.beams is not None:
+        search["num_beams"] = options.beams
+    if options.length_penalty is not None:
+        search["length_penalty"] = options.length_penalty
+    return Translator(
+        model,
+        tokenizer,
+        batch_tokens=options.batch_tokens,
+        window=options.window,
+        max_source_tokens=recipe.data.max_length,
+        constraint=tree_constraint(model, tokenizer) if recipe.data.kind == "trees" else None,
+        **search,
+    )
 
 
 def drop_reason(translation: Translation, tokens: int, options: argparse.Namespace, longest: int) -> str:
@@ -79,7 +87,7 @@ def drop_reason(translation: Translation, tokens: int, options: argparse.Namespa
 
 
 def dropped_pairs(output: ResumableFile) -> Counter[str]:
-    """Return the numbers of dropped pairs by reason in the record of a share; none if it has no sources."""
+    """Return the numbers of dropped pairs by reason in the record of a share; an empty share has none."""
     dropped = output.record.get("dropped", {})
     if not isinstance(dropped, dict) or not all(isinstance(count, int) for count in dropped.values()):
         raise output.conflict(f"has a damaged record with dropped {dropped!r}")
@@ -90,7 +98,8 @@ def write_share(
     translator: Translator, sources: Iterator[str], output: ResumableFile, options: argparse.Namespace, recipe: Recipe
 ) -> None:
     """Write the pairs of the remaining sources, a window at a time, and count dropped pairs in the record."""
-    encode, dropped = text_encoder(translator.tokenizer), dropped_pairs(output)
+    encode = text_encoder(translator.tokenizer)
+    dropped = dropped_pairs(output)
     with tqdm(initial=output.done, unit="line", disable=None) as bar:  # None: shown in a terminal
         while window := list(itertools.islice(sources, options.window)):
             lines = []
@@ -110,10 +119,14 @@ def write_share(
 def distill(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     """Write this process's share of the pairs, and return the counts over all processes."""
     init_processes()
-    state, folder = PartialState(), options.output_dir
+    state = PartialState()
+    folder = options.output_dir
     options.device = options.device or str(state.device)
-    share, shares = (int(number) for number in options.shard.split("/"))
-    share, shares = (share - 1) * state.num_processes + state.process_index, shares * state.num_processes
+
+    # Each machine's share is divided among its processes, so a share belongs to one process of one machine.
+    machine, machines = (int(number) for number in options.shard.split("/"))
+    share = (machine - 1) * state.num_processes + state.process_index
+    shares = machines * state.num_processes
     if any(not path.name.endswith(f"-of-{shares:05d}.jsonl") for path in folder.glob("*.jsonl")):
         raise UserError(
             f"{folder}: contains a different number of shares; rerun the original command, or choose a new folder."
@@ -121,8 +134,12 @@ def distill(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     with state.main_process_first():
         sources = load_pairs(recipe, ["train"])["train"]["source"][share::shares]
+
+    # Translate what an earlier command has not.
     settings = {name: getattr(options, name) for name in RESULTS_DEPEND_ON}
-    settings |= {name: getattr(recipe.data, name) for name in ("source", "target", "max_length")}
+    settings["source"] = recipe.data.source
+    settings["target"] = recipe.data.target
+    settings["max_length"] = recipe.data.max_length
     settings["teacher"] = LoadOptions.of(options).digest()
     with contextlib.closing(ResumableFile(folder / f"{share:05d}-of-{shares:05d}.jsonl", settings)) as output:
         remaining = iter(sources)
@@ -135,9 +152,11 @@ def distill(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
             output.save_record(search=translator.settings.search(), layouts=layouts, **origin)
             write_share(translator, remaining, output, options, recipe)
         dropped = dropped_pairs(output)
-    everyone = gather_object([dropped])
+
+    # Kept pairs are those of the folder, to which other machines may write too.
+    dropped_by_process = gather_object([dropped])
     kept = sum(len(file.read_bytes().splitlines()) for file in folder.glob("*.jsonl"))
-    return {"output_dir": str(folder), "kept": kept, "dropped": dict(sum(everyone, Counter()))}
+    return {"output_dir": str(folder), "kept": kept, "dropped": dict(sum(dropped_by_process, Counter()))}
 
 
 def main(arguments: list[str] | None = None) -> None:

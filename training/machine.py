@@ -54,8 +54,9 @@ def init_processes() -> None:
     On a CPU it also limits oneDNN's and PyTorch's caches of kernels. With the many shapes of batches, each would grow
     to nearly 1 GiB.
     """
-    for name in [name for name in os.environ if name.startswith(RECIPE_SETS)]:
-        del os.environ[name]
+    for name in list(os.environ):
+        if name.startswith(RECIPE_SETS):
+            del os.environ[name]
     if uses_cpu():
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"  # Transformers before 5.20 cannot resume on "cpu:0"
         for name, capacity in KERNELS.items():
@@ -83,21 +84,25 @@ def load_weights(model: PreTrainedModel, weights: dict[str, Tensor]) -> None:
 
 def commit() -> dict[str, str | bool] | None:
     """Return the checkout's commit and whether tracked files differ from it; None if git does not track this code."""
-    settings: Any = {"cwd": Path(__file__).parent, "capture_output": True, "text": True, "check": True, "timeout": 30}
+    this_file = Path(__file__)
+    settings: dict[str, Any] = {"cwd": this_file.parent, "capture_output": True, "text": True, "check": True}
+    describe = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     try:
-        subprocess.run(["git", "ls-files", "--error-unmatch", Path(__file__).name], **settings)
-        described = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"], **settings
-        ).stdout.strip()
+        subprocess.run(["git", "ls-files", "--error-unmatch", this_file.name], timeout=30, **settings)
+        described = subprocess.run(describe, timeout=30, **settings).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
     return {"hash": described.removesuffix("-dirty"), "dirty": described.endswith("-dirty")}
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, this package and the libraries that a run computes with."""
-    own = {"python": platform.python_version(), "vaswani_transformer": vaswani_transformer.__version__}
-    return own | {name: version(name) for name in LIBRARIES} | {"torch": str(torch.__version__)}  # with its build
+    """Return the versions of Python, this package and the libraries with which a run computes."""
+    return {
+        "python": platform.python_version(),
+        "vaswani_transformer": vaswani_transformer.__version__,
+        **{name: version(name) for name in LIBRARIES},
+        "torch": str(torch.__version__),  # with its build, such as "+cpu"
+    }
 
 
 def hardware(device: torch.device) -> dict[str, Any]:

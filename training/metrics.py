@@ -57,7 +57,9 @@ def bleu(predictions: list[str], references: list[str], tokenize: str = "13a", o
     With `tokenize="none"` the texts' own tokens count, which gives tokenized BLEU. The signature names a lower order.
     """
     score = compute(bleu_metric(tokenize, order), predictions, references)
-    return score if order == 4 else score | {"signature": f"{score['signature']}|order:{order}"}
+    if order != 4:
+        score["signature"] += f"|order:{order}"
+    return score
 
 
 def chrf(predictions: list[str], references: list[str]) -> dict[str, Any]:
@@ -80,15 +82,16 @@ def tokenized_bleu(
         import sacremoses  # slow to import
 
         tokenizer = sacremoses.MosesTokenizer(lang=language)
-        predictions, references = (
-            [tokenizer.tokenize(text, return_str=True) for text in texts] for texts in (predictions, references)
-        )
+        predictions = [tokenizer.tokenize(text, return_str=True) for text in predictions]
+        references = [tokenizer.tokenize(text, return_str=True) for text in references]
         made_by = f"text:moses-{language}-sacremoses-{sacremoses.__version__}"
     if compounds:
-        predictions, references = ([split_compounds(text) for text in texts] for texts in (predictions, references))
+        predictions = [split_compounds(text) for text in predictions]
+        references = [split_compounds(text) for text in references]
         made_by += "|compounds:split"
     score = bleu(predictions, references, tokenize="none")
-    return score | {"signature": f"{score['signature']}|{made_by}"}
+    score["signature"] += f"|{made_by}"
+    return score
 
 
 def split_compounds(text: str) -> str:
@@ -101,19 +104,30 @@ def text_statistics(predictions: list[str], references: list[str]) -> dict[str, 
 
     Unlike in Li et al. 2016, distinct-n is relative to the number of n-grams.
     """
-    outputs, targets = ([text.split() for text in texts] for texts in (predictions, references))
-    words, bigrams = [word for row in outputs for word in row], [pair for row in outputs for pair in pairwise(row)]
-    target_words, target_bigrams = sum(map(len, targets)), [pair for row in targets for pair in pairwise(row)]
+    words, bigrams = words_and_bigrams(predictions)
+    reference_words, reference_bigrams = words_and_bigrams(references)
     return {
         "distinct_1": len(set(words)) / max(1, len(words)),
         "distinct_2": len(set(bigrams)) / max(1, len(bigrams)),
         "repeats": sum(left == right for left, right in bigrams) / max(1, len(words)),
-        "reference_repeats": sum(left == right for left, right in target_bigrams) / max(1, target_words),
-        "length_ratio": len(words) / max(1, target_words),
+        "reference_repeats": sum(left == right for left, right in reference_bigrams) / max(1, len(reference_words)),
+        "length_ratio": len(words) / max(1, len(reference_words)),
     }
 
 
-BEGIN, END, UNKNOWN = "<s>", "</s>", "<unk>"
+def words_and_bigrams(texts: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return all words of texts, and all pairs of neighboring words of one text."""
+    words: list[str] = []
+    bigrams: list[tuple[str, str]] = []
+    for text in texts:
+        words += text.split()
+        bigrams += pairwise(text.split())
+    return words, bigrams
+
+
+BEGIN = "<s>"
+END = "</s>"
+UNKNOWN = "<unk>"
 Gram = tuple[str, ...]
 
 
@@ -126,6 +140,7 @@ class TrigramModel:
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
+        # A shorter gram is counted once for each word before it.
         trigrams: Counter[Gram] = Counter()
         for text in texts:
             words = [BEGIN, BEGIN, *text.split(), END]
@@ -133,24 +148,27 @@ class TrigramModel:
         bigrams = Counter(gram[1:] for gram in trigrams)
         unigrams = Counter(gram[1:] for gram in bigrams)
         self.orders = (unigrams, bigrams, trigrams)
-        self.totals: Counter[Gram] = Counter()  # of the n-grams after a context
-        self.followers: Counter[Gram] = Counter()  # distinct ones
-        self.discounts = []
+
+        # What follows a context: the number of words, and of distinct words.
+        self.totals: Counter[Gram] = Counter()
+        self.followers: Counter[Gram] = Counter()
+        self.discounts: list[float] = []
         for counts in self.orders:
             for gram, count in counts.items():
                 self.totals[gram[:-1]] += count
                 self.followers[gram[:-1]] += 1
-            once, twice = (sum(count == n for count in counts.values()) for n in (1, 2))
+            once = sum(count == 1 for count in counts.values())
+            twice = sum(count == 2 for count in counts.values())
             self.discounts.append(once / (once + 2 * twice) if once and twice else 0.5)
         self.words = {word for (word,) in unigrams}
         self.fallback = 1 / len(self.words | {UNKNOWN})  # </s> is among the words
 
     def probability(self, first: str, second: str, word: str) -> float:
         """Return P(word | first second); unknown words must be passed as `<unk>`."""
-        trigram, probability = (first, second, word), self.fallback
-        for counts, discount, gram in zip(
-            self.orders, self.discounts, (trigram[2:], trigram[1:], trigram), strict=True
-        ):
+        # Each order refines the probability of the next lower one.
+        grams: tuple[Gram, ...] = ((word,), (second, word), (first, second, word))
+        probability = self.fallback
+        for counts, discount, gram in zip(self.orders, self.discounts, grams, strict=True):
             context = gram[:-1]
             if context in self.totals:
                 kept = max(counts[gram] - discount, 0.0)
@@ -159,7 +177,8 @@ class TrigramModel:
 
     def mean_nll(self, texts: Iterable[str]) -> float:
         """Return the mean negative log-likelihood in nats per word, including `</s>`."""
-        total, count = 0.0, 0
+        total = 0.0
+        count = 0
         for text in texts:
             known = (word if word in self.words else UNKNOWN for word in text.split())
             words = [BEGIN, BEGIN, *known, END]

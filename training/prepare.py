@@ -89,30 +89,40 @@ def cut_multi30k(files: Files, names: str) -> Lines:
     """Return the published split of three languages; `names` contains `{split}` and `{language}`."""
     lines = {}
     for split, theirs in (("train", "train"), ("validation", "val"), ("test", "test_2016_flickr")):
-        sides = {
-            language: text_of(files[names.format(split=theirs, language=language)]).removesuffix("\n").split("\n")
-            for language in ("en", "de", "fr")
-        }
-        rows = zip(*sides.values(), strict=True)
-        lines[f"{split}.jsonl"] = json_lines(dict(zip(sides, row, strict=True)) for row in rows)
+        texts: dict[str, list[str]] = {}
+        for language in ("en", "de", "fr"):
+            content = files[names.format(split=theirs, language=language)]
+            texts[language] = text_of(content).removesuffix("\n").split("\n")
+        rows = zip(*texts.values(), strict=True)
+        lines[f"{split}.jsonl"] = json_lines(dict(zip(texts, row, strict=True)) for row in rows)
     return lines
 
 
 def cut_tatoeba(files: Files) -> Lines:
     """Draw test and validation from the distinct pairs whose sentences occur once; all others are train, in order."""
     text = zipfile.ZipFile(io.BytesIO(files["deu-eng.zip"])).read("deu.txt").decode("utf-8-sig")
-    rows = [line.split("\t") for line in text.split("\n") if line.strip()]
-    pairs = list(dict.fromkeys((" ".join(english.split()), " ".join(german.split())) for english, german, *_ in rows))
-    counts = [Counter(side) for side in zip(*pairs, strict=True)]
-    single = [pair for pair in pairs if all(count[text] == 1 for count, text in zip(counts, pair, strict=True))]
+    distinct: dict[tuple[str, str], None] = {}  # in the order of the file
+    for line in text.split("\n"):
+        if line.strip():
+            english, german, *_ = line.split("\t")
+            distinct[" ".join(english.split()), " ".join(german.split())] = None
+    pairs = list(distinct)
+
+    # The SHA-256 of the English sentence decides the split, so the order of the file does not.
+    english_counts = Counter(english for english, _ in pairs)
+    german_counts = Counter(german for _, german in pairs)
+    single = [pair for pair in pairs if english_counts[pair[0]] == 1 and german_counts[pair[1]] == 1]
     single.sort(key=lambda pair: hashlib.sha256(pair[0].encode()).digest())
-    held_out = {"test": single[:HELD_OUT], "validation": single[HELD_OUT : 2 * HELD_OUT]}
-    taken = {pair for split in held_out.values() for pair in split}
-    splits = {"train": [pair for pair in pairs if pair not in taken]} | held_out
-    return {
-        f"{split}.jsonl": json_lines({"en": english, "de": german} for english, german in chosen)
-        for split, chosen in splits.items()
+    held_out = set(single[: 2 * HELD_OUT])
+    splits = {
+        "train": [pair for pair in pairs if pair not in held_out],
+        "test": single[:HELD_OUT],
+        "validation": single[HELD_OUT : 2 * HELD_OUT],
     }
+    lines = {}
+    for split, chosen in splits.items():
+        lines[f"{split}.jsonl"] = json_lines({"en": english, "de": german} for english, german in chosen)
+    return lines
 
 
 def constituents(trees: Iterable[str]) -> Iterator[str]:
@@ -149,28 +159,34 @@ def dialogue_pairs(files: Files) -> dict[str, list[tuple[str, str]]]:
             if worker in blocked or row["Reject"] or row["AssignmentStatus"] == "Rejected":
                 continue
             count = sum((key or "").startswith("Answer.sentence") for key in row)
-            turns = [row[f"Answer.sentence{number}"] or "" for number in range(1, count + 1)]
-            turns = ["".join(sign for sign in turn if unicodedata.category(sign) != "Cf") for turn in turns]
-            turns = [" ".join(turn.split()) for turn in turns]  # also without zero-width characters
+            turns = [visible_text(row[f"Answer.sentence{number}"] or "") for number in range(1, count + 1)]
             replies = (pair for pair in pairwise(turns) if EMPTY_ANSWERS.isdisjoint(pair))
             pairs.setdefault(worker, []).extend(replies)
     return pairs
 
 
+def visible_text(text: str) -> str:
+    """Return a text without zero-width characters, with single spaces between words."""
+    visible = "".join(character for character in text if unicodedata.category(character) != "Cf")
+    return " ".join(visible.split())
+
+
 def cut_self_dialogue(files: Files) -> Lines:
     """Assign workers, ordered by the SHA-256 of their ids, to test until it is full, then validation, then train."""
     by_worker = dialogue_pairs(files)
-    counts = dict.fromkeys(DIALOGUE_PAIRS, 0)
+    counts = dict.fromkeys(("test", "validation", "train"), 0)
     splits: dict[str, dict[tuple[str, str], None]] = {split: {} for split in ("train", "validation", "test")}
     for worker in sorted(by_worker, key=lambda worker: hashlib.sha256(worker.encode()).hexdigest()):
         size = len(by_worker[worker])
-        fitting = [
-            s for s, aim in DIALOGUE_PAIRS.items() if counts[s] < aim and counts[s] + size <= DIALOGUE_EXCESS * aim
-        ]
-        split = next(iter(fitting), "train")
-        if fitting:
-            counts[split] += size
-        splits[split] |= dict.fromkeys(by_worker[worker])
+        chosen = "train"
+        for split, target_size in DIALOGUE_PAIRS.items():
+            if counts[split] < target_size and counts[split] + size <= DIALOGUE_EXCESS * target_size:
+                chosen = split
+                break
+        counts[chosen] += size
+        splits[chosen].update(dict.fromkeys(by_worker[worker]))
+
+    # A pair that several workers wrote is only in the first of their splits.
     known: set[tuple[str, str]] = set()
     lines = {}
     for split, pairs in splits.items():
@@ -217,6 +233,8 @@ def read_source(source: Source, copy: Path | None) -> Files:
     """Return the content of a source's files, checked."""
     expected = source.expected
     names = list(expected)
+
+    # Files that are cached, downloaded or copied.
     try:
         if copy is None:
             files = download(source, names)
@@ -227,9 +245,11 @@ def read_source(source: Source, copy: Path | None) -> Files:
         raise UserError(
             f"--from={copy}: is not a complete copy of {source.page} ({one_line(error)}); choose a different one."
         ) from error
+
+    # A changed file may be a damaged one of the cache.
     changed = [name for name in names if expected[name] not in (None, sha256(files[name]))]
-    if changed and copy is None:  # the cache may be damaged
-        files |= download(source, changed, again=True)
+    if changed and copy is None:
+        files.update(download(source, changed, again=True))
     for name in changed:
         if (digest := sha256(files[name])) != expected[name]:
             raise UserError(
@@ -244,9 +264,16 @@ def prepare(name: str, output: Path, copy: Path | None) -> None:
     source = SOURCES[name]
     files = read_source(source, copy)
     texts = {f"{file}.gz": "".join(f"{row}\n" for row in rows).encode() for file, rows in source.cut(files).items()}
-    record: dict[str, Any] = {"name": name, "page": source.page, "license": source.license, "rule": source.rule}
-    record["sources"] = {file: sha256(content) for file, content in files.items()}
-    record["files"] = {file: sha256(text) for file, text in texts.items()}
+    record: dict[str, Any] = {
+        "name": name,
+        "page": source.page,
+        "license": source.license,
+        "rule": source.rule,
+        "sources": {file: sha256(content) for file, content in files.items()},
+        "files": {file: sha256(text) for file, text in texts.items()},
+    }
+
+    # The folder is written once, completely or not at all.
     is_done = (output / PREPARED).is_file()
     if is_done and json.loads((output / PREPARED).read_text(encoding="utf-8")) != record:
         raise UserError(f"--output={output}: already contains a different data set; choose a new folder.")
@@ -257,6 +284,7 @@ def prepare(name: str, output: Path, copy: Path | None) -> None:
             for file in (file for file in files if file.startswith("LICENSE")):
                 (staging / file).write_bytes(files[file])
             (staging / PREPARED).write_text(f"{json.dumps(record, indent=2)}\n", encoding="utf-8")
+
     print(f"source   {source.page}\nlicense  {source.license}\nrule     {source.rule}")
     if source.sums is None:
         print(f"archive  {source.file} changes over time; got SHA-256 {record['sources'][source.file]}")

@@ -33,7 +33,10 @@ def write_repository(folder: Path, run: Path, results: dict[str, Any], repositor
 
     The texts of the test set may be private, so `results.json` has only its scores, and the card one sentence.
     """
-    model, tokenizer = load_model(str(run), local_files_only=True), load_tokenizer(str(run), local_files_only=True)
+    model = load_model(str(run), local_files_only=True)
+    tokenizer = load_tokenizer(str(run), local_files_only=True)
+
+    # The scores are those of this search.
     search = CallSettings(None, model, {}).search()
     if "test" in results and (scored := results["test"]["search"]) != search:
         name = next(name for name in sorted(scored.keys() | search.keys()) if search.get(name) != scored.get(name))
@@ -45,9 +48,12 @@ def write_repository(folder: Path, run: Path, results: dict[str, Any], repositor
     if isinstance(tokenizer, VaswaniTransformerTokenizer):  # Transformers has the code of others
         tokenizer = tokenizer.with_remote_code()
     tokenizer.save_pretrained(folder)
+
+    # The card gets one example, and `results.json` none.
     make_card(results, repository, license).save(folder / "README.md")
     if "test" in results:
-        results = results | {"test": {name: of for name, of in results["test"].items() if name != "examples"}}
+        scores = {name: score for name, score in results["test"].items() if name != "examples"}
+        results = {**results, "test": scores}
     (folder / RESULTS).write_text(json.dumps(results, indent=2, ensure_ascii=False), encoding="utf-8")
     recipe = yaml.safe_dump(results["recipe"], allow_unicode=True, sort_keys=False)
     (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
@@ -67,8 +73,8 @@ def upload(folder: Path, repository: str, private: bool | None, revision: str | 
             raise UserError(f"{repository}: exists and is public; make it private on the Hub, or choose a new name.")
         if revision is not None:
             api.create_branch(repository, branch=revision, exist_ok=True)
-        there = set(api.list_repo_files(repository, revision=revision)) - files.keys()
-        stale = [name for name in sorted(there) if any(fnmatch(name, pattern) for pattern in REPLACED)]
+        old_files = set(api.list_repo_files(repository, revision=revision)) - files.keys()
+        stale = [name for name in sorted(old_files) if any(fnmatch(name, pattern) for pattern in REPLACED)]
         changes: list[Any] = [CommitOperationAdd(name, path) for name, path in files.items()]
         changes += [CommitOperationDelete(name) for name in stale]
         commit = api.create_commit(repository, changes, commit_message="Publish a run", revision=revision)
@@ -84,7 +90,8 @@ def upload(folder: Path, repository: str, private: bool | None, revision: str | 
 
 def publish(options: argparse.Namespace) -> str:
     """Publish a finished run, or write the files into a folder; return the address or folder."""
-    run, repository = options.run, options.repository
+    run = options.run
+    repository = options.repository
     results = read_results(run / RESULTS)
     if options.dry_run is not None:
         with atomic_folder(options.dry_run) as staging:

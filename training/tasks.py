@@ -15,9 +15,10 @@ from vaswani_transformer.parsing.linear import place_count
 from vaswani_transformer.translation.translator import Constraint
 
 # Tokenizers for languages without spaces between words.
-UNSPACED = {"zh": "zh", "zho": "zh", "cmn": "zh", "yue": "zh"} | dict.fromkeys(
-    ("ja", "jpn", "th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bo", "bod"), "char"
-)
+UNSPACED = {
+    **dict.fromkeys(("zh", "zho", "cmn", "yue"), "zh"),
+    **dict.fromkeys(("ja", "jpn", "th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bo", "bod"), "char"),
+}
 SPLIT_AT_SPACES = ("13a", "intl", "none")  # sacreBLEU tokenizers for languages that Moses tokenizes too
 
 
@@ -37,8 +38,10 @@ class Metric:
     greater_is_better: bool = True
 
 
-BLEU, CHRF = Metric("bleu", "BLEU"), Metric("chrf", "chrF", "chrf_signature")
-BLEU_1, BLEU_2 = (Metric(f"bleu_{order}", f"BLEU-{order}", f"bleu_{order}_signature") for order in (1, 2))
+BLEU = Metric("bleu", "BLEU")
+BLEU_1 = Metric("bleu_1", "BLEU-1", "bleu_1_signature")
+BLEU_2 = Metric("bleu_2", "BLEU-2", "bleu_2_signature")
+CHRF = Metric("chrf", "chrF", "chrf_signature")
 F1 = Metric("f1", "F1")
 ENERGY = Metric("energy", "energy", greater_is_better=False)
 ORDERS = {BLEU: 4, BLEU_1: 1, BLEU_2: 2}
@@ -66,7 +69,8 @@ class Task(ABC):
     roles: ClassVar[tuple[str, str, str]] = ("source", "translation", "reference")
 
     def __init__(self, recipe: Recipe) -> None:
-        self.target, self.tokenize = recipe.data.target, recipe.score.tokenize
+        self.target = recipe.data.target
+        self.tokenize = recipe.score.tokenize
         if self.tokenize == "auto":
             code = re.split("[-_]", self.target.lower())[0]  # of a code such as "ja" or "zh-CN"
             self.tokenize = UNSPACED.get(code, "13a")
@@ -85,7 +89,8 @@ class Task(ABC):
         scores: dict[str, Any] = {}
         for metric in metrics:
             measured = self.measure(predictions, references, metric)
-            scores |= {metric.key: measured["score"], metric.signature_key: measured["signature"]}
+            scores[metric.key] = measured["score"]
+            scores[metric.signature_key] = measured["signature"]
         return scores
 
     def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, dict[str, Any]]:
@@ -105,7 +110,9 @@ class TranslationTask(Task):
     """Translation, scored by BLEU and chrF."""
 
     hub_name = "translation"
-    metrics, more_metrics, best_metric = (BLEU, CHRF), (BLEU_1, BLEU_2), BLEU
+    metrics = (BLEU, CHRF)
+    more_metrics = (BLEU_1, BLEU_2)
+    best_metric = BLEU
     verb = "translate"
 
     def measure(self, predictions: list[str], references: list[str], metric: Metric) -> dict[str, Any]:
@@ -116,9 +123,13 @@ class TranslationTask(Task):
     def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, dict[str, Any]]:
         """Return the scores that docs/results.md defines, by name, each as `score` and `signature`."""
         is_tokenized = self.tokenize == "none"
-        names = {} if is_tokenized else {"sacrebleu": BLEU}
-        names |= {"chrf": CHRF, "bleu_1": BLEU_1, "bleu_2": BLEU_2}
-        scores = {name: self.measure(predictions, references, metric) for name, metric in names.items()}
+        scores: dict[str, dict[str, Any]] = {}
+        if not is_tokenized:
+            scores["sacrebleu"] = self.measure(predictions, references, BLEU)
+        for metric in (CHRF, BLEU_1, BLEU_2):
+            scores[metric.key] = self.measure(predictions, references, metric)
+
+        # Scores of papers that did not use sacreBLEU.
         language = None if is_tokenized else self.target
         if self.tokenize in SPLIT_AT_SPACES:
             scores["tokenized_bleu"] = tokenized_bleu(predictions, references, language)
@@ -131,7 +142,9 @@ class DialogueTask(TranslationTask):
     """Replies to prompts."""
 
     hub_name = "text-generation"
-    metrics, more_metrics, best_metric = (BLEU_1, BLEU_2), (), BLEU_2
+    metrics = (BLEU_1, BLEU_2)
+    more_metrics = ()
+    best_metric = BLEU_2
     verb = "answer"
     roles = ("prompt", "reply", "reference")
 
@@ -142,7 +155,7 @@ class DialogueTask(TranslationTask):
 class ParsingTask(Task):
     """Constituency parsing (6.3) with linear trees, scored by labeled brackets as in EVALB."""
 
-    hub_name = "token-classification"  # the Hub has no name for parsing
+    hub_name = "token-classification"  # the nearest of the Hub's names
     best_metric = F1
     metrics = (
         F1,
@@ -166,8 +179,9 @@ class ParsingTask(Task):
     def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, dict[str, Any]]:
         """Return the metrics, and as `evalb_f1` the F1 of EVALB, which skips trees that disagree about punctuation."""
         evalb, _ = score_linear(predictions, references, own_punctuation=True)
-        evalb_f1 = {"score": evalb.f1, "signature": bracket_signature(evalb, "own")}
-        return super().all_scores(predictions, references) | {"evalb_f1": evalb_f1}
+        scores = super().all_scores(predictions, references)
+        scores["evalb_f1"] = {"score": evalb.f1, "signature": bracket_signature(evalb, "own")}
+        return scores
 
     def constraint(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Constraint | None:
         """Return the constraint to well-formed trees."""
@@ -182,7 +196,8 @@ def score_linear(
     predictions: list[str], references: list[str], own_punctuation: bool = False
 ) -> tuple[BracketScores, float]:
     """Return the scores of linear trees, and the percentage of repaired predictions."""
-    words = [[str(number) for number in range(place_count(text))] for text in references]  # numbers suffice for scores
+    # A linear tree has places instead of words, and scores do not depend on the words, so numbers stand for them.
+    words = [list(map(str, range(place_count(text)))) for text in references]
     gold = [delinearize(text, row).tree for text, row in zip(references, words, strict=True)]
     trees = [delinearize(text, row) for text, row in zip(predictions, words, strict=True)]
     scores = score_trees(gold, [sentence.tree for sentence in trees], own_punctuation)
