@@ -37,12 +37,21 @@ from vaswani_transformer.translation.translator import Translation, Translator
 RESULTS_DEPEND_ON = ("beams", "length_penalty", "min_length_difference", "max_length_difference", "dtype")
 
 
+def shard_argument(text: str) -> tuple[int, int]:
+    """Parse `text`, such as 2/8, as the number of a share, from 1, and the number of shares."""
+    share, _, shares = text.partition("/")
+    if not (share.isdecimal() and shares.isdecimal() and 1 <= int(share) <= int(shares)):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected i/n with i from 1 to n, such as 2/8")
+    return int(share), int(shares)
+
+
 def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
     parser = CommandParser(prog="python -m training.distill", description=__doc__, allow_abbrev=False)
     parser.add_argument("model", metavar="MODEL", help="the teacher: a folder of a run or saved model, or a Hub name")
     parser.add_argument("recipe", metavar="RECIPE", help="the YAML file that names the data")
     parser.add_argument("--output_dir", type=Path, required=True, metavar="DIR", help="the folder to write or resume")
-    parser.add_argument("--shard", default="1/1", metavar="i/n", help="write the i-th of n shares (1/1)")
+    shard: dict[str, Any] = {"type": shard_argument, "default": (1, 1)}
+    parser.add_argument("--shard", metavar="i/n", help="write the i-th of n shares (1/1)", **shard)
     parser.add_argument("--beams", type=positive_argument, metavar="N", help="beams; 1 for greedy search")
     parser.add_argument("--length_penalty", type=length_penalty_argument, metavar="ALPHA", help="alpha of lp(Y)")
     parser.add_argument("--min_length_difference", type=int, default=-20, metavar="N", help="translation minus source")
@@ -124,7 +133,7 @@ def distill(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     options.device = options.device or str(state.device)
 
     # Each machine's share is divided among its processes, so a share belongs to one process of one machine.
-    machine, machines = (int(number) for number in options.shard.split("/"))
+    machine, machines = options.shard
     share = (machine - 1) * state.num_processes + state.process_index
     shares = machines * state.num_processes
     if any(not path.name.endswith(f"-of-{shares:05d}.jsonl") for path in folder.glob("*.jsonl")):

@@ -28,7 +28,7 @@ from datasets import DownloadConfig, DownloadManager
 from vaswani_transformer.parsing.trees import ROOT, Tree, read_trees
 from vaswani_transformer.support.command_line import CommandParser
 from vaswani_transformer.support.errors import UserError, exit_on_user_error, one_line
-from vaswani_transformer.support.files import atomic_folder
+from vaswani_transformer.support.files import atomic_folder, read_json
 
 SUMS = Path(__file__).parent / "sums"
 PREPARED = "prepared.json"
@@ -275,7 +275,7 @@ def prepare(name: str, output: Path, copy: Path | None) -> None:
 
     # The folder is written once, completely or not at all.
     is_done = (output / PREPARED).is_file()
-    if is_done and json.loads((output / PREPARED).read_text(encoding="utf-8")) != record:
+    if is_done and read_json(output / PREPARED, "choose a new folder.") != record:
         raise UserError(f"--output={output}: already contains a different data set; choose a new folder.")
     if not is_done:
         with atomic_folder(output) as staging:

@@ -102,10 +102,17 @@ def test_file_that_another_program_changed_is_an_error(tmp_path: Path, windows: 
     assert path.read_text() == changed
 
 
-@pytest.mark.parametrize("leave", [lambda record: record.unlink(), lambda record: record.write_text("{")])
-def test_file_without_a_readable_record_is_an_error(finished: Path, leave: Callable[[Path], Any]) -> None:
+@pytest.mark.parametrize(
+    ("leave", "problem"),
+    [
+        (lambda record: record.unlink(), r"cannot be read \(.*\)"),
+        (lambda record: record.write_text("{"), r"cannot be read \(.*\)"),
+        (lambda record: record.write_text("[1]"), "is damaged; got list, expected an object"),
+    ],
+)
+def test_file_without_a_readable_record_is_an_error(finished: Path, leave: Callable[[Path], Any], problem: str) -> None:
     leave(finished.with_name("out.record"))
-    with user_error(r"out\.record: cannot be read \(.*\); its output file stays unchanged"):
+    with user_error(rf"out\.record: {problem}; its output file stays unchanged"):
         write_all(finished, list("abcd"))
     assert finished.read_text() == "a\na\nb\nb\nc\nc\nd\nd\n"
 
@@ -119,6 +126,7 @@ def test_file_without_a_readable_record_is_an_error(finished: Path, leave: Calla
         ("texts", "4", "has a damaged record with texts '4'"),
         ("texts", 0, "was written from a different input"),
         ("texts", -1, "was written from a different input"),
+        ("texts", 10**9, "was written from a different input"),
         ("settings", [], r"has a damaged record with settings \[\]"),
         ("layouts", None, "has a damaged record with layouts None"),
         ("is_finished", "no", "has a damaged record with is_finished 'no'"),

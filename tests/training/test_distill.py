@@ -118,6 +118,13 @@ def test_resumed_distillation_has_the_layouts_of_the_interrupted_one(
     assert not timed_layouts
 
 
+@pytest.mark.parametrize("shard", ["0/2", "3/2", "-1/2", "1", "x/y", "1/0"])
+def test_share_that_does_not_exist_is_an_error(distill: Run, shard: str) -> None:
+    assert f"argument --shard: got '{shard}', expected i/n with i from 1 to n" in error_line(
+        distill(f"--shard={shard}")
+    )
+
+
 def test_shards_together_have_every_pair_once(distill: Run, recipe: Path, folder: Path, tmp_path: Path) -> None:
     distill("--shard=2/3")
     with user_error(r"data\.distilled: .*distilled has 1 of 3 finished files; repeat training\.distill"):

@@ -233,10 +233,16 @@ def test_line_that_is_too_long_is_truncated_with_a_warning_or_kept_or_an_error(r
     assert errors == ("standard input, line 3: 19 tokens, more than 9; shorten it, or choose a different --too_long.\n")
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("tried to allocate 9 GiB\nand more"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 40 bytes."),
+    ],
+)
 def test_batch_too_large_for_the_device_ends_the_command_with_the_way_out(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
 ) -> None:
-    error = torch.OutOfMemoryError("tried to allocate 9 GiB\nand more")
     monkeypatch.setattr(VaswaniTransformerForConditionalGeneration, "generate", Mock(side_effect=error))
     fix = "use a smaller --batch_tokens or fewer --beams."
     assert error_line(run(stdin="cat\n")) == f"The device has too little memory for a batch; {fix}\n"

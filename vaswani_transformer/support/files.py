@@ -107,6 +107,9 @@ def atomic_folder(path: str | os.PathLike[str], force: bool = False) -> Generato
 def read_json(path: Path, fix: str) -> dict[str, Any]:
     """Return the JSON object in a file of an earlier command; `fix` ends the message for a damaged file."""
     try:
-        return dict(json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError) as error:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read ({one_line(error)}); {fix}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: is damaged; got {type(content).__name__}, expected an object; {fix}")
+    return content

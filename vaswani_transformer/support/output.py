@@ -130,9 +130,11 @@ class ResumableFile(StreamOutput):
 
     def skip(self, texts: Iterator[str]) -> None:
         """Read the texts that have results, and check that they have not changed."""
+        count = 0
         for text in islice(texts, max(0, self.done)):
             self.texts_digest.update(text.encode() + b"\0")
-        if self.texts_digest.hexdigest() != self.record["texts_sha256"]:
+            count += 1
+        if count != self.done or self.texts_digest.hexdigest() != self.record["texts_sha256"]:
             raise self.conflict(f"was written from a different input: the first {self.done} texts differ")
         if self.is_finished and next(texts, None) is not None:
             raise self.conflict(f"is finished, and the input has more than its {self.done} texts")

@@ -333,6 +333,8 @@ def run(form: LineFormat[Any], load: Load) -> None:
             if isinstance(error, OutputError):
                 raise
             sys.exit(141)  # the reader closed the pipe
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not (isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)):  # on a CPU
+                raise
             fix = "use a smaller --batch_tokens or fewer --beams."
             raise UserError(f"The device has too little memory for a batch; {fix}") from error
