@@ -18,16 +18,18 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
+from sacrebleu.significance import PairedTest
 from torch import Tensor
 from transformers import GenerationConfig
 from transformers.utils import logging
 
 from bench.measuring import Row, clock, make_parser, median_ratio, report, rotated, sources_of, table
-from training.metrics import bleu, chrf, text_statistics
+from training.metrics import bleu, bleu_metric, chrf, text_statistics
 from vaswani_transformer import prepare_for_inference
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.loading import load_model, load_tokenizer
@@ -151,12 +153,26 @@ def measure(arms: list[Arm], rows: list[list[int]], threads: int, options: argpa
             arm.texts[index] = text
 
 
+def bootstrap_intervals(arms: list[Arm], references: list[str], tokenize: str) -> list[str]:
+    """Return the 95% interval of each arm's BLEU over 1,000 bootstrap samples of the sentences."""
+    metrics: dict[str, Any] = {"BLEU": bleu_metric(tokenize)}
+    scores: Any = PairedTest([(arm.name, arm.texts) for arm in arms], metrics, [references], test_type="bs")()[1]
+    return [f"{score.mean - score.ci:.2f} to {score.mean + score.ci:.2f}" for score in scores["BLEU"]]
+
+
+def without_repeats(text: str) -> str:
+    """Return a text in which equal neighbors are one word."""
+    return " ".join(word for word, _ in groupby(text.split()))
+
+
 def results(arms: list[Arm], references: list[str], options: argparse.Namespace) -> list[Row]:
     """Return a row for each arm and number of threads."""
+    intervals = bootstrap_intervals(arms, references, options.tokenize)
     first = next((arm.model_name for arm in arms if arm.passes == "m"), None)
     baselines = [arm for arm in arms if arm.model_name == first and arm.passes == "m"]
     rows = []
-    for arm in arms:
+    for arm, interval in zip(arms, intervals, strict=True):
+        collapsed = bleu([without_repeats(text) for text in arm.texts], references, options.tokenize)
         scores, statistic = bleu(arm.texts, references, options.tokenize), text_statistics(arm.texts, references)
         for threads in options.threads:
             seconds = sorted(arm.single[threads])
@@ -164,6 +180,7 @@ def results(arms: list[Arm], references: list[str], options: argparse.Namespace)
                 {
                     **{"model": arm.name, "distilled": arm.is_distilled, "passes": arm.passes, "threads": threads},
                     **{"BLEU": f"{scores['score']:.2f}", "BP": f"{scores['brevity_penalty']:.3f}"},
+                    **{"95% interval": interval, "BLEU without repeats": f"{collapsed['score']:.2f}"},
                     "chrF": f"{chrf(arm.texts, references)['score']:.2f}",
                     "Distinct-1/2": f"{statistic['distinct_1']:.3f} / {statistic['distinct_2']:.3f}",
                     **{"repeats": f"{statistic['repeats']:.2%}", "length ratio": f"{statistic['length_ratio']:.3f}"},

@@ -1,20 +1,24 @@
 """Every command of `bench/` runs in its `--tiny` form and prints its table."""
 
+import gzip
 import itertools
+import json
 import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench import latent_price, layer_complexity
+from bench import family, latent_price, layer_complexity
 from bench.kills import write_recipe
 from tests.builders import family_of_pairs
-from tests.forks import run_forked
-from tests.helpers import PAIRS, ROOT, model_of_pairs, save, write_pairs
+from tests.forks import ForkedCommand, run_forked
+from tests.helpers import PAIRS, ROOT, model_of_pairs, run_main, save, write_pairs
+from training.recipe import load_recipe
 
 # Each module's arguments and a column of its table
 SMALL = ["--training.steps=2", "--training.evaluation_steps=2"]
@@ -66,6 +70,61 @@ def test_bench_prints_its_table(name: str, made: Path, tmp_path: Path) -> None:
     lines = output.splitlines()
     heading = next(number for number, line in enumerate(lines) if f" {column} |" in line)
     assert lines[heading].count("|") == lines[heading + 2].count("|") > 2
+
+
+class ForkedStep(ForkedCommand):
+    """A step of `bench.family` in a fork, which begins sooner than a new interpreter."""
+
+    modules: ClassVar[list[str]] = []
+
+    def __init__(self, command: list[str]) -> None:
+        self.modules.append(command[2])
+        super().__init__(command[2], command[3:])
+
+    def wait(self) -> int | None:
+        self.communicate(timeout=300)
+        return self.returncode
+
+
+@pytest.mark.slow
+def test_comparison_of_the_family_resumes_and_prints_commands_minutes_and_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data").mkdir()
+    with gzip.open(ROOT / "training" / "quickstart" / "train.jsonl.gz", "rt", encoding="utf-8") as lines:
+        for split, count in (("train", 60), ("validation", 4), ("test", 8)):
+            rows = [json.loads(line) for line in itertools.islice(lines, count)]
+            pairs = "".join(f"{json.dumps({'en': row['en'], 'de': row['es']})}\n" for row in rows)
+            (tmp_path / "data" / f"{split}.jsonl.gz").write_bytes(gzip.compress(pairs.encode()))
+    monkeypatch.setattr("bench.family.Popen", ForkedStep)
+    monkeypatch.setattr(ForkedStep, "modules", [])
+    arguments = ["--tiny", tmp_path / "data", f"--output_dir={tmp_path / 'runs'}", "--models", "nat", "ctc"]
+
+    # A file in the way of the fourth step ends the first command.
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "ctc").touch()
+    errors, status = run_main(family.main, arguments, capsys)[1:]
+    assert (errors, status) == ("ctc: the command above failed with status 2; correct it and run this again.\n", 2)
+    (tmp_path / "runs" / "ctc").unlink()
+    output, errors, status = run_main(family.main, arguments, capsys)
+    assert (errors, status) == ("", 0)
+    trained = ["training.train", "training.distill", "training.train", "training.train"]
+    assert ForkedStep.modules == [*trained, "training.train", "bench.decode_family"]
+
+    assert output.count("python -m training.train") == 3
+    assert output.count("# finished before, ") == 3
+    models = [line.split(" | ")[0] for line in output.splitlines() if line.startswith("| ")]
+    assert models == ["| model", "| ---", "| teacher, beam 1", "| nat, l = 1", "| nat, l = 5", "| ctc, l = 1"]
+    assert output.endswith(" minutes in all.\n")
+    assert "was begun with other settings" in run_main(family.main, [*arguments, "--steps=3"], capsys)[1]
+
+
+@pytest.mark.parametrize("name", family.MODELS)
+def test_model_of_the_comparison_has_a_valid_recipe(name: str, tmp_path: Path) -> None:
+    options = family.parse_arguments([str(tmp_path), f"--output_dir={tmp_path}", "--models", name])
+    _, _, step, _ = family.steps_of(options)
+    _, module, recipe, *fields = step.arguments
+    assert (module, load_recipe(recipe, fields).training.precision) == ("training.train", "fp32")
 
 
 def test_gpu_command_needs_no_extra() -> None:

@@ -1,0 +1,188 @@
+"""The comparison of the non-autoregressive models by one command: `python -m bench.family FOLDER --output_dir=DIR`.
+
+FOLDER is what `python -m training.prepare multi30k-tokenized --output=FOLDER` writes. The command trains a teacher,
+translates the training sources with it, trains each model on these translations, and measures all of them in turn. It
+prints each step as the command that it runs, its minutes, and at the end a table and the sum of the minutes. The same
+command resumes an interrupted one: it skips what is finished, and each step goes on where it stopped.
+
+`--steps` and `--minutes` shorten the training of each model, to try the command; the scores then mean nothing.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+from bench.measuring import ROOT, Row, make_parser, report
+from vaswani_transformer.support.errors import UserError, exit_on_user_error
+from vaswani_transformer.support.files import read_json, write_atomically
+
+RECIPES = Path(os.path.relpath(ROOT / "training" / "recipes"))
+FAST = ["--training.learning_rate_scale=0.7", "--model.dropout=0.1"]
+GLANCING = "--training.glancing=[0.5, 0.3]"
+MODELS: dict[str, tuple[str, list[str]]] = {  # the recipe of each model, and what its run changes
+    "student": ("multi30k-student", []),
+    "nat": ("multi30k-nat", FAST),
+    "glat": ("multi30k-glat", FAST),
+    "glat-by-layer": ("multi30k-iterative-vae", [*FAST, "--model.latent=null", GLANCING]),
+    "cmlm": ("multi30k-cmlm", []),
+    "iterative-vae-revealed": ("multi30k-iterative-vae", [*FAST, "--model.latent=revealed"]),
+    "iterative-vae-discrete": ("multi30k-iterative-vae", []),
+    "ctc": ("multi30k-ctc", ["--model.dropout=0.1"]),
+    "ctc-glat": ("multi30k-ctc", ["--model.dropout=0.1", GLANCING]),
+    "flowseq": ("multi30k-flowseq", []),
+}
+COLUMNS = ("model", "passes", "BLEU", "95% interval", "BP", "BLEU without repeats", "repeats")
+COLUMNS += ("ms a sentence, median", "sentences a second, batch 32")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of the comparison: its name, the arguments of `python`, and for a training the file that it writes last."""
+
+    name: str
+    arguments: list[str]
+    last_file: Path | None = None
+
+    @property
+    def command(self) -> str:
+        return shlex.join(["python", *self.arguments])
+
+
+def steps_of(options: argparse.Namespace) -> Iterator[Step]:
+    """Yield the steps in order: the teacher, its translations, the models, and the measurement of all."""
+    data, made = f"--data.path={options.data}", options.output_dir
+    teacher = [str(RECIPES / "multi30k-teacher.yaml"), data]
+    short = shorter_training(options)
+    limit = ["--decoding.max_source_relative_length=0"] if short else []  # a bad teacher ends no translation
+    yield training_step("teacher", [*teacher, *short, *limit], made)
+    search = ["--length_penalty=1.4", f"--output_dir={made / 'distilled'}"]
+    yield Step("distilled", ["-m", "training.distill", str(made / "teacher"), *teacher, *search])
+
+    learned = [f"--tokenizer.path={made / 'teacher'}", f"--training.encoder_from={made / 'teacher'}"]
+    learned.append(f"--data.distilled={made / 'distilled'}")
+    for name in options.models:
+        recipe, changes = MODELS[name]
+        yield training_step(name, [str(RECIPES / f"{recipe}.yaml"), data, *learned, *changes, *short], made)
+
+    folders = [f"--model={name}={made / name}" for name in ("teacher", *options.models)]
+    sizes = ["--beams", "1", "--iterations", "1", "10", "--threads", "1", f"--sentences={options.sentences}"]
+    sizes += [f"--warmup={options.warmup}", "--tokenize=none", f"--output={made / 'decoding.json'}"]
+    distilled = ["--distilled", *options.models]
+    yield Step("decoding", ["-m", "bench.decode_family", *folders, f"--data={options.data}", *sizes, *distilled])
+
+
+def training_step(name: str, arguments: list[str], made: Path) -> Step:
+    arguments = ["-m", "training.train", *arguments, f"--output_dir={made / name}"]
+    return Step(name, arguments, made / name / "results.json")
+
+
+def shorter_training(options: argparse.Namespace) -> list[str]:
+    """Return the fields that shorten a training."""
+    fields = []
+    if options.steps is not None:
+        names = ("steps", "evaluation_steps", "checkpoint_steps")
+        fields += [f"--training.{name}={options.steps}" for name in names]
+    if options.minutes is not None:
+        fields.append(f"--training.minutes={options.minutes:g}")
+    return fields
+
+
+class Record:
+    """The seconds of each step so far, and the commands of those that are finished, in a file of the folder.
+
+    Raises:
+        UserError: the folder was begun with other data, steps or minutes.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.path = options.output_dir / "steps.json"
+        settings = {"data": options.data, "steps": options.steps, "minutes": options.minutes}
+        self.tree: dict[str, Any] = {"settings": settings, "steps": {}}
+        if self.path.exists():
+            self.tree = read_json(self.path, "choose a different --output_dir")
+        if self.tree["settings"] != settings:
+            raise UserError(
+                f"{options.output_dir}: was begun with other settings; got {settings}, expected "
+                f"{self.tree['settings']}. Choose a different --output_dir."
+            )
+        self.steps = self.tree["steps"]
+
+    def save(self) -> None:
+        write_atomically(self.path, json.dumps(self.tree, indent=2))
+
+    def take(self, step: Step) -> None:
+        """Run the command of a step, unless it is finished."""
+        entry = self.steps.setdefault(step.name, {"seconds": 0.0, "finished": None})
+        is_trained = step.last_file is not None and step.last_file.exists()  # also if this command was killed then
+        if entry["finished"] == step.command or is_trained:
+            print(f"{step.command}\n# finished before, {entry['seconds'] / 60:.1f} minutes\n", flush=True)
+            return
+        print(step.command, flush=True)
+        start = time.monotonic()
+        process = Popen([sys.executable, *step.arguments])
+        try:
+            status = process.wait()
+        except KeyboardInterrupt:
+            process.wait()  # it saves its checkpoint
+            raise
+        finally:
+            entry["seconds"] += time.monotonic() - start
+            self.save()
+        if status:
+            raise UserError(
+                f"{step.name}: the command above failed with status {status}; correct it and run this again."
+            )
+        entry["finished"] = step.command
+        self.save()
+        print(f"# {entry['seconds'] / 60:.1f} minutes\n", flush=True)
+
+    def minutes(self, name: str) -> float:
+        return round(self.steps[name]["seconds"] / 60, 1)
+
+
+def comparison(record: Record, decoded: list[Row]) -> list[Row]:
+    """Return the rows of the table: the measurement of each search, and the minutes of each model's training."""
+    rows = []
+    for row in decoded:
+        name = row["model"].rpartition(", ")[0]
+        rows.append({column: row[column] for column in COLUMNS} | {"minutes of training": record.minutes(name)})
+    return rows
+
+
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+    parser = make_parser("family", __doc__, {"steps": 2, "sentences": 4, "warmup": 2})
+    parser.add_argument("data", metavar="FOLDER", help="the folder of training.prepare")
+    parser.add_argument("--output_dir", type=Path, required=True, metavar="DIR", help="a folder for all runs")
+    without_flow = [name for name in MODELS if name != "flowseq"]
+    parser.add_argument(
+        "--models", nargs="+", choices=MODELS, default=without_flow, help="what to compare (all but flowseq)"
+    )
+    parser.add_argument("--steps", type=int, metavar="N", help="optimizer steps of each model (the recipes')")
+    parser.add_argument("--minutes", type=float, metavar="M", help="minutes of each training (no limit)")
+    parser.add_argument("--sentences", type=int, default=150, help="timed one by one (150)")
+    parser.add_argument("--warmup", type=int, default=20, help="sentences before them that do not count (20)")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse_arguments(arguments)
+    with exit_on_user_error(OSError, what_now="; the same command resumes the comparison"):
+        options.output_dir.mkdir(parents=True, exist_ok=True)
+        record = Record(options)
+        for step in steps_of(options):
+            record.take(step)
+        decoded = json.loads((options.output_dir / "decoding.json").read_text(encoding="utf-8"))["rows"]
+        report(comparison(record, decoded), options)
+        print(f"\n{sum(record.minutes(name) for name in record.steps):.1f} minutes in all.")
+
+
+if __name__ == "__main__":
+    main()
