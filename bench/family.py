@@ -45,7 +45,7 @@ COLUMNS += ("ms a sentence, median", "sentences a second, batch 32")
 
 @dataclass(frozen=True)
 class Step:
-    """A step of the comparison: its name, the arguments of `python`, and for a training the file that it writes last."""
+    """A step of the comparison: its name, arguments of `python`, and the file that a training writes last."""
 
     name: str
     arguments: list[str]
