@@ -4,10 +4,12 @@
 """
 
 import ast
+import gzip
 import json
 import re
 import runpy
 import shlex
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -147,6 +149,26 @@ def test_shipped_model_is_fine_tuned_on_pairs_and_scored_on_those_held_out(
     results = run(load_recipe(training[0], [*training[1:], *small]))
     assert json.loads(Path("before.json").read_text())["data"]["fingerprint"] == results["data"]["test"]
     assert (clone / "runs" / "domain" / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_new_and_old_pairs_are_mixed_and_the_old_test_set_is_scored(
+    clone: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = [{"translation": {"en": f"{n} dogs", "de": f"{n} Hunde"}} for n in range(30)]
+    for folder in ("captions", "everyday"):
+        Path(folder).mkdir()
+        for split in ("train", "validation", "test"):
+            lines = "".join(f"{json.dumps(pair)}\n" for pair in (pairs if split == "train" else pairs[:3]))
+            Path(folder, f"{split}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    (mixing,) = [block for block in blocks_of(PAGE, "bash") if "shuf" in block]
+    subprocess.run(["bash", "-e", "-c", mixing], check=True)
+    (training,) = commands_with("training.train", "--data.path=captions")
+    small = ["--training.steps=2", "--training.evaluation_steps=2", "--training.precision=fp32"]
+    results = run(load_recipe(training[0], [*training[1:], *small, "--data.train=mixed.jsonl.gz"]))
+    assert results["data"]["train"]["pairs"] == 60
+    (scoring,) = commands_with("training.score", "--data.path=everyday")
+    assert run_main(score.main, scoring, capsys)[2] == 0
 
 
 @pytest.mark.slow
