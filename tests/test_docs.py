@@ -1,6 +1,7 @@
 """README and docs: every Python block runs, every shell command parses, every link has a target, the site builds."""
 
 import ast
+import dataclasses
 import gzip
 import os
 import re
@@ -13,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig
 
+import vaswani_transformer
 from docs.tools import reference
 from docs.tools.paper import CODING_PAGE
 from docs.tools.paper import PAGES as PAGES_OF_THE_PAPER
@@ -171,8 +173,6 @@ def test_every_page_is_in_the_navigation() -> None:
 
 
 def test_every_public_name_is_on_the_api_page() -> None:
-    import vaswani_transformer
-
     names = [name for section in reference.SECTIONS.values() for name in section]
     assert sorted(name for name in names if "." not in name) == sorted(vaswani_transformer.__all__)
 
@@ -182,6 +182,19 @@ def test_reference_page_is_what_the_code_says(name: str) -> None:
     """`python -m docs.tools.reference` writes both pages."""
     page = {"api": reference.api_page, "fields": reference.fields_page}[name]()
     assert (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") == page
+
+
+@pytest.mark.parametrize("name", reference.CONFIGURATIONS)
+def test_page_of_fields_has_every_field_of_a_configuration_with_a_text_of_its_own(name: str) -> None:
+    config_class = getattr(vaswani_transformer, name)
+    text = (ROOT / "docs" / "fields.md").read_text(encoding="utf-8")
+    sections = ["VaswaniTransformerConfig", name]
+    tables = "".join(re.split(r"\n##+ ", text.partition(f"\n### {section}\n")[2])[0] for section in set(sections))
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \|$", tables, flags=re.MULTILINE))
+    common = {field.name for field in dataclasses.fields(PreTrainedConfig)} - {"tie_word_embeddings"}
+    fields = {field.name for field in dataclasses.fields(config_class)} - common
+    assert fields <= rows.keys()
+    assert len(set(rows.values())) == len(rows)
 
 
 @pytest.mark.slow

@@ -107,7 +107,8 @@ class VaswaniTransformerConfig(PreTrainedConfig):
     Args:
         vocab_size: size of the vocabulary that source and target share (5.1).
         d_model: width of the embeddings and of every sub-layer's output (3.1).
-        encoder_layers, decoder_layers: N, the number of layers of each stack (3.1).
+        encoder_layers: N, the number of layers of the encoder (3.1).
+        decoder_layers: the number of layers of the decoder, also N in the paper.
         num_heads: h, the number of attention heads of a layer (3.2.2).
         d_k: width of a head's queries and keys; None for d_model / num_heads.
         d_v: width of a head's values; None for d_model / num_heads.
@@ -127,7 +128,9 @@ class VaswaniTransformerConfig(PreTrainedConfig):
         tie_word_embeddings: whether the output projection is the embedding matrix (3.4); source and target always share
             one embedding matrix.
         use_cache: whether decoding caches the keys and values of earlier steps.
-        bos_token_id, pad_token_id, eos_token_id: ids of `<s>`, `<pad>` and `</s>`.
+        bos_token_id: id of `<s>`.
+        pad_token_id: id of `<pad>`, which fills up a batch and has no loss.
+        eos_token_id: id of `</s>`, which ends sources and targets, or a list of such ids.
         decoder_start_token_id: id of the first token of every target; None for `bos_token_id`.
 
     Raises:

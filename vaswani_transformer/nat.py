@@ -42,7 +42,8 @@ class LengthDifferenceConfig(LengthConfig):
     """Hyperparameters of models that predict a length difference, in addition to those of `LengthConfig`.
 
     Args:
-        min_length_difference, max_length_difference: smallest and largest length difference of target and source.
+        min_length_difference: smallest length of a target minus that of its source that the model can predict.
+        max_length_difference: the largest one.
     """
 
     min_length_difference: int = -20

@@ -118,14 +118,8 @@ CONFIGURATION = """
 
 The fields of `config.json`, without those that all of Transformers' configurations have.
 """
-CONFIGURATIONS = {
-    "VaswaniTransformerConfig": "",
-    "VaswaniNatConfig": "These, and those of `VaswaniTransformerConfig`:\n\n",
-    "VaswaniCtcConfig": "These, and those of `VaswaniTransformerConfig`:\n\n",
-    "VaswaniIterativeVaeConfig": "These, and those of `VaswaniTransformerConfig`:\n\n",
-    "VaswaniFlowSeqConfig": "These, and those of `VaswaniTransformerConfig`:\n\n",
-    "VaswaniCmlmConfig": "These, and those of `VaswaniTransformerConfig`:\n\n",
-}
+CONFIGURATIONS = [name for names in SECTIONS.values() for name in names if name.endswith("Config")]
+FURTHER = "These, and those of `VaswaniTransformerConfig`:\n\n"
 HEADER = "| field | type | default | meaning |\n| --- | --- | --- | --- |\n"
 WORDS = {int: "integer", float: "number", str: "text", bool: "true, false", types.NoneType: "null", dict: "mapping"}
 
@@ -207,16 +201,16 @@ def recipe_tables() -> Iterator[str]:
 
 
 def config_table(name: str) -> Iterator[str]:
-    """Yield the table of the fields that a configuration's own docstring explains."""
+    """Yield the table of a configuration's fields, without those that it has from the paper's model."""
     import vaswani_transformer
 
-    config_class = getattr(vaswani_transformer, name)
+    config_class, paper_class = getattr(vaswani_transformer, name), vaswani_transformer.VaswaniTransformerConfig
+    further = [one for one in config_class.__mro__ if issubclass(one, paper_class) and one is not paper_class]
     hints, base = hints_of(config_class), config_class()
-    yield HEADER
-    for names, text in described(config_class).items():
-        for field in (each.strip() for each in names.split(",")):
-            if field in hints:
-                yield row(field, hints[field], yaml.safe_dump(getattr(base, field)).splitlines()[0], text)
+    yield f"{FURTHER if further else ''}{HEADER}"
+    for owner in further or [paper_class]:
+        for field, text in described(owner).items():
+            yield row(field, hints[field], yaml.safe_dump(getattr(base, field)).splitlines()[0], text)
 
 
 def written(node: ast.AST | None, before: str) -> str:
@@ -314,7 +308,7 @@ def api_page() -> str:
 
 def fields_page() -> str:
     """Return docs/fields.md."""
-    configurations = (f"\n### {name}\n\n{text}{''.join(config_table(name))}" for name, text in CONFIGURATIONS.items())
+    configurations = (f"\n### {name}\n\n{''.join(config_table(name))}" for name in CONFIGURATIONS)
     return "".join([FIELDS, *recipe_tables(), CONFIGURATION, *configurations])
 
 
