@@ -17,18 +17,19 @@ EVERY_FAMILY = {
         "pretrained.py",
         "restricted.py",
         "search.py",
+        "settings.py",
         "stacks.py",
         "stepper.py",
         "tokenizer.py",
     ),
 }
-EVERY_NAR_FAMILY = EVERY_FAMILY | {"nar.py", "nar_settings.py"}
+EVERY_NAR_FAMILY = EVERY_FAMILY | {"nar.py"}
 EVERY_LENGTH_FAMILY = EVERY_NAR_FAMILY | {"lengths.py"}
 PUBLISHED_FILES = {
     "transformer": EVERY_FAMILY,
     "nat": EVERY_LENGTH_FAMILY | {"nat.py"},
     "ctc": EVERY_NAR_FAMILY | {"alignments.py", "ctc.py"},
-    "iterative_vae": EVERY_LENGTH_FAMILY | {"iterative_vae.py", "nat.py", "revealed.py"},
+    "iterative_vae": EVERY_LENGTH_FAMILY | {"discrete.py", "iterative_vae.py", "nat.py", "revealed.py"},
     "flowseq": EVERY_LENGTH_FAMILY | {"flowseq.py", "nat.py"},
     "cmlm": EVERY_LENGTH_FAMILY | {"cmlm.py"},
 }

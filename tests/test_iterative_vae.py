@@ -13,15 +13,9 @@ from torch import Tensor
 
 from tests.builders import targets
 from tests.builders import tiny_iterative_vae as tiny_of_any_latent
-from tests.helpers import FLOAT32, TINY, padded_batch, random_tokens
-from vaswani_transformer import VaswaniIterativeVaeConfig, iterative_vae
-from vaswani_transformer.iterative_vae import (
-    LatentPass,
-    LatentStep,
-    divergence,
-    gumbel_noise,
-    relaxed_divergence,
-)
+from tests.helpers import FLOAT32, padded_batch, random_tokens
+from vaswani_transformer import VaswaniIterativeVaeConfig, discrete
+from vaswani_transformer.discrete import LatentPass, LatentStep, divergence, gumbel_noise, relaxed_divergence
 
 tiny_iterative_vae = partial(tiny_of_any_latent, latent="discrete")
 STILL: dict[str, Any] = {"dropout": 0.0, "latent_dropout": 0.0}
@@ -29,13 +23,12 @@ STILL: dict[str, Any] = {"dropout": 0.0, "latent_dropout": 0.0}
 
 @pytest.fixture
 def no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(iterative_vae, "gumbel_noise", torch.zeros_like)
+    monkeypatch.setattr(discrete, "gumbel_noise", torch.zeros_like)
 
 
 def make_step(temperature: float = 1.0, is_relaxed: bool = False) -> LatentStep:
-    fields: dict[str, Any] = TINY | {"d_model": 4, "num_heads": 2, "latent_dropout": 0.0}
-    fields |= {"gumbel_temperature": temperature, "latent_sample": "relaxed" if is_relaxed else "discrete"}
-    return LatentStep(VaswaniIterativeVaeConfig(**fields))
+    config = VaswaniIterativeVaeConfig(d_model=4, num_heads=2)
+    return LatentStep(config, dropout=0.0, temperature=temperature, is_relaxed=is_relaxed)
 
 
 @pytest.mark.parametrize(("temperature", "is_relaxed"), [(1.0, False), (1.0, True), (0.7, True)])
@@ -184,8 +177,8 @@ def test_bound_equals_the_enumeration_of_all_latents_and_lies_above_the_negative
     forced = iter(latents.unbind(1))
     noise = lambda scores: 1e9 * torch.nn.functional.one_hot(next(forced).flatten(), 5).to(scores)  # noqa: E731
     with monkeypatch.context() as patched:
-        patched.setattr(iterative_vae, "gumbel_noise", noise)
-        patched.setattr(iterative_vae, "chunk_size", lambda device: 2 * 625)
+        patched.setattr(discrete, "gumbel_noise", noise)
+        patched.setattr(discrete, "chunk_size", lambda device: 2 * 625)
         settings: dict[str, Any] = {"has_hint": True, "output_hidden_states": True}
         outputs = model(input_ids=source, labels=labels.repeat(625, 1), **settings)
 
@@ -260,7 +253,7 @@ def test_padding_of_the_target_and_chunks_change_no_training_loss(monkeypatch: p
     labels = targets(4, 3)
     expected = model(input_ids=tokens, attention_mask=mask, labels=labels)
     wide = torch.nn.functional.pad(labels, (0, 3), value=-100)
-    monkeypatch.setattr(iterative_vae, "chunk_size", lambda device: 2)
+    monkeypatch.setattr(discrete, "chunk_size", lambda device: 2)
     outputs = model(input_ids=tokens, attention_mask=mask, labels=wide)
     for name in ("loss", "layer_losses", "layer_kl", "prior_weights", "hint_weights"):
         torch.testing.assert_close(outputs[name], expected[name], **FLOAT32)
@@ -285,7 +278,7 @@ def test_backward_pass_recomputes_large_latent_steps(monkeypatch: pytest.MonkeyP
 
     shapes, expected = gradient()
     assert (10, 99) in shapes
-    monkeypatch.setattr(iterative_vae, "RECOMPUTED", 10 * 99 - 1)
+    monkeypatch.setattr(discrete, "RECOMPUTED", 10 * 99 - 1)
     shapes, gradients = gradient()
     assert (10, 99) not in shapes
     torch.testing.assert_close(gradients, expected, **FLOAT32)

@@ -468,7 +468,7 @@ def test_every_setting_of_a_search_from_left_to_right_must_have_its_default() ->
         ("cmlm", {"num_return_sequences": 2}, "got 2, expected at most 1, length_beam_size times num_latent_samples"),
         ("nat", {"length_penalty": float("inf")}, r"got inf, expected a finite number\. Leave"),
         ("flowseq", {"latent_temperature": -1}, "got -1, expected a finite number of at least 0.0"),
-        ("flowseq", {"num_latent_samples": 3}, "got 3, expected at most 1, for at latent_temperature 0"),
+        ("flowseq", {"num_latent_samples": 3}, "got 3, expected at most 1, since at latent_temperature 0"),
         ("nat", {"suppress_tokens": [99]}, r"got \[99\], expected ids from 0 to 98"),
         ("iterative_vae", {"latent_temperature": 0.5}, r"not supported by .*; got 0\.5, expected 0\.0"),
         ("nat", {"num_iterations": 2}, "not supported by .*; got 2, expected 1"),

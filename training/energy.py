@@ -19,7 +19,7 @@ from training.models import load_autoregressive
 from training.trainer import PaperTrainer
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.cmlm import mask_targets
-from vaswani_transformer.iterative_vae import gumbel_noise
+from vaswani_transformer.discrete import gumbel_noise
 from vaswani_transformer.loss import accumulation_dtype
 
 

@@ -25,13 +25,17 @@ class Words(NamedTuple):
 
 def words_of(labels: Tensor, end_ids: list[int], blank: int) -> Words:
     """Return the words of `labels` (k B, T), -100 at padding."""
-    lengths = labels.ne(-100).sum(1, keepdim=True)
+    # The words: all tokens but the end token.
+    lengths = labels.ne(-100).sum(1, keepdim=True)  # (k B, 1)
     last = labels.gather(1, (lengths - 1).clamp(min=0))
     is_end = torch.stack([last == end for end in end_ids]).any(0)  # (k B, 1)
-    counts = (lengths - is_end.long()).squeeze(1)
-    is_word = canvas(counts, labels.shape[1]).bool()
-    repeats = (labels[:, 1:] == labels[:, :-1]) & is_word[:, 1:]
-    needed_slots = (counts + repeats.sum(1)).masked_fill(lengths.squeeze(1) == 0, NO_TARGET)
+    counts = (lengths - is_end.long()).squeeze(1)  # (k B,)
+    is_word = canvas(counts, labels.shape[1]).bool()  # (k B, T)
+
+    # Each needs a slot, and a blank before it if it repeats the previous word.
+    is_repetition = (labels[:, 1:] == labels[:, :-1]) & is_word[:, 1:]
+    needed_slots = counts + is_repetition.sum(1)
+    needed_slots = needed_slots.masked_fill(lengths.squeeze(1) == 0, NO_TARGET)
     return Words(labels.masked_fill(~is_word, blank), counts, needed_slots)
 
 
@@ -46,21 +50,25 @@ def best_states(scores: Tensor, may_skip: Tensor, slots: Tensor, counts: Tensor)
         may_skip: (B, A), True at states that may follow the state before the previous one.
         slots, counts: (B,), numbers of slots and of words.
     """
-    totals = torch.full_like(scores[:, 0], -torch.inf)  # (B, A), of the best alignment that ends in each state
+    # Forward: the score of the best alignment that ends in each state, and how many states its last step moved.
+    totals = torch.full_like(scores[:, 0], -torch.inf)  # (B, A)
     totals[:, :2] = scores[:, 0, :2]
     steps = []
     for slot in range(1, scores.shape[1]):
-        one = functional.pad(totals[:, :-1], (1, 0), value=-torch.inf)
-        two = functional.pad(totals[:, :-2], (2, 0), value=-torch.inf).masked_fill(~may_skip, -torch.inf)
-        best, step = torch.stack([totals, one, two]).max(0)  # (B, A)
+        moved_by_one = functional.pad(totals[:, :-1], (1, 0), value=-torch.inf)
+        moved_by_two = functional.pad(totals[:, :-2], (2, 0), value=-torch.inf).masked_fill(~may_skip, -torch.inf)
+        best, step = torch.stack([totals, moved_by_one, moved_by_two]).max(0)  # (B, A)
         is_slot = (slot < slots)[:, None]
         totals = torch.where(is_slot, best + scores[:, slot], totals)
         steps.append(step * is_slot)
 
     # An alignment ends in the last blank or the last word.
-    state = 2 * counts[:, None]  # (B, 1)
-    word = (state - 1).clamp(min=0)
-    state = torch.where((counts[:, None] > 0) & (totals.gather(1, word) > totals.gather(1, state)), word, state)
+    last_blank = 2 * counts[:, None]  # (B, 1)
+    last_word = (last_blank - 1).clamp(min=0)
+    ends_in_word = (counts[:, None] > 0) & (totals.gather(1, last_word) > totals.gather(1, last_blank))
+    state = torch.where(ends_in_word, last_word, last_blank)
+
+    # Backward along the steps.
     states = [state]
     for step in reversed(steps):
         state = (state - step.gather(1, state)).clamp(min=0)  # without an alignment, any state

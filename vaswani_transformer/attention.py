@@ -128,6 +128,7 @@ class MultiHeadAttention(nn.Module):
 
     @property
     def is_flash(self) -> bool:
+        """Return whether the attention implementation is a flash attention."""
         return "flash" in (self.config._attn_implementation or "")
 
     def split_heads(self, projected: Tensor, width: int) -> Tensor:
@@ -148,7 +149,7 @@ class MultiHeadAttention(nn.Module):
         """
         implementation = self.config._attn_implementation or "eager"
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, scaled_dot_product_attention)
-        if self.head_dim != self.value_head_dim and "flash" in implementation:
+        if self.head_dim != self.value_head_dim and self.is_flash:
             width = max(self.head_dim, self.value_head_dim)
             query, key, value = (
                 nn.functional.pad(heads, (0, width - heads.shape[-1])) for heads in (query, key, value)
@@ -234,6 +235,7 @@ class CrossAttention(MultiHeadAttention):
         """
         if attention_mask is None or not self.is_flash:
             return super().attend(query, key, value, attention_mask, **kwargs)
+        # The tokens of all sources, without padding between them.
         batch, _, length, _ = query.shape
         is_token = attention_mask[:, : key.shape[2]].bool()  # (B, K)
         counts = is_token.sum(-1, dtype=torch.int32)  # (B,)
@@ -243,6 +245,7 @@ class CrossAttention(MultiHeadAttention):
             rows = heads.transpose(1, 2).flatten(0, 1)  # (B K, H, width)
             return rows.index_select(0, tokens).transpose(0, 1)[None]  # (1, H, tokens, width)
 
+        # One row of all queries and one of all keys, with the boundaries of the sources.
         attended, weights = super().attend(
             query.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None],  # (1, H, B Q, d_k)
             without_padding(key),

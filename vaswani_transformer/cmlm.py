@@ -47,44 +47,49 @@ def sample_masks(
     """
     lengths = is_real.sum(1)  # (B,), m
     if draws is None:
-        settings: dict[str, Any] = {"generator": generator, "device": is_real.device}
-        draws = torch.rand(lengths.shape, **settings), torch.rand(is_real.shape, **settings)
-    count_draws, position_draws = draws
+        count_draws = torch.rand(lengths.shape, generator=generator, device=is_real.device)
+        position_draws = torch.rand(is_real.shape, generator=generator, device=is_real.device)
+    else:
+        count_draws, position_draws = draws
     counts = torch.minimum((count_draws * lengths).long() + 1, lengths)  # (B,), k
     return choose_positions(is_real, counts, position_draws)
 
 
 def mask_targets(batch: dict[str, Any], is_masked: Tensor, mask_token_id: int, pad_token_id: int) -> dict[str, Any]:
-    """Return `batch` with masked targets.
+    """Return `batch` with the tokens of its `labels` masked where `is_masked` (B, T).
 
-    `decoder_input_ids` (B, T) are the targets with `<mask>` where `is_masked` (B, T), `labels` (B, T) are the masked
-    tokens, and `target_lengths` (B,) are added.
+    `decoder_input_ids` (B, T) are the targets with `<mask>`, `labels` (B, T) are the masked tokens, and
+    `target_lengths` (B,) count all tokens.
     """
     labels: Tensor = batch["labels"]
     is_real = labels.ne(-100)
     check_right_padded(labels)
-    tokens = labels.masked_fill(~is_real, pad_token_id).masked_fill(is_masked, mask_token_id)
-    masked = {"decoder_input_ids": tokens, "labels": labels.masked_fill(~is_masked, -100)}
-    return {**batch, **masked, "target_lengths": is_real.sum(1)}
+    tokens = labels.masked_fill(~is_real, pad_token_id)
+    return {
+        **batch,
+        "decoder_input_ids": tokens.masked_fill(is_masked, mask_token_id),
+        "labels": labels.masked_fill(~is_masked, -100),
+        "target_lengths": is_real.sum(1),
+    }
 
 
 def check_masked(input_ids: Tensor, labels: Tensor, mask_token_id: int) -> None:
     """Raise ValueError if a word with a label is not masked; skipped in a compiled graph."""
     if not torch.compiler.is_compiling() and bool((labels.ne(-100) & input_ids.ne(mask_token_id)).any()):
         raise ValueError(
-            "decoder_input_ids: a word with a label must be <mask>, or the model sees what it learns to predict; got "
-            "another token there, as in targets shifted right. Leave decoder_input_ids out, or mask with a "
-            "MaskingCollator."
+            "decoder_input_ids: a word with a label must be <mask>, or the model sees what it learns to predict; got a "
+            "different token, as in targets shifted right, expected <mask>. Leave decoder_input_ids out, or mask with "
+            "a MaskingCollator."
         )
 
 
 class MaskingCollator:
-    """Data collator that masks the targets of another collator, to train a CMLM with Transformers' Trainer.
+    """Data collator that masks the targets of a wrapped collator, to train a CMLM with Transformers' Trainer.
 
     With it the Trainer counts the masked tokens, which makes the loss exact under gradient accumulation and over
     several processes. A batch has `decoder_input_ids` (B, T), the targets with `<mask>`; `labels` (B, T), -100 except
     at masked tokens; and `target_lengths` (B,). Metrics over labels need the plain collator. The generator of the masks
-    is not saved, so a resumed run draws other masks than an uninterrupted one.
+    is not saved, so a resumed run draws different masks than an uninterrupted one.
 
     Args:
         collator: returns batches with `labels` padded on the right with -100 or `<pad>`, such as
@@ -97,15 +102,20 @@ class MaskingCollator:
         self, collator: Callable[[Sequence[Any]], dict[str, Any]], mask_token_id: int, pad_token_id: int, seed: int = 0
     ) -> None:
         self.collator = collator
-        self.mask_token_id, self.pad_token_id, self.seed = mask_token_id, pad_token_id, seed
+        self.mask_token_id = mask_token_id
+        self.pad_token_id = pad_token_id
+        self.seed = seed
         self.generator: torch.Generator | None = None
 
     def __call__(self, features: Sequence[Any]) -> dict[str, Any]:
         """Return the masked batch of `features`."""
+        # Each worker draws its own masks; a forked one starts with the generator of its parent.
         worker = get_worker_info()
-        seed = (self.seed + (0 if worker is None else worker.seed)) % 2**64
-        if self.generator is None or self.generator.initial_seed() != seed:  # a worker may have its parent's
+        seed = self.seed if worker is None else self.seed + worker.seed
+        seed = seed % 2**64
+        if self.generator is None or self.generator.initial_seed() != seed:
             self.generator = torch.Generator().manual_seed(seed)
+
         batch = {**self.collator(features)}
         batch["labels"] = batch["labels"].masked_fill(batch["labels"] == self.pad_token_id, -100)
         is_masked = sample_masks(batch["labels"].ne(-100), self.generator)  # (B, T)
@@ -158,12 +168,13 @@ class VaswaniCmlmForConditionalGeneration(LengthHead):
 
     def __init__(self, config: VaswaniCmlmConfig) -> None:
         super().__init__(config)
-        mask, pad, end = config.mask_token_id, config.pad_token_id, config.eos_token_id
-        if mask is None or pad is None or pad in as_token_ids(end):
+        mask_id = config.mask_token_id
+        pad_id = config.pad_token_id
+        if mask_id is None or pad_id is None or pad_id in as_token_ids(config.eos_token_id):
             raise ValueError(
-                f"mask_token_id, pad_token_id: a CMLM needs both, and an end token that is neither; got {mask}, {pad} "
-                f"and {end}. Add the missing ones to the tokenizer, the first by "
-                'add_special_tokens({"mask_token": "<mask>"}), and set them.'
+                f"mask_token_id, pad_token_id: a CMLM needs <mask>, <pad> and a separate end token; got {mask_id}, "
+                f"{pad_id} and eos_token_id {config.eos_token_id}, expected three ids. Add missing tokens to the "
+                'tokenizer, <mask> by add_special_tokens({"mask_token": "<mask>"}), and set their ids.'
             )
         self.num_length_classes = config.max_target_length
         self.length_token = nn.Embedding(config.max_target_length + 1, config.d_model)
@@ -203,14 +214,16 @@ class VaswaniCmlmForConditionalGeneration(LengthHead):
         check_mask(attention_mask, *inputs_embeds.shape[:2], name="attention_mask")
         if position_ids is None:
             position_ids = text_positions(inputs_embeds, attention_mask)  # (B or 1, S)
+
+        # The length token in front: its embedding, position 0, and a mask that shows it.
+        length_token = self.length_table(inputs_embeds.device)[:1] * self.config.embedding_scale  # (1, d_model)
+        length_token = length_token.to(inputs_embeds.dtype).expand(len(inputs_embeds), 1, -1)  # (B, 1, d_model)
         if attention_mask is not None:
             attention_mask = torch.cat([torch.ones_like(attention_mask[:, :1]), attention_mask], dim=1)  # (B, S + 1)
-        token = self.length_table(inputs_embeds.device)[:1] * self.config.embedding_scale  # (1, d_model)
-        token = token.to(inputs_embeds.dtype).expand(len(inputs_embeds), 1, -1)  # (B, 1, d_model)
         return self.model.encoder(
             attention_mask=attention_mask,
             position_ids=nn.functional.pad(position_ids, (1, 0)),  # (B or 1, S + 1)
-            inputs_embeds=torch.cat([token, inputs_embeds], dim=1),
+            inputs_embeds=torch.cat([length_token, inputs_embeds], dim=1),  # (B, S + 1, d_model)
             **kwargs,
         )
 
@@ -219,55 +232,72 @@ class VaswaniCmlmForConditionalGeneration(LengthHead):
 
         The logits are x_0 L^T, where x_0 is the state of the length token; length 0 is excluded.
         """
-        memory = states[:, 1:]
-        if attention_mask is not None and attention_mask.shape == states.shape[:2]:
-            rows, width = states.shape[:2]
+        rows, width = states.shape[:2]
+        if attention_mask is not None and attention_mask.shape == (rows, width):
             raise ValueError(
                 f"encoder_outputs: the state of the length token is missing; got shape {(rows, width)}, expected "
                 f"{(rows, width + 1)}. Encode by get_encoder() of this model, not of its body."
             )
+        memory = states[:, 1:]
         table = self.length_table(states.device).to(states.dtype)  # (C + 1, d_model)
-        zero = torch.zeros(len(states), dtype=torch.long, device=states.device)  # (B,), length of class 0
-        logits = nn.functional.linear(states[:, 0], table).index_fill(1, zero[:1], float("-inf"))  # (B, C + 1)
-        return MeasuredSource(memory, attention_mask, real_tokens(attention_mask, memory), logits, zero)
+        first_length = torch.zeros(rows, dtype=torch.long, device=states.device)  # (B,), class 0 is length 0
+        logits = nn.functional.linear(states[:, 0], table)  # (B, C + 1)
+        logits = logits.index_fill(1, first_length[:1], float("-inf"))
+        return MeasuredSource(memory, attention_mask, real_tokens(attention_mask, memory), logits, first_length)
 
-    def target_mask(self, source: MeasuredSource, given: TargetInputs) -> Tensor:
+    def target_mask(self, source: MeasuredSource, inputs: TargetInputs) -> Tensor:
         """Return the target mask (k B, T), from the lengths, else the decoder's words, else as in every model."""
-        words = given.inputs_embeds if given.input_ids is None else given.input_ids
-        if given.lengths is not None:
-            shaped = given.labels if words is None else words
-            return canvas(given.lengths.to(source.memory.device), None if shaped is None else shaped.shape[1])
-        if words is not None and given.attention_mask is not None:
-            return given.attention_mask.to(source.memory.device).ne(0).long()
-        if given.input_ids is not None:
-            return given.input_ids.ne(self.config.token_id("pad_token_id")).long()
-        return super().target_mask(source, given if words is None else TargetInputs(inputs_embeds=words))
+        device = source.memory.device
+        words = inputs.inputs_embeds if inputs.input_ids is None else inputs.input_ids
+        if inputs.lengths is not None:
+            target = inputs.labels if words is None else words
+            width = None if target is None else target.shape[1]
+            return canvas(inputs.lengths.to(device), width)
+        if words is None:
+            return super().target_mask(source, inputs)
+        if inputs.attention_mask is not None:
+            return inputs.attention_mask.to(device).ne(0).long()
+        if inputs.input_ids is not None:
+            return inputs.input_ids.ne(self.config.token_id("pad_token_id")).long()
+        return super().target_mask(source, TargetInputs(inputs_embeds=words))
 
-    def make_target(self, source: MeasuredSource, given: TargetInputs) -> Target:
-        mask, labels, input_ids = self.target_mask(source, given), given.labels, given.input_ids
-        mask_id, pad_id = self.config.token_id("mask_token_id"), self.config.token_id("pad_token_id")
-        words = {"input_ids": input_ids, "inputs_embeds": given.inputs_embeds}
-        has_words = input_ids is not None or given.inputs_embeds is not None
+    def make_target(self, source: MeasuredSource, inputs: TargetInputs) -> Target:
+        mask = self.target_mask(source, inputs)
+        mask_id = self.config.token_id("mask_token_id")
+        pad_id = self.config.token_id("pad_token_id")
         all_masked = {"input_ids": torch.where(mask.bool(), mask_id, pad_id)}
+        has_words = inputs.input_ids is not None or inputs.inputs_embeds is not None
+        words = {"input_ids": inputs.input_ids, "inputs_embeds": inputs.inputs_embeds}
+        labels = inputs.labels
+
+        # Without labels, the model predicts the caller's masked words, or a whole target.
         if labels is None:
             return Target(mask, decoder_inputs=words if has_words else all_masked)
+
+        # In evaluation mode it predicts all words at once, also those that the decoder's input shows.
         if not self.training:
             complete = labels
-            if input_ids is not None:  # unmasked words are in the decoder input only
-                is_shown = mask.bool() & labels.eq(-100) & input_ids.ne(mask_id)
-                complete = torch.where(is_shown, input_ids, labels)
-            return Target(mask, complete, recount(given.num_items, labels, complete), all_masked)
-        if not has_words:
-            if given.num_items is not None:
-                logger.warning_once(
-                    "The loss is divided by all target tokens, as num_items_in_batch counts them, and the model masks "
-                    "only some: give the Trainer a MaskingCollator, which masks before it counts."
-                )
-            masked = mask_targets({"labels": labels}, sample_masks(labels.ne(-100)), mask_id, pad_id)
-            words, labels = {"input_ids": masked["decoder_input_ids"]}, masked["labels"]
-        elif input_ids is not None and given.lengths is None:  # not from a MaskingCollator
-            check_masked(input_ids, labels, mask_id)
-        return Target(mask, labels, given.num_items, words)
+            if inputs.input_ids is not None:
+                is_shown = mask.bool() & labels.eq(-100) & inputs.input_ids.ne(mask_id)
+                complete = torch.where(is_shown, inputs.input_ids, labels)
+            num_items = recount(inputs.num_items, labels, complete)
+            return Target(mask, complete, num_items, all_masked)
+
+        # In training mode it predicts the masked words, which a MaskingCollator or the caller chose.
+        if has_words:
+            is_from_collator = inputs.lengths is not None
+            if inputs.input_ids is not None and not is_from_collator:
+                check_masked(inputs.input_ids, labels, mask_id)
+            return Target(mask, labels, inputs.num_items, words)
+
+        # Nobody chose any.
+        if inputs.num_items is not None:
+            logger.warning_once(
+                "The loss is divided by all target tokens, as num_items_in_batch counts them, but the model masks only "
+                "some of them. Use a MaskingCollator as data collator; it masks before the Trainer counts."
+            )
+        masked = mask_targets({"labels": labels}, sample_masks(labels.ne(-100)), mask_id, pad_id)
+        return Target(mask, masked["labels"], inputs.num_items, {"input_ids": masked["decoder_input_ids"]})
 
     def decode_targets(self, source: MeasuredSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
         """Predict a target for each of `lengths` (l B,) in R iterations of Mask-Predict (3.2).
@@ -275,21 +305,27 @@ class VaswaniCmlmForConditionalGeneration(LengthHead):
         Iteration t masks the k_t = max(1, floor(m (R - t) / R)) least likely tokens and predicts them again. The others
         keep their tokens and probabilities.
         """
+        iterations = settings.num_iterations  # R
         is_real = canvas(lengths).bool()  # (l B, T)
         tokens = torch.full_like(is_real, self.config.token_id("pad_token_id"), dtype=torch.long)
         log_probs = torch.zeros(is_real.shape, device=lengths.device)
-        cache, history, rounds = EncoderDecoderCache(DynamicCache(), DynamicCache()), [], settings.num_iterations
-        for iteration in range(rounds):
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        history = []
+        for iteration in range(iterations):
+            # The least likely tokens; at first all.
             is_masked = is_real
-            if iteration:
-                counts = (lengths * (rounds - iteration) // rounds).clamp(min=1)  # (l B,), k_t
+            if iteration > 0:
+                counts = (lengths * (iterations - iteration) // iterations).clamp(min=1)  # (l B,), k_t
                 order = log_probs.masked_fill(~is_real, float("inf")).sort(dim=1, stable=True).indices
-                is_masked = order.argsort(dim=1) < counts[:, None]  # (l B, T)
+                ranks = order.argsort(dim=1)
+                is_masked = ranks < counts[:, None]  # (l B, T)
+
+            # Their prediction from the other tokens.
             tokens = tokens.masked_fill(is_masked, self.config.token_id("mask_token_id"))
             states = self.run_decoder(source, is_real.long(), cache, input_ids=tokens)[0]  # (l B, T, d_model)
-            has_scores = settings.reads_scores or iteration + 1 < rounds
+            is_last = iteration == iterations - 1
             new_tokens, new_log_probs = self.read_words(
-                states, lengths, is_masked, settings.suppress_tokens, has_scores
+                states, lengths, is_masked, settings.suppress_tokens, settings.reads_scores or not is_last
             )
             tokens = torch.where(is_masked, new_tokens, tokens)
             log_probs = torch.where(is_masked, new_log_probs, log_probs)

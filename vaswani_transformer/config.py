@@ -11,16 +11,16 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.generation import GenerationConfig
 from transformers.utils import TRANSFORMERS_DYNAMIC_MODULE_NAME
 
+from .settings import NAR_SETTINGS, SEARCH_SETTINGS
+
 MAX_LAYERS = 1000  # a typo here would exhaust the memory
 TOKEN_IDS = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
 """Special tokens that a configuration and its GenerationConfig share."""
-SEARCH_SETTINGS = ("length_penalty_type", "max_source_relative_length")
-"""Settings that this package adds to the GenerationConfig of every model."""
 
 
 def as_token_ids(value: Any) -> list[int]:
     """Return token ids as a list; `value` is None, an integer, a list or a tensor."""
-    if hasattr(value, "tolist"):
+    if hasattr(value, "tolist"):  # a tensor or an array
         value = value.tolist()
     if value is None:
         return []
@@ -76,9 +76,9 @@ _PARSING = {"encoder_layers": 4, "decoder_layers": 4, "d_model": 1024}
 PAPER_SETTINGS: dict[str, dict[str, int | float | str]] = {
     "base": {},
     "big": _BIG,
-    "big-en-fr": _BIG | {"dropout": 0.1, "vocab_size": 32000},
-    "parsing": _PARSING | {"vocab_size": 16000},
-    "parsing-semi-supervised": _PARSING | {"vocab_size": 32000},
+    "big-en-fr": {**_BIG, "dropout": 0.1, "vocab_size": 32000},
+    "parsing": {**_PARSING, "vocab_size": 16000},
+    "parsing-semi-supervised": {**_PARSING, "vocab_size": 32000},
     "A-h1": {"num_heads": 1},
     "A-h4": {"num_heads": 4},
     "A-h16": {"num_heads": 16},
@@ -146,7 +146,6 @@ class VaswaniTransformerConfig(PreTrainedConfig):
         "num_hidden_layers": "encoder_layers",
     }
     base_model_fsdp_plan = {}
-    added_settings = SEARCH_SETTINGS  # what this package adds to the GenerationConfig of this family
 
     vocab_size: int = positive_int(default=37000)
     d_model: int = positive_int(default=512)
@@ -220,14 +219,17 @@ class VaswaniTransformerConfig(PreTrainedConfig):
     def _get_generation_parameters(self) -> dict[str, Any]:
         """Return the settings of `generate()` that were put on this configuration by mistake."""
         misplaced = super()._get_generation_parameters()
-        for name in self.added_settings:
+        for name in (*SEARCH_SETTINGS, *NAR_SETTINGS):
             if hasattr(self, name):
                 misplaced[name] = getattr(self, name)
         return misplaced
 
     def check_generation_settings(self, generation_config: GenerationConfig | None) -> None:
         """Raise ValueError if `generate()` would ignore settings on this configuration."""
-        if generation_config is None and (settings := self._get_generation_parameters()):
+        if generation_config is not None:
+            return
+        settings = self._get_generation_parameters()
+        if settings:
             raise ValueError(
                 f"model.config: generate() does not read settings from it; got {settings}, expected none. Set them on "
                 "model.generation_config, or pass them to generate()."
@@ -263,9 +265,9 @@ class VaswaniTransformerConfig(PreTrainedConfig):
         """
         if decoder == encoder:
             return super().get_text_config(decoder, encoder)
-        side = copy.copy(self)
-        side.num_hidden_layers = side.decoder_layers if decoder else side.encoder_layers
-        return side
+        stack = copy.copy(self)
+        stack.num_hidden_layers = stack.decoder_layers if decoder else stack.encoder_layers
+        return stack
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
@@ -301,5 +303,5 @@ class VaswaniTransformerConfig(PreTrainedConfig):
         if unknown:
             own_fields = sorted(set(fields) - {field.name for field in dataclasses.fields(PreTrainedConfig)})
             raise ValueError(f"{unknown[0]}: not a field of {cls.__name__}; choose one of {', '.join(own_fields)}.")
-        settings: dict[str, Any] = PAPER_SETTINGS[name] | overrides
+        settings: dict[str, Any] = {**PAPER_SETTINGS[name], **overrides}
         return cls(**settings)

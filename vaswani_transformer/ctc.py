@@ -1,14 +1,15 @@
 """CTC, which predicts all words in one pass without predicting a length (Libovický and Helcl 2018, Gu and Kong 2021).
 
 B batch, S source, T target, k target rows per source row, U slots, V vocabulary, N sentences of a chunk, A = 2 T + 1
-states of an alignment. The decoder is the paper's without the causal mask.
+states of an alignment (a blank, then each word followed by a blank).
 
-The decoder has `upsampling` slots per source token and predicts a word or the blank, `<pad>`, at each. Such a path
-collapses to a target: equal neighbors become one token, then the blanks are removed, so a blank must separate a word
-from its repetition. The probability of a target is the sum over the paths that collapse to it (Graves et al. 2006).
-`</s>` is in no path, because the end of the path is the end of the target.
+The decoder is the paper's without the causal mask. It has `upsampling` slots per source token and predicts a word or
+the blank, `<pad>`, at each. Such a path collapses to a target: equal neighbors become one token, then the blanks are
+removed, so a blank must separate a word from its repetition. The probability of a target is the sum over the paths that
+collapse to it (Graves et al. 2006). `</s>` is in no path, because the end of the path is the end of the target.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +105,8 @@ class VaswaniCtcForConditionalGeneration(NarHead):
 
     def __init__(self, config: VaswaniCtcConfig) -> None:
         super().__init__(config)
-        self.blank, self.end_ids = config.token_id("pad_token_id"), as_token_ids(config.eos_token_id)
+        self.blank = config.token_id("pad_token_id")
+        self.end_ids = as_token_ids(config.eos_token_id)
         if not self.end_ids or self.blank in self.end_ids:
             raise ValueError(
                 f"eos_token_id: CTC needs an end token that is not <pad>, its blank; got {config.eos_token_id}, and "
@@ -114,44 +116,57 @@ class VaswaniCtcForConditionalGeneration(NarHead):
 
     def slot_mask(self, source: EncodedSource) -> Tensor:
         """Return the mask (B, U) of the slots."""
-        counts, width = self.config.upsampling * source.lengths, self.config.upsampling * source.memory.shape[1]
+        counts = self.config.upsampling * source.lengths  # (B,)
+        width = self.config.upsampling * source.memory.shape[1]
         if self.config.position_embedding == "learned":
             width = min(width, self.config.max_position_embeddings)
         return canvas(counts, width)
 
     def predict(
-        self, states: Tensor, attention_mask: Tensor | None, given: TargetInputs, **kwargs: Any
-    ) -> tuple[DecoderOutput, dict[str, Any]]:
-        """Return the decoder's output for all slots, the logits, and the loss of given labels."""
-        source, inputs_embeds, labels = self.read_source(states, attention_mask), given.inputs_embeds, given.labels
-        mask = None if inputs_embeds is None else self.input_mask(source, given.attention_mask, inputs_embeds)
-        mask = self.slot_mask(source) if mask is None else mask
-        words, results = None, {}
+        self, states: Tensor, attention_mask: Tensor | None, inputs: TargetInputs, **kwargs: Any
+    ) -> tuple[DecoderOutput, dict[str, Tensor | None]]:
+        """Return the decoder's output for all slots, the logits, and with labels the losses."""
+        # The slots of each target, and its words.
+        source = self.read_source(states, attention_mask)
+        inputs_embeds = inputs.inputs_embeds
+        mask = None
+        if inputs_embeds is not None:
+            mask = self.input_mask(source, inputs.attention_mask, inputs_embeds)  # (k B, U)
+        if mask is None:
+            mask = self.slot_mask(source)  # (B, U)
+        labels = inputs.labels
+        words = None
         if labels is not None:
             check_right_padded(labels)
             check_rows(len(labels), len(states))
             mask = mask.repeat_interleave(len(labels) // len(mask), dim=0)  # (k B, U)
             words = words_of(labels.to(states.device), self.end_ids, self.blank)
 
+        # The decoder starts from a soft copy of the source, of which glancing replaces some slots.
+        predictions: dict[str, Tensor | None] = {}
         if inputs_embeds is None:
-            inputs_embeds = soft_copy(states, source.is_real, mask)
+            inputs_embeds = soft_copy(states, source.is_real, mask)  # (k B, U, d_model)
             if words is not None and self.training and self.glancing_ratio > 0:
-                draws = given.further["glancing_draws"]
-                inputs_embeds, results["accuracy"] = self.glance(source, inputs_embeds, mask, words, draws)
+                draws = inputs.further["glancing_draws"]
+                inputs_embeds, predictions["accuracy"] = self.glance(source, inputs_embeds, mask, words, draws)
         decoded = self.run_decoder(source, mask, inputs_embeds=inputs_embeds, **kwargs)
 
-        if words is None or not (self.training if given.skip_logits is None else given.skip_logits):
-            results["logits"] = self.lm_head(decoded[0])
+        # Logits and losses.
+        skips_logits = self.training if inputs.skip_logits is None else inputs.skip_logits
+        if words is None or not skips_logits:
+            predictions["logits"] = self.lm_head(decoded[0])  # (k B, U, V)
         if labels is not None and words is not None:
             fits = words.needed_slots <= mask.sum(1)  # (k B,)
-            losses = self.sentence_losses(decoded[0], results.get("logits"), mask, words)
+            losses = self.sentence_losses(decoded[0], predictions.get("logits"), mask, words)  # (k B,)
             counted = labels.masked_fill(~fits[:, None].to(labels.device), -100)
-            loss = reduce_loss((losses * fits).sum(), counted, given.num_items)
-            results |= {"loss": loss, "token_loss": loss, "sentence_losses": losses.masked_fill(~fits, torch.inf)}
-        return decoded, results
+            loss = reduce_loss((losses * fits).sum(), counted, inputs.num_items)
+            predictions["loss"] = loss
+            predictions["token_loss"] = loss
+            predictions["sentence_losses"] = losses.masked_fill(~fits, torch.inf)
+        return decoded, predictions
 
-    def chunks(self, mask: Tensor, *tensors: Tensor) -> Any:
-        """Return the rows of `tensors` (k B, ...) in chunks of sentences whose logits may exist at once."""
+    def in_chunks(self, mask: Tensor, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Yield the rows of `tensors` (k B, ...) in chunks of sentences with logits that fit into memory at once."""
         size = max(1, chunk_size(mask.device) // mask.shape[1])
         return zip(*(tensor.split(size) for tensor in tensors), strict=True)
 
@@ -159,9 +174,10 @@ class VaswaniCtcForConditionalGeneration(NarHead):
     def sentence_losses(self, states: Tensor, logits: Tensor | None, mask: Tensor, words: Words) -> Tensor:
         """Return -log p (k B,) of each target, label-smoothed in training mode.
 
-        It is computed from logits (k B, U, V) if they are given. Else, to save memory, the logits of `states` (k B, U,
-        d_model) exist for one chunk at a time, and the backward pass recomputes them.
+        Without `logits` (k B, U, V), those of `states` (k B, U, d_model) exist for one chunk at a time, to save memory,
+        and the backward pass recomputes them.
         """
+        projects = logits is None
         smoothing = self.config.label_smoothing if self.training else 0.0
 
         def losses_of(values: Tensor, mask: Tensor, tokens: Tensor, slots: Tensor, counts: Tensor) -> Tensor:
@@ -169,16 +185,15 @@ class VaswaniCtcForConditionalGeneration(NarHead):
             log_probs = logits.to(accumulation_dtype(logits.dtype)).log_softmax(-1)
             losses = functional.ctc_loss(
                 log_probs.transpose(0, 1), tokens, slots, counts, self.blank, reduction="none", zero_infinity=True
-            )
+            )  # (N,)
             uniform = -(log_probs.mean(-1) * mask).sum(1) if smoothing else 0.0  # (N,)
             return (1 - smoothing) * losses + smoothing * uniform
 
-        projects = logits is None
         slots, counts = torch.stack([mask.sum(1), words.counts]).cpu()  # one synchronization, not one per chunk
         values = states if logits is None else logits
         ids = torch.arange(self.config.vocab_size, device=mask.device)
         tokens = ids.index_select(0, words.tokens.flatten()).view_as(words.tokens)  # torch's loss checks no range
-        chunks = list(self.chunks(mask, values, mask, tokens, slots, counts))
+        chunks = list(self.in_chunks(mask, values, mask, tokens, slots, counts))
         if len(chunks) == 1 or not projects or not torch.is_grad_enabled():
             return torch.cat([losses_of(*chunk) for chunk in chunks])
         return torch.cat([checkpoint(losses_of, *chunk, use_reentrant=False) for chunk in chunks])
@@ -192,25 +207,37 @@ class VaswaniCtcForConditionalGeneration(NarHead):
         Where c slots of the first pass differ from the best alignment, floor(rho c) of all slots get the embedding of
         the alignment's token, which may be the blank.
         """
+        # The first pass: its most likely tokens, and the scores of the tokens of an alignment's states.
         states = self.run_decoder(source, mask, inputs_embeds=inputs_embeds)[0]  # (k B, U, d_model)
         tokens = words.tokens.new_full((len(mask), 2 * words.tokens.shape[1] + 1), self.blank)  # (k B, A)
         tokens[:, 1::2] = words.tokens
-        may_skip = functional.pad(tokens[:, 2:] != tokens[:, :-2], (2, 0))  # blanks are equal
-        predicted, scores = [], []
-        for chunk, choices in self.chunks(mask, states, tokens):
-            logits = self.lm_head(chunk)  # (N, U, V)
-            predicted.append(argmax(logits.flatten(0, 1)).view(logits.shape[:2]))
-            choices = choices[:, None].expand(-1, logits.shape[1], -1)
-            scores.append(logits.gather(2, choices).to(accumulation_dtype(logits.dtype)))  # (N, U, A)
-        slots, is_slot = mask.sum(1), mask.bool()
-        aligned = tokens.gather(1, best_states(torch.cat(scores), may_skip, slots, words.counts))  # (k B, U)
+        predicted_chunks = []
+        score_chunks = []
+        for states_of_chunk, tokens_of_chunk in self.in_chunks(mask, states, tokens):
+            logits = self.lm_head(states_of_chunk)  # (N, U, V)
+            predicted_chunks.append(argmax(logits.flatten(0, 1)).view(logits.shape[:2]))
+            choices = tokens_of_chunk[:, None].expand(-1, logits.shape[1], -1)  # (N, U, A)
+            score_chunks.append(logits.gather(2, choices).to(accumulation_dtype(logits.dtype)))
+        predicted = torch.cat(predicted_chunks)  # (k B, U)
+        scores = torch.cat(score_chunks)  # (k B, U, A)
 
+        # The best alignment. It may skip the blank between two different words, but no word.
+        may_skip = functional.pad(tokens[:, 2:] != tokens[:, :-2], (2, 0))  # (k B, A)
+        slots = mask.sum(1)  # (k B,)
+        aligned = tokens.gather(1, best_states(scores, may_skip, slots, words.counts))  # (k B, U)
+
+        # Where the first pass differs from it.
+        is_slot = mask.bool()
         fits = words.needed_slots <= slots
-        mistakes = ((torch.cat(predicted) != aligned) & is_slot).sum(1) * fits  # (k B,), c
-        draws = None if draws is None else draws[:, : mask.shape[1]]  # learned positions may limit the slots
-        is_shown = choose_positions(is_slot, (self.glancing_ratio * mistakes).floor().long(), draws)
-        shown = self.model.decoder.embed_tokens(aligned).to(inputs_embeds.dtype)
+        mistakes = ((predicted != aligned) & is_slot).sum(1) * fits  # (k B,), c
         accuracy = 1 - mistakes.sum() / (slots * fits).sum().clamp(min=1)
+
+        # The tokens to show.
+        if draws is not None:
+            draws = draws[:, : mask.shape[1]]  # learned positions may limit the slots
+        counts = (self.glancing_ratio * mistakes).floor().long()
+        is_shown = choose_positions(is_slot, counts, draws)
+        shown = self.model.decoder.embed_tokens(aligned).to(inputs_embeds.dtype)
         return torch.where(is_shown.unsqueeze(-1), shown, inputs_embeds), accuracy
 
     def read_settings(self, generation_config: GenerationConfig | None, call: dict[str, Any]) -> NarSettings:
@@ -223,19 +250,26 @@ class VaswaniCtcForConditionalGeneration(NarHead):
         self, states: Tensor, attention_mask: Tensor | None, settings: NarSettings
     ) -> Tensor | NarGenerateOutput:
         """Return the targets of the most likely paths; words beyond a length limit are dropped."""
+        # The most likely path.
         source = self.read_source(states, attention_mask)
-        mask = self.slot_mask(source)
-        is_slot, is_end = mask.bool(), torch.zeros_like(mask, dtype=torch.bool)
+        mask = self.slot_mask(source)  # (B, U)
+        is_slot = mask.bool()
+        is_end = torch.zeros_like(is_slot)  # no slot has to be an end token
         states = self.run_decoder(source, mask, inputs_embeds=soft_copy(states, source.is_real, mask))[0]
-        suppressed, has_scores = settings.suppress_tokens, settings.reads_scores
-        path, log_probs = self.most_likely_words(states, is_slot, is_end, suppressed, has_scores)  # (B, U)
+        path, log_probs = self.most_likely_words(
+            states, is_slot, is_end, settings.suppress_tokens, settings.reads_scores
+        )  # (B, U) each
         report_nan(log_probs.isnan().any(1))
         path = path.masked_fill(~is_slot, self.blank)
-        is_word = path != self.blank
-        begins = is_word & functional.pad(path[:, 1:] != path[:, :-1], (1, 0), value=True)  # the first slot of a word
-        limits = self.length_limits(source, settings)  # (B,)
-        lengths = torch.minimum(1 + begins.sum(1), limits)[:, None]  # (B, 1), with </s>
 
+        # The first slot of each word, and the number of words with `</s>`.
+        is_word = path != self.blank
+        is_new = functional.pad(path[:, 1:] != path[:, :-1], (1, 0), value=True)
+        begins = is_word & is_new
+        limits = self.length_limits(source, settings)  # (B,)
+        lengths = torch.minimum(1 + begins.sum(1), limits)[:, None]  # (B, 1)
+
+        # The path collapses to its words, followed by `</s>`.
         order = begins.long().argsort(dim=1, descending=True, stable=True)
         words = functional.pad(path.gather(1, order), (0, 1))[:, : int(lengths.max())]  # (B, T)
         distance = torch.arange(words.shape[1], device=words.device) - lengths  # -1 at </s>
@@ -243,11 +277,14 @@ class VaswaniCtcForConditionalGeneration(NarHead):
         sequences = functional.pad(tokens, (1, 0), value=self.config.token_id("target_start_token_id"))
         if not settings.return_dict_in_generate:
             return sequences
+
+        # A token's score adds up its slots and the blanks before it.
         token_of_slot = torch.minimum(begins.cumsum(1) - is_word.long(), lengths - 1)  # (B, U)
+        token_scores = torch.zeros_like(tokens, dtype=log_probs.dtype).scatter_add(1, token_of_slot, log_probs)
         return CtcGenerateOutput(
             sequences=sequences,
             sequences_scores=log_probs.sum(1),
-            token_scores=torch.zeros_like(tokens, dtype=log_probs.dtype).scatter_add(1, token_of_slot, log_probs),
+            token_scores=token_scores,
             lengths=lengths.squeeze(1),
             history=sequences[None] if settings.return_history else None,
             path=path,

@@ -46,7 +46,7 @@ from .restricted import AttentionMask
 
 logger = logging.get_logger(__name__)
 
-HEAD = 32  # largest number of features that one matrix mixes
+HEAD = 32  # largest number of features in a head of `HeadLinear`
 
 
 class FlowError(ValueError):
@@ -94,7 +94,7 @@ class ActNorm(nn.Module):
         """Set s and t so that every output feature has mean 0 and variance 1 over the tokens of `latents`."""
         count = inputs.is_real.sum()
         mean = (latents * inputs.is_real).sum((0, 1)) / count  # (d,)
-        variance = ((latents - mean).square() * inputs.is_real).sum((0, 1)) / count
+        variance = ((latents - mean).square() * inputs.is_real).sum((0, 1)) / count  # (d,)
         std = (variance + 1e-6).sqrt()
         self.log_scale.copy_(-std.log())
         self.shift.copy_(-mean / std)
@@ -106,7 +106,8 @@ class HeadLinear(nn.Module):
     def __init__(self, width: int, is_interleaved: bool) -> None:
         super().__init__()
         size = math.gcd(width, HEAD)
-        self.num_heads, self.is_interleaved = width // size, is_interleaved
+        self.num_heads = width // size
+        self.is_interleaved = is_interleaved
         self.weight = nn.Parameter(torch.eye(size))
 
     def forward(self, latents: Tensor, inputs: FlowInputs, inverts: bool = False) -> tuple[Tensor, Tensor]:
@@ -115,11 +116,12 @@ class HeadLinear(nn.Module):
         if self.is_interleaved:  # head i has the features i, i + num_heads, ...
             heads = latents.unflatten(-1, (-1, self.num_heads)).transpose(-1, -2)  # (k B, T, heads, size)
             return (heads @ matrix.T).transpose(-1, -2).flatten(-2), log_det
-        return (latents.unflatten(-1, (self.num_heads, -1)) @ matrix.T).flatten(-2), log_det
+        heads = latents.unflatten(-1, (self.num_heads, -1))  # (k B, T, heads, size)
+        return (heads @ matrix.T).flatten(-2), log_det
 
 
 class SmallLinear(nn.Linear):
-    """Linear layer whose initial weights are scaled by `gain`."""
+    """Linear layer with initial weights scaled by `gain`."""
 
     def __init__(self, inputs: int, outputs: int, gain: float) -> None:
         super().__init__(inputs, outputs)
@@ -145,7 +147,8 @@ class Coupling(nn.Module):
         narrow = copy.copy(config)
         narrow.d_model = config.d_model // 2
         narrow.dropout = narrow.attention_dropout = narrow.activation_dropout = 0.0
-        self.is_interleaved, self.is_reversed = is_interleaved, is_reversed
+        self.is_interleaved = is_interleaved
+        self.is_reversed = is_reversed
         self.memory_proj = nn.Linear(config.d_model, narrow.d_model, bias=False)
         self.reader = LatentReader(narrow) if attends else None
         self.layer = NarDecoderLayer(narrow, layer_idx=0)
@@ -155,19 +158,27 @@ class Coupling(nn.Module):
                 module.config = config  # so that `set_attn_implementation` reaches it
 
     def forward(self, latents: Tensor, inputs: FlowInputs, inverts: bool = False) -> tuple[Tensor, Tensor]:
-        shape, dim = ((-1, 2), -1) if self.is_interleaved else ((2, -1), -2)
-        first, second = latents.unflatten(-1, shape).unbind(dim)  # (k B, T, h) each
-        conditions, values = (second, first) if self.is_reversed else (first, second)
-        if self.reader is None:
-            states = conditions + inputs.positions  # (k B, T, h)
+        # The halves c and v: even and odd features, or first and second half.
+        if self.is_interleaved:
+            shape, dim = (-1, 2), -1
         else:
-            states = self.reader(conditions, inputs.positions, inputs.attention_mask)  # (k B, T, h)
+            shape, dim = (2, -1), -2
+        first, second = latents.unflatten(-1, shape).unbind(dim)  # (k B, T, h) each
+        unchanged, values = (second, first) if self.is_reversed else (first, second)
+
+        # mu and r, from c and the source.
+        if self.reader is None:
+            states = unchanged + inputs.positions  # (k B, T, h)
+        else:
+            states = self.reader(unchanged, inputs.positions, inputs.attention_mask)  # (k B, T, h)
         memory = self.memory_proj(inputs.memory)  # (B, S, h)
         states = self.layer(states, inputs.attention_mask, memory, inputs.memory_mask)
-        shift, gate = self.affine(states).chunk(2, dim=-1)  # mu and r, (k B, T, h) each
+        shift, gate = self.affine(states).chunk(2, dim=-1)  # (k B, T, h) each
         log_scale = functional.logsigmoid(gate + 2)
+
+        # v', or from it v.
         values = (values - shift) * (-log_scale).exp() if inverts else log_scale.exp() * values + shift
-        halves = (values, conditions) if self.is_reversed else (conditions, values)
+        halves = (values, unchanged) if self.is_reversed else (unchanged, values)
         return torch.stack(halves, dim).flatten(-2), log_scale.sum(-1)
 
 
@@ -185,13 +196,23 @@ class Flow(nn.Module):
 
     def __init__(self, config: VaswaniTransformerConfig, steps: int) -> None:
         super().__init__()
-        attending = Coupling(config, False, False, attends=True)
-        layers: list[nn.Module] = [ActNorm(config.d_model), attending, Coupling(config, False, True)]
-        for is_interleaved in (False, True) * steps:
-            layers += [ActNorm(config.d_model), HeadLinear(config.d_model, is_interleaved)]
-            layers += [Coupling(config, False, is_reversed) for is_reversed in (False, True)]
-            layers += [ActNorm(config.d_model)]
-            layers += [Coupling(config, True, is_reversed) for is_reversed in (False, True)]
+        # The positional step.
+        layers: list[nn.Module] = [
+            ActNorm(config.d_model),
+            Coupling(config, is_interleaved=False, is_reversed=False, attends=True),
+            Coupling(config, is_interleaved=False, is_reversed=True),
+        ]
+        # The further steps, each with contiguous and then with interleaved heads.
+        for has_interleaved_heads in (False, True) * steps:
+            layers += [
+                ActNorm(config.d_model),
+                HeadLinear(config.d_model, has_interleaved_heads),
+                Coupling(config, is_interleaved=False, is_reversed=False),
+                Coupling(config, is_interleaved=False, is_reversed=True),
+                ActNorm(config.d_model),
+                Coupling(config, is_interleaved=True, is_reversed=False),
+                Coupling(config, is_interleaved=True, is_reversed=True),
+            ]
         self.layers = nn.ModuleList(layers)
         self.register_buffer("started", torch.zeros(()))
 
@@ -208,11 +229,11 @@ class Flow(nn.Module):
 
     def forward(self, latents: Tensor, inputs: FlowInputs, inverts: bool = False) -> tuple[Tensor, Tensor]:
         """Return eps (k B, T, d), or z if `inverts`, and log|det F| (k B,) over the tokens."""
-        by_place = torch.zeros_like(latents[..., 0])  # (k B, T)
+        log_det_by_position = torch.zeros_like(latents[..., 0])  # (k B, T)
         for layer in reversed(self.layers) if inverts else self.layers:
             latents, log_det = layer(latents, inputs, inverts)
-            by_place = by_place + log_det
-        log_det = (by_place * inputs.is_real.squeeze(-1)).sum(1)  # (k B,)
+            log_det_by_position = log_det_by_position + log_det
+        log_det = (log_det_by_position * inputs.is_real.squeeze(-1)).sum(1)  # (k B,)
         if not torch.compiler.is_compiling():
             self.check_result(torch.cat([latents.flatten(), log_det]) if inverts else log_det, inverts)
         return latents, log_det
@@ -287,7 +308,7 @@ class VaswaniFlowSeqConfig(LengthDifferenceConfig):
         if self.d_model % (2 * heads):
             raise ValueError(
                 f"d_model ({self.d_model}) must be divisible by {2 * heads}: a coupling's network has half the width "
-                f"and {self.num_heads} heads; change one of them or give both d_k and d_v."
+                f"and {self.num_heads} heads; change one of them, or set both d_k and d_v."
             )
 
 
@@ -300,7 +321,7 @@ class LatentEmbedding(InputEmbedding):
 
 
 class FlowSeqDecoder(NarDecoder):
-    """Non-autoregressive decoder whose initial states are positions that attend to latents."""
+    """Non-autoregressive decoder that starts from positions, which attend to latents."""
 
     _supports_flash_attn = False
     _supports_flex_attn = False
@@ -405,17 +426,19 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
         elif isinstance(module, Flow):
             init.zeros_(module.started)
 
-    def training_input(self, source: MeasuredSource, target: Target, labels: Tensor, draws: dict[str, Any]) -> Tensor:
+    def training_input(
+        self, source: MeasuredSource, target: Target, labels: Tensor, draws: dict[str, Tensor | None]
+    ) -> Tensor:
         """Return latents (k B, T, d) of the posterior; its means while `kl_scale` is 0."""
         posterior = self.encode_target(source, target.mask, labels.clamp(min=0), draws["word_draws"])
-        latents = posterior[0]
+        latents, _ = posterior
         if self.kl_scale > 0:
             latents, divergence, log_det = self.sample(source, target.mask, posterior, draws["latent_noise"])
             target.outputs["kl_loss"] = target.mean(divergence.sum())
             target.outputs["log_determinant"] = target.mean(log_det.sum())
         return latents.to(source.memory.dtype)
 
-    def losses(self, source: MeasuredSource, target: Target, token_loss: Tensor) -> dict[str, Any]:
+    def losses(self, source: MeasuredSource, target: Target, token_loss: Tensor) -> dict[str, Tensor]:
         """Return the losses of every model, and the KL divergence if the posterior was sampled."""
         losses = super().losses(source, target, token_loss)
         if "kl_loss" in losses:
@@ -425,11 +448,14 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
     def flow_inputs(self, source: MeasuredSource, mask: Tensor, dtype: torch.dtype | None = None) -> FlowInputs:
         """Return the inputs of posterior and flow for targets of `mask` (k B, T); `dtype` defaults to the flow's."""
         memory = source.memory.to(self.flow.started.dtype if dtype is None else dtype)
-        states = memory.new_zeros(*mask.shape, memory.shape[-1])  # their shape and dtype determine the masks
-        half, places = memory.shape[-1] // 2, torch.arange(mask.shape[1], device=memory.device)
+        d_model = memory.shape[-1]
+        states = memory.new_zeros(*mask.shape, d_model)  # their shape and dtype determine the masks
+        positions = torch.arange(mask.shape[1], device=memory.device)
+        half = d_model // 2
+        encodings = sinusoids(positions, half)[None, :, :half]  # (1, T, h); an odd h drops the last cosine
         return FlowInputs(
             is_real=mask.unsqueeze(-1).to(memory.dtype),
-            positions=sinusoids(places, half)[None, :, :half].to(memory.dtype),  # an odd h drops the last cosine
+            positions=encodings.to(memory.dtype),
             attention_mask=self.model.decoder.self_attention_mask(states, mask, None),
             memory=memory,
             memory_mask=self.model.decoder.source_mask(states, memory, source.attention_mask),
@@ -455,23 +481,27 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
         with torch.autocast(mask.device.type, enabled=False):
             inputs = self.flow_inputs(source, mask)
             latents, noise, log_variance = self.reparametrize(posterior, noise)
-            log_q = normal_log_prob(noise, inputs.is_real) - 0.5 * (log_variance * inputs.is_real).sum((1, 2))
+            log_std = 0.5 * (log_variance * inputs.is_real).sum((1, 2))  # (k B,), of the posterior
+            log_q = normal_log_prob(noise, inputs.is_real) - log_std
             log_p, log_det = self.flow.log_prob(latents, inputs)
         return latents, log_q - log_p, log_det
 
     def reparametrize(self, posterior: tuple[Tensor, Tensor], noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return mu + exp(log var / 2) eps, eps and log var, each (k B, T, d) in the flow's dtype."""
-        mean, log_variance = (part.to(self.flow.started.dtype) for part in posterior)
+        mean, log_variance = (values.to(self.flow.started.dtype) for values in posterior)
         noise = torch.randn_like(mean) if noise is None else noise.to(mean.dtype)
-        return mean + (log_variance / 2).exp() * noise, noise, log_variance
+        latents = mean + (log_variance / 2).exp() * noise
+        return latents, noise, log_variance
 
     def decoder_input(self, source: MeasuredSource, mask: Tensor, temperature: float = 0.0) -> Tensor:
         """Return F^-1(temperature eps) (k B, T, d) in the encoder output's dtype; torch's generator draws eps."""
         with torch.autocast(mask.device.type, enabled=False):
             inputs = self.flow_inputs(source, mask)
-            noise = inputs.is_real.new_zeros(*mask.shape, source.memory.shape[-1])
-            noise = temperature * torch.randn_like(noise) if temperature else noise
-            return self.flow(noise, inputs, inverts=True)[0].to(source.memory.dtype)
+            noise = inputs.is_real.new_zeros(*mask.shape, source.memory.shape[-1])  # (k B, T, d)
+            if temperature > 0:
+                noise = temperature * torch.randn_like(noise)
+            latents, _ = self.flow(noise, inputs, inverts=True)
+        return latents.to(source.memory.dtype)
 
     @torch.no_grad()
     def start_flow(
@@ -484,20 +514,22 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
     ) -> None:
         """Initialize the flow's actnorms from the posterior's latents of a batch.
 
-        Each actnorm then gives features of mean 0 and variance 1. Call it in evaluation mode after the first phase of
-        training, with the arguments of `forward`. The result is saved with the weights.
+        Afterwards the features of each actnorm have mean 0 and variance 1. Call it in evaluation mode after the first
+        phase of training, with the arguments of `forward`. The result is saved with the weights.
 
         Raises:
             ValueError: the labels have no token.
         """
         labels, _ = without_padding(labels, None, self.config)
         if not bool(labels.ne(-100).any()):
-            raise ValueError("labels: the flow starts from latents of tokens; got none. Give a batch with targets.")
-        source = self.read_source(self.encode(input_ids, attention_mask)[0], attention_mask)
+            raise ValueError("labels: the flow is initialized from targets; got only padding. Pass a batch of targets.")
+        encoder_outputs = self.encode(input_ids, attention_mask)
+        source = self.read_source(encoder_outputs[0], attention_mask)
         mask = self.target_mask(source, TargetInputs(labels))
         posterior = self.encode_target(source, mask, labels.clamp(min=0), word_draws)
         with torch.autocast(mask.device.type, enabled=False):
-            self.flow.start(self.reparametrize(posterior, latent_noise)[0], self.flow_inputs(source, mask))
+            latents, _, _ = self.reparametrize(posterior, latent_noise)
+            self.flow.start(latents, self.flow_inputs(source, mask))
 
     def decode_targets(self, source: MeasuredSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
         """Predict a target for each of `lengths` (l B,) from the prior's latents, and rank samples."""
@@ -513,12 +545,13 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
         y is `tokens` (k B, T), with any token at padding. The `samples` latents z_i come from the posterior.
         """
         mask = canvas(lengths, tokens.shape[1])
-        posterior, weights = self.encode_target(source, mask, tokens), []
+        posterior = self.encode_target(source, mask, tokens)
+        log_weights = []
         for _ in range(samples):
             latents, divergence, _ = self.sample(source, mask, posterior)
             states = self.run_decoder(source, mask, inputs_embeds=latents.to(source.memory.dtype))[0]
-            weights.append(self.log_likelihoods(states, tokens, mask) - divergence)
-        return torch.stack(weights).logsumexp(0) - math.log(samples)
+            log_weights.append(self.log_likelihoods(states, tokens, mask) - divergence)
+        return torch.stack(log_weights).logsumexp(0) - math.log(samples)
 
     def log_likelihoods(self, states: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
         """Return log p(y | z, x) (k B,), in at least float32, of `tokens` (k B, T) with `mask` (k B, T)."""

@@ -6,10 +6,9 @@ B sources, k beams or n samples per source, T target tokens so far, V vocabulary
 import copy
 import functools
 import math
-import textwrap
-from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import Any, Never
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,15 +17,25 @@ from transformers.generation import (
     GenerateBeamEncoderDecoderOutput,
     GenerationConfig,
     GenerationMixin,
+    LogitsProcessorList,
     MaxLengthCriteria,
     StoppingCriteria,
     StoppingCriteriaList,
 )
 from transformers.modeling_outputs import BaseModelOutput
 
-from .config import SEARCH_SETTINGS, VaswaniTransformerConfig, as_token_ids
+from .config import TOKEN_IDS, VaswaniTransformerConfig, as_token_ids
 from .pretrained import CACHE, INPUT_SHAPES, as_encoder_output, check_inputs, is_of_this_package
 from .search import LENGTH_PENALTY_TYPES, SearchSettings, Stepper, beam_search, greedy_search
+from .settings import (
+    NAR_SETTINGS,
+    SEARCH_SETTINGS,
+    NarSettings,
+    SharedSettings,
+    check_number,
+    default_settings,
+    refuse,
+)
 from .stacks import empty_cache
 from .stepper import ModelStepper, caller_inputs, share_sources, shares_sources
 
@@ -37,38 +46,17 @@ BEAM_DEFAULTS = {"num_beams": 1, "length_penalty": 1.0}  # values of None
 WEIGHTS = ("length_penalty", "length_penalty_type", "early_stopping")  # no effect with a single beam
 
 
-@functools.cache
-def default_settings() -> dict[str, Any]:
-    """Return the defaults of Transformers' settings and of those that `PaperBeamSearch` adds."""
-    defaults = dict(vars(GenerationConfig()))
-    defaults.update(GenerationConfig._get_default_generation_params())
-    defaults["length_penalty_type"] = "power"
-    return defaults
-
-
-def refuse(name: str, problem: str, value: object, expected: str) -> Never:
-    """Raise ValueError for an argument or setting of `generate()`."""
-    got = textwrap.shorten(repr(value), 100)
-    raise ValueError(
-        f"{name}: {problem}; got {got}, expected {expected}. Leave it out, or set it to None in the generation config."
-    )
-
-
-def check_number(name: str, value: Any, least: float) -> None:
-    """Raise ValueError unless a setting is a finite number of at least `least`, a whole one if `least` is whole."""
-    is_whole = isinstance(least, int)
-    is_number = isinstance(value, Integral if is_whole else Real) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < least:
-        limit = f" of at least {least}" if math.isfinite(least) else ""
-        refuse(name, "out of range", value, f"a {'whole' if is_whole else 'finite'} number{limit}")
-
-
 def check_call(generation_config: object, **call: object) -> None:
     """Raise ValueError for arguments of `generate()` of a wrong type or shape."""
     if generation_config is not None and not isinstance(generation_config, GenerationConfig):
         refuse("generation_config", "wrong type", generation_config, "a GenerationConfig(...)")
-    checked = INPUT_SHAPES.keys() - {"encoder_outputs"}  # which may be a tuple or a dictionary
-    check_inputs(**{name: value for name, value in call.items() if name in checked})
+    tensors = INPUT_SHAPES.keys() - {"encoder_outputs"}  # which may be a tuple or a dictionary
+    check_inputs(**{name: value for name, value in call.items() if name in tensors})
+
+
+def is_off(value: object) -> bool:
+    """Return whether a setting's value disables it in every model."""
+    return value is False or (isinstance(value, Sequence) and not value)
 
 
 @dataclass(eq=False)
@@ -78,7 +66,7 @@ class SourceLimitCriteria(StoppingCriteria):
     limits: Tensor  # (B,), largest number of new tokens of each source's targets
     prompt_length: int  # number of tokens that each target begins with
 
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+    def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
         """Return whether each row (R,) has reached its limit."""
         limits = self.limits.repeat_interleave(input_ids.shape[0] // self.limits.shape[0])  # (R,)
         return limits.to(input_ids.device) <= input_ids.shape[1] - self.prompt_length
@@ -107,7 +95,7 @@ class CallSettings:
             self.num_positions = model.config.max_position_embeddings
 
         # Arguments that are not settings are inputs of the model.
-        added = getattr(model.config, "added_settings", SEARCH_SETTINGS)
+        added = SEARCH_SETTINGS if self.is_autoregressive else (*SEARCH_SETTINGS, *NAR_SETTINGS)
         configured = vars(self.generation_config)
         settings = {*configured, *added}
         self.inputs = {name: value for name, value in kwargs.items() if name not in settings}
@@ -244,6 +232,37 @@ class CallSettings:
             return DEFAULT_LENGTH  # the call sets the saved `max_length` to None
         return common
 
+    def for_non_autoregressive(self, model: Any) -> dict[str, Any]:
+        """Return the values of the settings that a non-autoregressive model supports.
+
+        Raises:
+            ValueError: a setting that the model does not support is not None, False, empty or at its default.
+        """
+        # Arguments that Transformers does not know are settings too, since the model has no further inputs.
+        values = dict(self.values)
+        for name, value in self.inputs.items():
+            if value is not None:
+                values[name] = value
+
+        supported = {setting.name for setting in fields(SharedSettings)}
+        supported.update(model.family_settings)
+        defaults = {**default_settings(), **vars(NarSettings())}
+        for name in TOKEN_IDS:
+            defaults[name] = getattr(model.config, name)
+        defaults["decoder_start_token_id"] = model.config.target_start_token_id
+
+        # A saved generation config also contains these; only in a call they must agree with the model.
+        copied = {*TOKEN_IDS, "output_attentions", "output_hidden_states"} - self.given.keys()
+        for name in sorted(values.keys() - supported - copied - {"transformers_version"}):
+            value = values[name]
+            default = defaults.get(name)
+            if name in TOKEN_IDS:
+                value = as_token_ids(value)
+                default = as_token_ids(default)
+            if value != default and not is_off(value) and not name.startswith("_"):
+                refuse(name, f"not supported by {type(model).__name__}", value, repr(default))
+        return {name: values[name] for name in supported & values.keys()}
+
     def for_transformers(self, limits: Tensor | None) -> tuple[GenerationConfig, dict[str, None]]:
         """Return a generation config with limits (B,) of the sources, and the saved settings that the call disables.
 
@@ -291,28 +310,43 @@ def default_limit(model: Any, **settings: Any) -> dict[str, Any]:
     return PAPER_LIMIT
 
 
-def search_settings(
-    prompt: Tensor, processors: Any, criteria: StoppingCriteriaList, config: GenerationConfig, compacts: bool = True
-) -> tuple[SearchSettings, list[Tensor]]:
-    """Return the settings of a search from `prompt` (k B, T), and a list that collects each step's scores (k B, V).
+def split_criteria(
+    criteria: StoppingCriteriaList, prompt: Tensor, limits: Tensor
+) -> tuple[Tensor, Tensor, StoppingCriteriaList]:
+    """Return the limits (B,), the end tokens (E,) and the remaining criteria, which express neither.
 
-    The search handles limits and end tokens itself, and calls only the other criteria.
+    Args:
+        prompt: tokens (k B, T) that the targets begin with.
+        limits: (B,), the largest number of new tokens by the generation config.
     """
-    # Limits and end tokens, from the criteria that express them.
-    rows = max(config.num_beams, config.num_return_sequences)
-    limits = torch.full((len(prompt) // rows,), config.max_length - prompt.shape[1], device=prompt.device)
-    ends = [prompt.new_empty(0)]
+    end_tokens = [prompt.new_empty(0)]
     remaining = StoppingCriteriaList()
     for criterion in criteria:
         if type(criterion) is EosTokenCriteria:
-            ends.append(torch.as_tensor(criterion.eos_token_id, device=prompt.device).flatten())
+            end_tokens.append(torch.as_tensor(criterion.eos_token_id, device=prompt.device).flatten())
         elif type(criterion) is SourceLimitCriteria:
             limits = torch.minimum(limits, criterion.limits.to(prompt.device))
         elif type(criterion) is MaxLengthCriteria:
             limits = limits.clamp(max=criterion.max_length - prompt.shape[1])
         else:
             remaining.append(criterion)
-    end_tokens = torch.cat(ends)
+    return limits, torch.cat(end_tokens), remaining
+
+
+def search_settings(
+    prompt: Tensor,
+    processors: LogitsProcessorList,
+    criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+    compacts: bool = True,
+) -> tuple[SearchSettings, list[Tensor]]:
+    """Return the settings of a search from `prompt` (k B, T), and a list that collects each step's scores (k B, V).
+
+    The search handles limits and end tokens itself, and calls only the other criteria.
+    """
+    rows_per_source = max(config.num_beams, config.num_return_sequences)
+    limits = torch.full((len(prompt) // rows_per_source,), config.max_length - prompt.shape[1], device=prompt.device)
+    limits, end_tokens, remaining = split_criteria(criteria, prompt, limits)
     pad = config.pad_token_id
     if pad is None:
         pad = next(iter(end_tokens.tolist()), -1)
@@ -321,18 +355,23 @@ def search_settings(
     follows = bool(processors) and all(hasattr(processor, "keep") for processor in processors)
     if follows:
         processors = type(processors)(map(copy.copy, processors))
-    scores: list[Tensor] = []
-    keeps_scores = bool(config.return_dict_in_generate and config.output_scores)
 
     def keep(sources: Tensor) -> None:
         for processor in processors:
             processor.keep(sources)
 
+    # Recorded scores have a row for each beam, so no source may be dropped.
+    scores: list[Tensor] = []
+    records_scores = bool(config.return_dict_in_generate and config.output_scores)
+
     def process(tokens: Tensor, log_probs: Tensor) -> Tensor:
         processed = processors(tokens, log_probs)
-        if keeps_scores:
+        if records_scores:
             scores.append(processed)
         return processed
+
+    def ends(tokens: Tensor) -> Tensor:
+        return remaining(tokens, cast(Any, tuple(scores) or None))
 
     settings = SearchSettings(
         limits=limits,
@@ -345,9 +384,9 @@ def search_settings(
         length_penalty_type=getattr(config, "length_penalty_type", "power"),
         early_stopping=config.early_stopping,
         do_sample=bool(config.do_sample),
-        process=process if processors or keeps_scores else None,
-        keep=keep if follows and not (keeps_scores or config.do_sample) else None,
-        ends=(lambda tokens: remaining(tokens, tuple(scores) or None)) if remaining else None,
+        process=process if processors or records_scores else None,
+        keep=keep if follows and not (records_scores or config.do_sample) else None,
+        ends=ends if remaining else None,
         compacts=compacts,
     )
     return settings, scores
@@ -418,7 +457,7 @@ class PaperBeamSearch(GenerationMixin):
     def _beam_search(
         self,
         input_ids: Tensor,
-        logits_processor: Any,
+        logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
         synced_gpus: bool = False,
@@ -465,7 +504,7 @@ class PaperBeamSearch(GenerationMixin):
     def _sample(
         self,
         input_ids: Tensor,
-        logits_processor: Any,
+        logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
         synced_gpus: bool = False,
@@ -477,10 +516,13 @@ class PaperBeamSearch(GenerationMixin):
         is_shared = shares_sources(model_kwargs) and not config.is_assistant and config.prefill_chunk_size is None
         returns_tokens_only = not (config.return_dict_in_generate or streamer is not None or synced_gpus)
         if is_shared and returns_tokens_only:
+            # The targets of a source share its encoder output, and finished sources leave the batch.
             rows = config.num_return_sequences
             stepper = self.make_stepper(share_sources(model_kwargs, rows), rows)
             settings, _ = search_settings(input_ids, logits_processor, stopping_criteria, config)
             return greedy_search(stepper, input_ids, settings)
+
+        # Transformers' loop, with this package's cache, which a window keeps short.
         if is_shared and model_kwargs.get(CACHE) is not None:
             model_kwargs[CACHE] = empty_cache(self.config)
         return super()._sample(

@@ -5,7 +5,6 @@ returned per source, V vocabulary, R iterations or refining layers. For lengths,
 target tokens, both including `</s>`.
 """
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +15,6 @@ from transformers.generation import GenerationConfig
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as DecoderOutput
 
 from .config import loss_weight
-from .generation import refuse
 from .loss import accumulation_dtype
 from .nar import (
     EncodedSource,
@@ -31,6 +29,7 @@ from .nar import (
     check_right_padded,
 )
 from .search import report_nan
+from .settings import refuse
 from .stacks import check_rows
 
 
@@ -62,7 +61,7 @@ class LengthHead(NarHead):
         """Return the encoded source with its length prediction."""
         raise NotImplementedError
 
-    def make_target(self, source: MeasuredSource, given: TargetInputs) -> Target:
+    def make_target(self, source: MeasuredSource, inputs: TargetInputs) -> Target:
         """Return the target of `forward`, prepared for the decoder and the losses."""
         raise NotImplementedError
 
@@ -71,15 +70,17 @@ class LengthHead(NarHead):
         raise NotImplementedError
 
     def predict(
-        self, states: Tensor, attention_mask: Tensor | None, given: TargetInputs, **kwargs: Any
-    ) -> tuple[DecoderOutput, dict[str, Any]]:
-        """Return the decoder's output for the given or predicted length, and the output's fields of all words."""
+        self, states: Tensor, attention_mask: Tensor | None, inputs: TargetInputs, **kwargs: Any
+    ) -> tuple[DecoderOutput, dict[str, Tensor | None]]:
+        """Return the decoder's output for a target of the known or predicted length, and logits and losses by name."""
         source = self.read_source(states, attention_mask)
-        target = self.make_target(source, given)
+        target = self.make_target(source, inputs)
         outputs = self.run_decoder(source, target.mask, **target.decoder_inputs, **kwargs)
-        token_loss, logits = self.loss_and_logits(outputs[0], target.labels, 0, given.skip_logits, target.num_items)
-        losses = {} if token_loss is None else self.losses(source, target, token_loss)
-        return outputs, {"logits": logits, **losses}
+        token_loss, logits = self.loss_and_logits(outputs[0], target.labels, 0, inputs.skip_logits, target.num_items)
+        predictions: dict[str, Tensor | None] = {"logits": logits}
+        if token_loss is not None:
+            predictions.update(self.losses(source, target, token_loss))
+        return outputs, predictions
 
     def length_classes(self, source: MeasuredSource, lengths: Tensor) -> Tensor:
         """Return the nearest length class (k B,) of `lengths` (k B,)."""
@@ -90,7 +91,10 @@ class LengthHead(NarHead):
         """Return whether each length class (B, C) is a length from 1 to `limits` (B,)."""
         classes = torch.arange(source.length_logits.shape[1], device=source.memory.device)
         lengths = source.first_length[:, None] + classes  # (B, C)
-        return lengths.ge(1) if limits is None else lengths.ge(1) & lengths.le(limits[:, None])
+        is_allowed = lengths >= 1
+        if limits is not None:
+            is_allowed = is_allowed & (lengths <= limits[:, None])
+        return is_allowed
 
     def best_lengths(self, source: MeasuredSource, count: int) -> Tensor:
         """Return the `count` most likely target lengths (B, l) of each source, best first; impossible ones are 1."""
@@ -98,37 +102,43 @@ class LengthHead(NarHead):
         classes = logits.sort(dim=1, descending=True, stable=True).indices[:, :count]
         return (source.first_length[:, None] + classes).clamp(min=1)
 
-    def target_mask(self, source: MeasuredSource, given: TargetInputs) -> Tensor:
-        """Return the target mask (k B, T), from the labels, else the given mask or embeddings, else the prediction."""
-        if given.labels is not None:
-            check_right_padded(given.labels)
-            check_rows(given.labels.shape[0], source.memory.shape[0])
-            lengths = given.labels.to(source.memory.device).ne(-100).sum(1)  # (k B,)
-            return canvas(lengths, given.labels.shape[1])
-        mask = self.input_mask(source, given.attention_mask, given.inputs_embeds)
-        return canvas(self.best_lengths(source, 1).flatten()) if mask is None else mask
+    def target_mask(self, source: MeasuredSource, inputs: TargetInputs) -> Tensor:
+        """Return the target mask (k B, T), from the labels, else the mask or embeddings, else the prediction."""
+        labels = inputs.labels
+        if labels is not None:
+            check_right_padded(labels)
+            check_rows(labels.shape[0], source.memory.shape[0])
+            lengths = labels.to(source.memory.device).ne(-100).sum(1)  # (k B,)
+            return canvas(lengths, labels.shape[1])
+        mask = self.input_mask(source, inputs.attention_mask, inputs.inputs_embeds)
+        if mask is not None:
+            return mask
+        return canvas(self.best_lengths(source, 1).flatten())
 
-    def losses(self, source: MeasuredSource, target: Target, token_loss: Tensor) -> dict[str, Any]:
+    def losses(self, source: MeasuredSource, target: Target, token_loss: Tensor) -> dict[str, Tensor]:
         """Return the `loss`, its terms, and further output fields of the model family."""
-        lengths, logits = target.mask.sum(1), source.length_logits  # (k B,), (B, C)
-        logits = logits.to(accumulation_dtype(logits.dtype)).repeat_interleave(len(lengths) // len(logits), dim=0)
-        losses = nn.functional.cross_entropy(logits, self.length_classes(source, lengths), reduction="none")  # (k B,)
-        length_loss = target.mean((losses * (lengths > 0)).sum())
+        lengths = target.mask.sum(1)  # (k B,)
+        classes = self.length_classes(source, lengths)  # (k B,)
+        logits = source.length_logits  # (B, C)
+        logits = logits.to(accumulation_dtype(logits.dtype))
+        logits = logits.repeat_interleave(len(lengths) // len(logits), dim=0)  # (k B, C)
+        losses = nn.functional.cross_entropy(logits, classes, reduction="none")  # (k B,)
+        length_loss = target.mean((losses * (lengths > 0)).sum())  # rows without a target have no loss
         loss = token_loss + self.config.length_loss_weight * length_loss
         return {"loss": loss, "token_loss": token_loss, "length_loss": length_loss, **target.outputs}
 
     def read_settings(self, generation_config: GenerationConfig | None, call: dict[str, Any]) -> NarSettings:
-        """Return the settings of every model, after checking those of lengths and samples."""
+        """Return the settings of every model, after checking the number of lengths, samples and returned targets."""
         settings = super().read_settings(generation_config, call)
-        most_samples = math.inf if settings.latent_temperature else 1
+        largest = {"length_beam_size": (self.num_length_classes, "the model's length classes")}
+        if settings.latent_temperature == 0:
+            largest["num_latent_samples"] = (1, "since at latent_temperature 0 all samples are the same")
         candidates = settings.length_beam_size * settings.num_latent_samples
-        for name, most, reason in (
-            ("length_beam_size", self.num_length_classes, "the model's length classes"),
-            ("num_latent_samples", most_samples, "for at latent_temperature 0 all are the same"),
-            ("num_return_sequences", candidates, "length_beam_size times num_latent_samples"),
-        ):
-            if (value := getattr(settings, name)) > most:
-                refuse(name, "out of range", value, f"at most {most}, {reason}")
+        largest["num_return_sequences"] = (candidates, "length_beam_size times num_latent_samples")
+        for name, (limit, reason) in largest.items():
+            value = getattr(settings, name)
+            if value > limit:
+                refuse(name, "out of range", value, f"at most {limit}, {reason}")
         return settings
 
     def decode(
@@ -156,17 +166,21 @@ class LengthHead(NarHead):
         Raises:
             ValueError: a source has fewer candidates than targets to return.
         """
-        limits, samples = self.length_limits(source, settings), settings.num_latent_samples
+        # The most likely lengths within the limits.
+        limits = self.length_limits(source, settings)  # (B,)
         is_allowed = self.is_allowed(source, limits)  # (B, C)
         logits = source.length_logits.masked_fill(~is_allowed, float("-inf"))
-        within = replace(source, length_logits=logits)
-        lengths = self.best_lengths(within, settings.length_beam_size)  # (B, l)
+        lengths = self.best_lengths(replace(source, length_logits=logits), settings.length_beam_size)  # (B, l)
         lengths = torch.minimum(lengths, limits[:, None])
+
+        # Some sources have fewer possible lengths than others; reading their number synchronizes.
+        samples = settings.num_latent_samples
         counts = is_allowed.sum(1).clamp(1, lengths.shape[1])  # (B,)
-        fewest = int(counts.min()) * samples if settings.num_return_sequences > 1 else 1
-        if settings.num_return_sequences > fewest:
-            expected = f"at most {fewest}, the candidates of the source with the fewest possible lengths"
-            refuse("num_return_sequences", "out of range", settings.num_return_sequences, expected)
+        if settings.num_return_sequences > 1:
+            fewest = int(counts.min()) * samples
+            if settings.num_return_sequences > fewest:
+                expected = f"at most {fewest}, the candidates of the source with the fewest possible lengths"
+                refuse("num_return_sequences", "out of range", settings.num_return_sequences, expected)
         is_candidate = torch.arange(lengths.shape[1], device=lengths.device) < counts[:, None]  # (B, l)
         return lengths.repeat_interleave(samples, dim=1), is_candidate.repeat_interleave(samples, dim=1)
 
@@ -177,6 +191,18 @@ class LengthHead(NarHead):
         is_last = torch.arange(is_read.shape[1], device=lengths.device) == lengths[:, None] - 1  # (l B, T)
         return self.most_likely_words(states, is_read, is_last, suppress_tokens, has_scores)
 
+    def target_scores(
+        self, source: MeasuredSource, targets: NarTargets, lengths: Tensor, settings: NarSettings
+    ) -> Tensor:
+        """Return the scores (B, l) by which `NarSettings` ranks the targets of `lengths` (B, l)."""
+        scores = targets.log_likelihoods  # (l B,)
+        if scores is None:
+            scores = targets.log_probs.sum(1)
+        classes = self.length_classes(source, lengths.flatten()).view_as(lengths)
+        log_lengths = source.length_logits.to(scores.dtype).log_softmax(-1).gather(1, classes)  # (B, l)
+        scores = scores.view_as(lengths) + settings.length_weight * log_lengths
+        return scores / lengths.to(scores.dtype) ** settings.length_penalty
+
     def choose_targets(
         self,
         source: MeasuredSource,
@@ -186,19 +212,21 @@ class LengthHead(NarHead):
         settings: NarSettings,
     ) -> Tensor | NarGenerateOutput:
         """Return the n best of the targets of `lengths` (B, l) for each source, where `is_candidate` (B, l)."""
-        start, pad = self.config.token_id("target_start_token_id"), self.config.token_id("pad_token_id")
-        scores = targets.log_probs.sum(1) if targets.log_likelihoods is None else targets.log_likelihoods
-        classes = self.length_classes(source, lengths.flatten()).view_as(lengths)
-        log_lengths = source.length_logits.to(scores.dtype).log_softmax(-1).gather(1, classes)  # (B, l)
-        scores = scores.view_as(lengths) + settings.length_weight * log_lengths
-        scores = scores / lengths.to(scores.dtype) ** settings.length_penalty
+        # The scores of all candidates.
+        scores = self.target_scores(source, targets, lengths, settings)  # (B, l)
         report_nan(scores.isnan().any(1))
         scores = scores.masked_fill(~is_candidate, float("-inf"))
+
+        # The n best, as rows of l B.
         scores, order = scores.sort(dim=1, descending=True, stable=True)
-        scores, order = (values[:, : settings.num_return_sequences] for values in (scores, order))  # (B, n)
-        rows = (order + torch.arange(len(lengths), device=order.device)[:, None] * lengths.shape[1]).flatten()
+        scores = scores[:, : settings.num_return_sequences]  # (B, n)
+        order = order[:, : settings.num_return_sequences]
+        first_rows = torch.arange(len(lengths), device=order.device)[:, None] * lengths.shape[1]  # (B, 1)
+        rows = (first_rows + order).flatten()  # (n B,)
         lengths = lengths.flatten()[rows]  # (n B,)
         is_real = canvas(lengths).bool()  # (n B, T)
+        start = self.config.token_id("target_start_token_id")
+        pad = self.config.token_id("pad_token_id")
 
         def sequences(tokens: Tensor) -> Tensor:
             kept = tokens[rows, : is_real.shape[1]].masked_fill(~is_real, pad)  # (n B, T)

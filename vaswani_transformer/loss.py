@@ -273,9 +273,11 @@ def projected_cross_entropy(
 
 def token_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
     """Return the loss (...) of each of `labels` (...) from logits (..., V), 0 without a label."""
-    flat, flat_labels = logits.flatten(0, -2), labels.flatten().to(logits.device, torch.long)
     losses = nn.functional.cross_entropy(
-        flat.to(accumulation_dtype(logits.dtype)), flat_labels, label_smoothing=smoothing, reduction="none"
+        logits.flatten(0, -2).to(accumulation_dtype(logits.dtype)),
+        labels.flatten().to(logits.device, torch.long),  # required by torch
+        label_smoothing=smoothing,
+        reduction="none",
     )
     return losses.view(labels.shape)
 

@@ -129,6 +129,8 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
                 loaded by PEFT.
         """
         past_key_values = given_cache(past_key_values, cast(dict[str, Any], kwargs))
+
+        # The encoder, unless this is a later step of a search.
         position_ids = kwargs.pop("position_ids", None)
         if encoder_outputs is None:
             self.check_adapters()
@@ -141,6 +143,8 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
                 **kwargs,
             )
         encoder_outputs = as_encoder_output(encoder_outputs)
+
+        # The decoder over the encoder's output.
         decoder_outputs = self.decoder(
             input_ids=decoder_input_ids,
             attention_mask=decoder_attention_mask,
@@ -174,7 +178,8 @@ class LMOutput(Seq2SeqLMOutput):
     """
 
     def __getitem__(self, k: Any) -> Any:
-        if not isinstance(k, str) and self.loss is not None and self.logits is None:
+        is_position = not isinstance(k, str)
+        if is_position and self.loss is not None and self.logits is None:
             positions = range(len(self))[k]
             last = positions if isinstance(positions, int) else max(positions, default=0)
             if last > 0:
@@ -186,7 +191,7 @@ class LMOutput(Seq2SeqLMOutput):
 
 
 def can_return_whole_tuple(forward: Callable[..., LMOutput]) -> Callable[..., Any]:
-    """Decorate `forward` as `can_return_tuple` does, but compute logits for a tuple, whose fields lack names."""
+    """Decorate `forward` as `can_return_tuple` does, but always compute logits for a tuple, since it has no names."""
     as_tuple = can_return_tuple(forward)
 
     @functools.wraps(forward)
@@ -236,16 +241,21 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
                 f"{self.lm_head.out_features} numbers, expected None. Save a projection without bias."
             )
         if self.is_remote_code():
-            # Imported here only. This line also makes the Hub's loader copy the file.
-            from .pipeline import PUBLISHED_PIPELINES
-
-            self.config.custom_pipelines = PUBLISHED_PIPELINES
-            body = self.body_class
-            if body.__module__ == type(self).__module__:  # not for a user's subclass
-                file = body.__module__.rpartition(".")[2]
-                auto_map = getattr(self.config, "auto_map", None) or {}
-                self.config.auto_map = {**auto_map, "AutoModel": f"{file}.{body.__name__}"}
+            self.describe_code()
         return super().save_pretrained(*args, **kwargs)
+
+    def describe_code(self) -> None:
+        """Tell in the configuration which saved code has the pipeline and, for AutoModel, the body."""
+        # Imported here only. This line also makes the Hub's loader copy the file.
+        from .pipeline import PUBLISHED_PIPELINES
+
+        self.config.custom_pipelines = PUBLISHED_PIPELINES
+        body = self.body_class
+        if body.__module__ != type(self).__module__:  # a user's subclass, with the package's body
+            return
+        file = body.__module__.rpartition(".")[2]
+        auto_map = getattr(self.config, "auto_map", None) or {}
+        self.config.auto_map = {**auto_map, "AutoModel": f"{file}.{body.__name__}"}
 
     def loss_and_logits(
         self,
@@ -275,13 +285,16 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
         if labels is None:
             return None, logits
 
-        # Loss: from all logits if they exist or if an adapter changes them, else without a (k B, T, V) tensor.
+        # Loss: from the logits if they exist or an adapter changes them, else without a (k B, T, V) tensor.
         if logits is not None and keeps_all:
             return cross_entropy(logits, labels, self.smoothing, num_items_in_batch), logits
         if self.has_plain_projection:
-            arguments = hidden_states, self.lm_head.weight, labels, self.smoothing, num_items_in_batch
-            return projected_cross_entropy(*arguments), logits
-        return cross_entropy(self.lm_head(hidden_states), labels, self.smoothing, num_items_in_batch), logits
+            loss = projected_cross_entropy(
+                hidden_states, self.lm_head.weight, labels, self.smoothing, num_items_in_batch
+            )
+        else:
+            loss = cross_entropy(self.lm_head(hidden_states), labels, self.smoothing, num_items_in_batch)
+        return loss, logits
 
     def token_losses(self, hidden_states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the summed loss, and the loss (...) of each token without gradient, for states (..., d_model)."""
@@ -363,13 +376,15 @@ class VaswaniTransformerForConditionalGeneration(ProjectedModel, PaperBeamSearch
         Raises:
             ValueError: the inputs of encoder or decoder are inconsistent, or there are labels but no start token.
         """
+        # With labels, the target is known: it is the default of the decoder's input, and needs no cache.
         num_items_in_batch = kwargs.pop("num_items_in_batch", None)
         if labels is not None:
             labels, num_items_in_batch = without_padding(labels, num_items_in_batch, self.config)
-            if use_cache is None:  # a whole target needs none
+            if use_cache is None:
                 use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = shift_right(labels, self.config)
+
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

@@ -21,13 +21,13 @@ from transformers.utils import ModelOutput
 from .attention import SelfAttention, padding_mask
 from .config import TOKEN_IDS, VaswaniTransformerConfig, as_token_ids, checked_field
 from .embeddings import text_positions
-from .generation import CallSettings, check_call, refuse
+from .generation import CallSettings, check_call
 from .layers import VaswaniTransformerDecoderLayer
 from .loss import accumulation_dtype, chunk_size, reduce_loss, without_padding
 from .model import LMOutput, ProjectedModel, can_return_whole_tuple
-from .nar_settings import ADDED_SETTINGS, NarSettings, supported_values
 from .pretrained import as_encoder_output, check_inputs, check_mask, given_cache
 from .restricted import AttentionMask
+from .settings import NarSettings, refuse
 from .stacks import VaswaniTransformerDecoder, check_rows
 
 always_none = checked_field(lambda value: value is None, "is not supported by non-autoregressive models; leave it out.")
@@ -41,8 +41,6 @@ class NarConfig(VaswaniTransformerConfig):
         *VaswaniTransformerConfig.keys_to_ignore_at_inference,
         *("token_loss", "length_loss", "accuracy"),
     ]
-
-    added_settings = (*VaswaniTransformerConfig.added_settings, *ADDED_SETTINGS)
 
     use_cache: bool = False
     attention_window: int | None = always_none(default=None)
@@ -76,7 +74,7 @@ def canvas(lengths: Tensor, width: int | None = None) -> Tensor:
 
 
 def soft_copy(memory: Tensor, is_real: Tensor, mask: Tensor) -> Tensor:
-    """Return the decoder input (k B, T, d_model), whose position i is the state of source token floor(i n / m).
+    """Return the decoder input (k B, T, d_model), at position i the state of source token floor(i n / m).
 
     Unlike in Gu et al. 2018, the encoder's output is copied instead of the embeddings.
 
@@ -85,12 +83,20 @@ def soft_copy(memory: Tensor, is_real: Tensor, mask: Tensor) -> Tensor:
         is_real: (B, S), True at tokens; padding may be anywhere.
         mask: (k B, T), 1 at the m tokens of each target; positions beyond them repeat the last source token.
     """
-    counts, width = is_real.sum(1)[:, None, None], mask.shape[1]  # (B, 1, 1), n
-    order = is_real.long().argsort(dim=1, descending=True, stable=True)  # (B, S), indices of tokens first, in order
-    lengths = mask.sum(1).clamp(min=1).view(memory.shape[0], -1, 1)  # (B, k, 1), m
-    ranks = torch.arange(width, device=memory.device) * counts // lengths  # (B, k, T)
-    index = order.gather(1, torch.minimum(ranks, counts - 1).flatten(1))  # (B, k T)
-    return memory.gather(1, index.unsqueeze(-1).expand(-1, -1, memory.shape[-1])).view(-1, width, memory.shape[-1])
+    # The rank among the source tokens that each target position copies.
+    width = mask.shape[1]
+    source_lengths = is_real.sum(1)[:, None, None]  # (B, 1, 1), n
+    target_lengths = mask.sum(1).clamp(min=1).view(memory.shape[0], -1, 1)  # (B, k, 1), m
+    ranks = torch.arange(width, device=memory.device) * source_lengths // target_lengths  # (B, k, T)
+    ranks = torch.minimum(ranks, source_lengths - 1)
+
+    # The index of the token of each rank, since padding may be anywhere.
+    order = is_real.long().argsort(dim=1, descending=True, stable=True)  # (B, S), tokens first, in their order
+    indices = order.gather(1, ranks.flatten(1))  # (B, k T)
+
+    d_model = memory.shape[-1]
+    copied = memory.gather(1, indices.unsqueeze(-1).expand(-1, -1, d_model))  # (B, k T, d_model)
+    return copied.view(-1, width, d_model)
 
 
 def choose_positions(is_candidate: Tensor, counts: Tensor, draws: Tensor | None = None) -> Tensor:
@@ -100,11 +106,12 @@ def choose_positions(is_candidate: Tensor, counts: Tensor, draws: Tensor | None 
     """
     if draws is None:
         draws = torch.rand(is_candidate.shape, device=is_candidate.device)
-    ranks = draws.masked_fill(~is_candidate, 2.0).argsort(1).argsort(1)  # candidates first
+    order = draws.masked_fill(~is_candidate, 2.0).argsort(1)  # candidates first
+    ranks = order.argsort(1)
     return is_candidate & (ranks < counts[:, None])
 
 
-GROUP = 128  # logits whose maximum `argmax` computes at once
+GROUP = 128  # number of logits in a group of `argmax`
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -113,14 +120,20 @@ def argmax(logits: Tensor) -> Tensor:
     torch's `amax` is faster on CPUs than its `argmax`, which searches only the best group here.
     """
     groups = logits.shape[1] // GROUP
-    if not groups or logits.device.type != "cpu" or torch.compiler.is_compiling():
+    if groups == 0 or logits.device.type != "cpu" or torch.compiler.is_compiling():
         return logits.argmax(1)
+
+    # The group with the largest maximum.
     grouped = logits[:, : groups * GROUP].unflatten(1, (groups, GROUP))  # (N, groups, 128)
-    best = grouped.amax(2).argmax(1)  # (N,)
-    rows = torch.arange(len(best), device=best.device)
-    members = torch.cat([grouped[rows, best], logits[:, groups * GROUP :]], dim=1)  # (N, 128 + the remainder)
+    remainder = logits[:, groups * GROUP :]
+    best_group = grouped.amax(2).argmax(1)  # (N,)
+
+    # The largest of its members and of the logits in no group.
+    rows = torch.arange(len(best_group), device=best_group.device)
+    members = torch.cat([grouped[rows, best_group], remainder], dim=1)  # (N, 128 + the remainder)
     index = members.argmax(1)
-    return index + GROUP * torch.where(index < GROUP, best, groups - 1)
+    is_in_group = index < GROUP
+    return index + GROUP * torch.where(is_in_group, best_group, groups - 1)
 
 
 class NarDecoderLayer(VaswaniTransformerDecoderLayer):
@@ -185,7 +198,7 @@ class TargetInputs(NamedTuple):
     inputs_embeds: Tensor | None = None
     lengths: Tensor | None = None
     skip_logits: bool | None = None
-    further: dict[str, Any] = {}  # those of the model family; None if not given
+    further: dict[str, Any] = {}  # the `further_arguments` of the model family; None if not passed
 
 
 @dataclass
@@ -225,10 +238,13 @@ class NarGenerateOutput(ModelOutput):
     committed: Tensor | None = None  # (R, n B, T), where a revealed latent has committed the token, with `history`
 
 
-SOURCE = ("input_ids", "attention_mask", "encoder_outputs", "inputs_embeds", "position_ids")
+SOURCE_INPUTS = ("input_ids", "attention_mask", "encoder_outputs", "inputs_embeds", "position_ids")
 """Source arguments of `generate()`."""
-TARGET_INPUTS = ("decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds", "target_lengths")
-IGNORED = {"labels", *TARGET_INPUTS, "synced_gpus"}  # every process runs the same number of passes
+IGNORED = {
+    *("labels", "decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds", "target_lengths"),
+    "synced_gpus",  # every process runs the same number of passes
+}
+"""Arguments that `generate()` ignores, so that a trainer can pass a complete batch."""
 
 
 class NarHead(ProjectedModel, GenerationMixin):
@@ -246,8 +262,8 @@ class NarHead(ProjectedModel, GenerationMixin):
         return EncodedSource(states, attention_mask, real_tokens(attention_mask, states))
 
     def predict(
-        self, states: Tensor, attention_mask: Tensor | None, given: TargetInputs, **kwargs: Any
-    ) -> tuple[DecoderOutput, dict[str, Any]]:
+        self, states: Tensor, attention_mask: Tensor | None, inputs: TargetInputs, **kwargs: Any
+    ) -> tuple[DecoderOutput, dict[str, Tensor | None]]:
         """Return the decoder's output for the encoder's `states` (B, S, d_model), and logits and losses by name."""
         raise NotImplementedError
 
@@ -297,24 +313,34 @@ class NarHead(ProjectedModel, GenerationMixin):
         """
         if labels is not None:
             labels, num_items_in_batch = without_padding(labels, num_items_in_batch, self.config)
-        elif num_items_in_batch is not None:  # from a Trainer that computes the loss itself
+        elif num_items_in_batch is not None:  # from a Trainer that computes the loss from the logits
             raise ValueError(
-                "labels: got none with num_items_in_batch, and a loss of only the logits is not the model's. Set the "
-                "Trainer's label_smoothing_factor to 0 and no compute_loss_func; config.label_smoothing smooths."
+                "labels: missing, but num_items_in_batch is set; got None, expected labels, since this model computes "
+                "its own loss. Set the Trainer's label_smoothing_factor to 0 and no compute_loss_func; smooth by "
+                "config.label_smoothing."
             )
-        words = decoder_input_ids, decoder_attention_mask, decoder_inputs_embeds, target_lengths
-        check_inputs(**dict(zip(TARGET_INPUTS, words, strict=True)))
-        further = {name: kwargs.pop(name, None) for name in self.further_arguments}
-        given = TargetInputs(labels, num_items_in_batch, *words, skip_logits, further)
-        kwargs.pop("use_cache", None)
-        if given_cache(kwargs.pop("past_key_values", None), kwargs) is not None:
-            raise ValueError(
-                f"past_key_values: {type(self).__name__} predicts all words at once and has no cache; got one, "
-                "expected None. Of PEFT's methods PREFIX_TUNING needs a cache; use LORA or PROMPT_TUNING."
-            )
+        check_inputs(
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            target_lengths=target_lengths,
+        )
+        target_inputs = TargetInputs(
+            labels=labels,
+            num_items=num_items_in_batch,
+            input_ids=decoder_input_ids,
+            attention_mask=decoder_attention_mask,
+            inputs_embeds=decoder_inputs_embeds,
+            lengths=target_lengths,
+            skip_logits=skip_logits,
+            further={name: kwargs.pop(name, None) for name in self.further_arguments},
+        )
+        self.remove_cache_arguments(kwargs)
+
+        # What remains in `kwargs` goes to both stacks, but the positions are those of the source.
         encoder_outputs = self.encode(input_ids, attention_mask, encoder_outputs, inputs_embeds=inputs_embeds, **kwargs)
         kwargs.pop("position_ids", None)
-        outputs, predictions = self.predict(encoder_outputs[0], attention_mask, given, **kwargs)
+        outputs, predictions = self.predict(encoder_outputs[0], attention_mask, target_inputs, **kwargs)
         return self.output_class(
             decoder_hidden_states=outputs.hidden_states,
             decoder_attentions=outputs.attentions,
@@ -325,8 +351,21 @@ class NarHead(ProjectedModel, GenerationMixin):
             **predictions,
         )
 
+    def remove_cache_arguments(self, kwargs: dict[str, Any]) -> None:
+        """Remove the cache arguments that trainers and PEFT pass to every model; raise ValueError for a cache."""
+        kwargs.pop("use_cache", None)
+        if given_cache(kwargs.pop("past_key_values", None), kwargs) is not None:
+            raise ValueError(
+                f"past_key_values: {type(self).__name__} predicts all words at once and uses no cache; got one, "
+                "expected None. Of PEFT's methods, PREFIX_TUNING needs a cache; use LORA or PROMPT_TUNING."
+            )
+
     def encode(
-        self, input_ids: Any = None, attention_mask: Any = None, encoder_outputs: Any = None, **inputs: Any
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        encoder_outputs: tuple[Tensor, ...] | BaseModelOutput | None = None,
+        **inputs: Any,
     ) -> BaseModelOutput:
         """Run the encoder, unless `encoder_outputs` are given; arguments as in `forward`."""
         if encoder_outputs is not None:
@@ -353,12 +392,14 @@ class NarHead(ProjectedModel, GenerationMixin):
 
     def input_mask(self, source: EncodedSource, mask: Tensor | None, inputs_embeds: Tensor | None) -> Tensor | None:
         """Return the mask (k B, T) of the decoder's input, by `mask`, else by its embeddings; None without both."""
+        device = source.memory.device
         if mask is None and inputs_embeds is not None:
-            mask = torch.ones(inputs_embeds.shape[:2], device=source.memory.device)
+            mask = torch.ones(inputs_embeds.shape[:2], device=device)
         if mask is None:
             return None
         check_rows(mask.shape[0], source.memory.shape[0])
-        return canvas(mask.to(source.memory.device).ne(0).sum(1), mask.shape[1])
+        lengths = mask.to(device).ne(0).sum(1)  # (k B,)
+        return canvas(lengths, mask.shape[1])
 
     def logits_of(self, states: Tensor, is_real: Tensor, *values: Tensor) -> Iterator[tuple[Tensor, ...]]:
         """Yield chunks of logits (N, V), in at least float32, with the corresponding entries (N,) of `values` (k B, T).
@@ -367,10 +408,12 @@ class NarHead(ProjectedModel, GenerationMixin):
         """
         rows = is_real.flatten().nonzero()[:, 0]
         size = chunk_size(states.device)
-        chunks = [rows_of.flatten(0, 1).index_select(0, rows).split(size) for rows_of in (states, *values)]
-        for chunk, *others in zip(*chunks, strict=True):
-            logits = self.lm_head(chunk)  # (N, V)
-            yield logits.to(accumulation_dtype(logits.dtype)), *others
+        chunks = []
+        for tensor in (states, *values):
+            chunks.append(tensor.flatten(0, 1).index_select(0, rows).split(size))
+        for states_of_chunk, *values_of_chunk in zip(*chunks, strict=True):
+            logits = self.lm_head(states_of_chunk)  # (N, V)
+            yield logits.to(accumulation_dtype(logits.dtype)), *values_of_chunk
 
     @torch.no_grad()
     def generate(
@@ -393,13 +436,14 @@ class NarHead(ProjectedModel, GenerationMixin):
         """
         self.config.check_generation_settings(generation_config)
         check_call(generation_config, inputs=inputs, **call)
-        given = {name: call.pop(name, None) for name in SOURCE}
-        if inputs is not None and given["input_ids"] is not None:
-            refuse("input_ids", "the same argument as inputs, and both are set", given["input_ids"], "None")
+        source = {name: call.pop(name, None) for name in SOURCE_INPUTS}
         if inputs is not None:
-            given["input_ids"] = inputs
+            if source["input_ids"] is not None:
+                refuse("input_ids", "the same argument as inputs, and both are set", source["input_ids"], "None")
+            source["input_ids"] = inputs
         settings = self.read_settings(generation_config, {name: call[name] for name in call.keys() - IGNORED})
-        return self.decode(self.encode(**given)[0], given["attention_mask"], settings)
+        encoder_outputs = self.encode(**source)
+        return self.decode(encoder_outputs[0], source["attention_mask"], settings)
 
     def read_settings(self, generation_config: GenerationConfig | None, call: dict[str, Any]) -> NarSettings:
         """Return the settings of the call, else of its generation config, else of the model.
@@ -408,8 +452,7 @@ class NarHead(ProjectedModel, GenerationMixin):
             ValueError: a setting that this model does not support is not None, False, empty or at its default; or a
                 suppressed token is not in the vocabulary.
         """
-        call_settings = CallSettings(generation_config, self, call)
-        values = supported_values(call_settings, self.config, self.family_settings, type(self).__name__)
+        values = CallSettings(generation_config, self, call).for_non_autoregressive(self)
         settings = NarSettings(**values)
 
         # Words of the caller are suppressed in addition to special tokens.
@@ -421,9 +464,11 @@ class NarHead(ProjectedModel, GenerationMixin):
         return settings
 
     def special_tokens(self) -> list[int]:
-        """Return the ids that no word has."""
-        names = (*TOKEN_IDS, "mask_token_id")
-        return [token for name in names for token in as_token_ids(getattr(self.config, name, None))]
+        """Return the ids of all special tokens."""
+        token_ids = []
+        for name in (*TOKEN_IDS, "mask_token_id"):
+            token_ids += as_token_ids(getattr(self.config, name, None))
+        return token_ids
 
     def length_limits(self, source: EncodedSource, settings: NarSettings) -> Tensor:
         """Return the largest target length (B,) of each source by the settings."""
@@ -445,26 +490,36 @@ class NarHead(ProjectedModel, GenerationMixin):
         probabilities are not renormalized. Both results are 0 where `is_read` (l B, T) is False, and without
         `has_scores` all log-probabilities are, but NaN where the logits are.
         """
+        wide = accumulation_dtype(states.dtype)
         suppressed = torch.tensor(suppress_tokens or [], dtype=torch.long, device=states.device)
-        chosen, chosen_log_probs, is_nan = [], [], []
-        chunks, has_logits = self.logits_of(states, is_read, is_end), is_read
+        chunks = self.logits_of(states, is_read, is_end)
+        has_logits = is_read
         if torch.compiler.is_compiling():  # a graph needs fixed shapes
-            logits, has_logits = self.lm_head(states.flatten(0, 1)), torch.ones_like(is_read)
-            chunks = iter([(logits.to(accumulation_dtype(logits.dtype)), is_end.flatten())])
+            logits = self.lm_head(states.flatten(0, 1))  # (l B T, V)
+            chunks = iter([(logits.to(wide), is_end.flatten())])
+            has_logits = torch.ones_like(is_read)
+
+        best_chunks = []
+        log_prob_chunks = []
+        nan_chunks = []
         for logits, ends in chunks:  # (N, V), (N,)
-            kept = logits.index_select(1, suppressed)
-            best = argmax(logits.index_fill_(1, suppressed, float("-inf")))
-            is_nan.append(logits.gather(1, best[:, None]).squeeze(1).isnan())
+            # The best token, which is never suppressed, except where the target ends.
+            suppressed_logits = logits.index_select(1, suppressed)
+            best = argmax(logits.index_fill_(1, suppressed, float("-inf")))  # (N,)
+            nan_chunks.append(logits.gather(1, best[:, None]).squeeze(1).isnan())
             if self.config.end_token_id is not None:
                 best = best.masked_fill(ends, self.config.end_token_id)
-            chosen.append(best)
+            best_chunks.append(best)
+
+            # Its probability among all tokens.
             if has_scores:
-                logits.index_copy_(1, suppressed, kept)
-                chosen_log_probs.append(logits.gather(1, best[:, None]).squeeze(1) - logits.logsumexp(1))
-        tokens = torch.zeros_like(is_read, dtype=torch.long).masked_scatter(has_logits, torch.cat(chosen))
-        log_probs = states.new_zeros(is_read.shape, dtype=accumulation_dtype(states.dtype))
+                logits.index_copy_(1, suppressed, suppressed_logits)
+                log_prob_chunks.append(logits.gather(1, best[:, None]).squeeze(1) - logits.logsumexp(1))
+
+        tokens = torch.zeros_like(is_read, dtype=torch.long).masked_scatter(has_logits, torch.cat(best_chunks))
+        log_probs = states.new_zeros(is_read.shape, dtype=wide)
         if has_scores:
-            log_probs = log_probs.masked_scatter(has_logits, torch.cat(chosen_log_probs))
-        is_nan = torch.zeros_like(is_read).masked_scatter(has_logits, torch.cat(is_nan))
+            log_probs = log_probs.masked_scatter(has_logits, torch.cat(log_prob_chunks))
+        is_nan = torch.zeros_like(is_read).masked_scatter(has_logits, torch.cat(nan_chunks))
         log_probs = log_probs.masked_fill(is_nan, float("nan"))
         return tokens.masked_fill(~is_read, 0), log_probs.masked_fill(~is_read, 0)

@@ -54,7 +54,7 @@ class LengthDifferenceConfig(LengthConfig):
         if not self.min_length_difference <= 0 <= self.max_length_difference:
             raise ValueError(
                 f"min_length_difference ({self.min_length_difference}) and max_length_difference "
-                f"({self.max_length_difference}) must enclose 0; give one of at most 0 and one of at least 0."
+                f"({self.max_length_difference}) must enclose 0; use a minimum <= 0 and a maximum >= 0."
             )
 
 
@@ -91,7 +91,7 @@ class RelativeSelfAttention(SelfAttention):
 
     With r = clip(j - i, -c, c) + c, score_ij = q_i . (k_j + R^K_r) / sqrt(d_k) and out_i = sum_j a_ij (v_j + R^V_r).
     The heads of a layer share the tables R^K (2c + 1, d_k) and R^V (2c + 1, d_v). To avoid a (T, T, d_k) tensor,
-    q R^K^T is gathered at r, and the weights are summed by r. Every attention implementation uses this code.
+    q R^K^T is gathered at r, and the weights are summed by r. All attention implementations use this code.
 
     Args:
         clip: c, the clipping distance.
@@ -107,23 +107,30 @@ class RelativeSelfAttention(SelfAttention):
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: object
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output (B, T, H, d_v) and the weights (B, H, T, T); the mask is boolean or additive."""
-        keys, values = (
-            read_table(table, 2 * self.clip + 1, query.device) for table in (self.relative_keys, self.relative_values)
-        )
+        rows = 2 * self.clip + 1
+        relative_keys = read_table(self.relative_keys, rows, query.device).to(query.dtype)  # (2c + 1, d_k)
+        relative_values = read_table(self.relative_values, rows, query.device).to(value.dtype)  # (2c + 1, d_v)
+
+        # r of every pair of positions.
         positions = torch.arange(query.shape[2], device=query.device)
-        distances = (positions - positions[:, None]).clamp(-self.clip, self.clip) + self.clip  # (T, T), r
+        distances = (positions - positions[:, None]).clamp(-self.clip, self.clip) + self.clip  # (T, T)
         distances = distances.expand(*query.shape[:3], -1)  # (B, H, T, T)
-        by_distance = query @ keys.T.to(query.dtype)  # (B, H, T, 2c + 1)
-        scores = (query @ key.transpose(-2, -1) + by_distance.gather(-1, distances)) * self.scaling  # (B, H, T, T)
+
+        # Equation (4): the weights.
+        scores_by_distance = query @ relative_keys.T  # (B, H, T, 2c + 1)
+        scores = query @ key.transpose(-2, -1) + scores_by_distance.gather(-1, distances)  # (B, H, T, T)
+        scores = scores * self.scaling
         if attention_mask is not None and attention_mask.dtype == torch.bool:
             scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
         elif attention_mask is not None:
             scores = scores + attention_mask
         weights = nn.functional.dropout(scores.softmax(-1), p=self.dropout, training=self.training)
         weights = weights.to(value.dtype)
-        summed = torch.zeros_like(weights[..., :1]).repeat(1, 1, 1, 2 * self.clip + 1)
-        summed = summed.scatter_add(-1, distances, weights)  # (B, H, T, 2c + 1)
-        attended = weights @ value + summed @ values.to(value.dtype)  # (B, H, T, d_v)
+
+        # Equation (3): the weighted sum.
+        weights_by_distance = torch.zeros_like(weights[..., :1]).repeat(1, 1, 1, rows)
+        weights_by_distance = weights_by_distance.scatter_add(-1, distances, weights)  # (B, H, T, 2c + 1)
+        attended = weights @ value + weights_by_distance @ relative_values  # (B, H, T, d_v)
         return attended.transpose(1, 2).contiguous(), weights
 
 
@@ -145,10 +152,11 @@ class PositionalAttention(MultiHeadAttention):
 
         `keys` (B, T, d_model) replace the positions as keys.
         """
-        rows = (hidden_states.shape[0], -1, -1, -1)
-        query = self.split_heads(self.q_proj(positions), self.head_dim).expand(rows)  # (B, H, T, d_k)
-        key = self.k_proj(positions if keys is None else keys)
-        key = self.split_heads(key, self.head_dim).expand(rows)  # (B, H, T, d_k)
+        if keys is None:
+            keys = positions
+        batch = hidden_states.shape[0]
+        query = self.split_heads(self.q_proj(positions), self.head_dim).expand(batch, -1, -1, -1)  # (B, H, T, d_k)
+        key = self.split_heads(self.k_proj(keys), self.head_dim).expand(batch, -1, -1, -1)  # (B, H, T, d_k)
         value = self.split_heads(self.v_proj(hidden_states), self.value_head_dim)  # (B, H, T, d_v)
         attended, weights = self.attend(query, key, value, attention_mask, **kwargs)  # (B, T, H, d_v)
         return self.o_proj(attended.flatten(-2)), weights
@@ -235,13 +243,15 @@ class PositionalDecoder(NarDecoder):
             return mask
         mask = cast(Tensor | None, mask)  # these models support neither windows nor flex attention
         length = hidden_states.shape[1]
-        is_other = ~torch.eye(length, dtype=torch.bool, device=hidden_states.device)  # (T, T)
+        is_off_diagonal = ~torch.eye(length, dtype=torch.bool, device=hidden_states.device)  # (T, T)
         if mask is None:
-            mask = torch.ones_like(is_other)[None, None]  # (1, 1, T, T)
+            mask = torch.ones_like(is_off_diagonal)[None, None]  # (1, 1, T, T)
         is_key = mask if mask.dtype == torch.bool else mask == 0  # (k B or 1, 1, T, T)
-        allowed = is_key & (is_other | (is_key.sum(-1, keepdim=True) == 1))
-        is_additive = self.config._attn_implementation == "eager"
-        return additive_mask(allowed, hidden_states.dtype) if is_additive else allowed
+        is_only_key = is_key.sum(-1, keepdim=True) == 1
+        allowed = is_key & (is_off_diagonal | is_only_key)
+        if self.config._attn_implementation == "eager":
+            return additive_mask(allowed, hidden_states.dtype)
+        return allowed
 
 
 class VaswaniNatModel(EncoderDecoder):
@@ -273,13 +283,16 @@ class LengthDifferenceHead(LengthHead):
         first_length = is_real.sum(1) + self.config.min_length_difference
         return MeasuredSource(states, attention_mask, is_real, logits, first_length)
 
-    def make_target(self, source: MeasuredSource, given: TargetInputs) -> Target:
-        num_items, states = given.num_items, given.inputs_embeds
-        if given.labels is not None and num_items is None:
-            num_items = given.labels.ne(-100).sum()
-        target = Target(self.target_mask(source, given), given.labels, num_items)
-        if states is None and self.training and given.labels is not None:
-            states = self.training_input(source, target, given.labels, given.further)
+    def make_target(self, source: MeasuredSource, inputs: TargetInputs) -> Target:
+        # Training may remove labels, but the losses are divided by the number of all tokens.
+        num_items = inputs.num_items
+        if num_items is None and inputs.labels is not None:
+            num_items = inputs.labels.ne(-100).sum()
+        target = Target(self.target_mask(source, inputs), inputs.labels, num_items)
+
+        states = inputs.inputs_embeds
+        if states is None and self.training and inputs.labels is not None:
+            states = self.training_input(source, target, inputs.labels, inputs.further)
         elif states is None:
             states = self.decoder_input(source, target.mask)
         target.decoder_inputs["inputs_embeds"] = states
@@ -289,7 +302,9 @@ class LengthDifferenceHead(LengthHead):
         """Return the decoder input (k B, T, d_model) of targets of `mask` (k B, T): the soft copy of the source."""
         return soft_copy(source.memory, source.is_real, mask)
 
-    def training_input(self, source: MeasuredSource, target: Target, labels: Tensor, draws: dict[str, Any]) -> Tensor:
+    def training_input(
+        self, source: MeasuredSource, target: Target, labels: Tensor, draws: dict[str, Tensor | None]
+    ) -> Tensor:
         """Return the decoder input (k B, T, d_model) in training; it may change the labels of `target`."""
         raise NotImplementedError
 
@@ -298,9 +313,10 @@ class LengthDifferenceHead(LengthHead):
         mask = canvas(lengths)  # (l B, T)
         inputs_embeds = self.decoder_input(source, mask, settings.latent_temperature)
         states = self.run_decoder(source, mask, inputs_embeds=inputs_embeds)[0]
-        suppressed, has_scores = settings.suppress_tokens, settings.reads_scores
-        tokens, log_probs = self.read_words(states, lengths, mask.bool(), suppressed, has_scores)
-        return NarTargets(tokens, log_probs, [tokens])
+        tokens, log_probs = self.read_words(
+            states, lengths, mask.bool(), settings.suppress_tokens, settings.reads_scores
+        )
+        return NarTargets(tokens, log_probs, history=[tokens])
 
 
 class VaswaniNatForConditionalGeneration(LengthDifferenceHead):
@@ -319,15 +335,18 @@ class VaswaniNatForConditionalGeneration(LengthDifferenceHead):
     further_arguments = ("glancing_draws",)
     glancing_ratio: float = 0.0
 
-    def training_input(self, source: MeasuredSource, target: Target, labels: Tensor, draws: dict[str, Any]) -> Tensor:
+    def training_input(
+        self, source: MeasuredSource, target: Target, labels: Tensor, draws: dict[str, Tensor | None]
+    ) -> Tensor:
         """Return the soft copy (k B, T, d_model), with the reference words that GLAT shows; these have no loss."""
         inputs_embeds = self.decoder_input(source, target.mask)
         if self.glancing_ratio == 0:
             return inputs_embeds
-        seen, target.outputs["accuracy"] = self.glance(source, inputs_embeds, labels, draws["glancing_draws"])
-        target.labels = labels.masked_fill(seen, -100)
-        shown = self.model.decoder.embed_tokens(labels.clamp(min=0)).to(inputs_embeds.dtype)
-        return torch.where(seen.unsqueeze(-1), shown, inputs_embeds)
+        is_shown, accuracy = self.glance(source, inputs_embeds, labels, draws["glancing_draws"])
+        target.labels = labels.masked_fill(is_shown, -100)
+        target.outputs["accuracy"] = accuracy
+        words = self.model.decoder.embed_tokens(labels.clamp(min=0)).to(inputs_embeds.dtype)  # (k B, T, d_model)
+        return torch.where(is_shown.unsqueeze(-1), words, inputs_embeds)
 
     @torch.no_grad()
     def glance(
@@ -339,8 +358,13 @@ class VaswaniNatForConditionalGeneration(LengthDifferenceHead):
         """
         is_real = labels.ne(-100)  # (k B, T)
         states = self.run_decoder(source, is_real.long(), inputs_embeds=inputs_embeds)[0]  # (k B, T, d_model)
-        wrong = [argmax(logits) != words for logits, words in self.logits_of(states, is_real, labels)]
-        mistakes = torch.zeros_like(is_real).masked_scatter(is_real, torch.cat(wrong)).sum(1)  # (k B,), c
+        mistakes = self.count_mistakes(states, labels)  # (k B,), c
         counts = (self.glancing_ratio * mistakes).floor().long()
         accuracy = 1 - mistakes.sum() / is_real.sum().clamp(min=1)
         return choose_positions(is_real, counts, draws), accuracy
+
+    def count_mistakes(self, states: Tensor, labels: Tensor) -> Tensor:
+        """Return the number (k B,) of `labels` (k B, T) that states (k B, T, d_model) do not predict as most likely."""
+        is_real = labels.ne(-100)  # (k B, T)
+        is_wrong = [argmax(logits) != words for logits, words in self.logits_of(states, is_real, labels)]
+        return torch.zeros_like(is_real).masked_scatter(is_real, torch.cat(is_wrong)).sum(1)

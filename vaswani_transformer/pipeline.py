@@ -64,12 +64,13 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
         truncation: bool | str | None = None,
         **generate_kwargs: Any,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        clean_up = clean_up_tokenization_spaces
-        return (
-            {} if truncation is None else {"truncation": truncation},
-            generate_kwargs,
-            {} if clean_up is None else {"clean_up_tokenization_spaces": clean_up},
-        )
+        preprocess_kwargs = {}
+        if truncation is not None:
+            preprocess_kwargs["truncation"] = truncation
+        postprocess_kwargs = {}
+        if clean_up_tokenization_spaces is not None:
+            postprocess_kwargs["clean_up_tokenization_spaces"] = clean_up_tokenization_spaces
+        return preprocess_kwargs, generate_kwargs, postprocess_kwargs
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         self.check_vocabulary()  # either may have changed
@@ -97,18 +98,25 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
     def preprocess(self, input_: Any, **encode_kwargs: Any) -> dict[str, Any]:
         """Return a text's tokens and mask (1, S), and a flag (1,): False for a text of only white space."""
         text = check_text(input_, "The text")
-        settings = {"return_attention_mask": True, "verbose": False, "return_tensors": "pt"} | encode_kwargs
+        settings = {"return_attention_mask": True, "verbose": False, "return_tensors": "pt", **encode_kwargs}
         encoded = source_encoder(self.tokenizer)(text, **settings)
-        names = ("input_ids", "attention_mask")
-        return {name: encoded[name] for name in names} | {"has_text": torch.tensor([bool(text.strip())])}
+        return {
+            "input_ids": encoded["input_ids"],
+            "attention_mask": encoded["attention_mask"],
+            "has_text": torch.tensor([bool(text.strip())]),
+        }
 
     def _forward(self, input_tensors: dict[str, Any], **generate_kwargs: Any) -> Any:
         """Return the tokens (B, n, T) of the translations, and their scores, (B, n) or None."""
         has_text = input_tensors.pop("has_text")  # (B,)
-        generate_kwargs |= default_limit(self.model, **generate_kwargs)
+        generate_kwargs.update(default_limit(self.model, **generate_kwargs))
         output = self.model.generate(**input_tensors, **generate_kwargs)
-        tokens = output if isinstance(output, torch.Tensor) else output.sequences  # (n B, T)
-        scores = None if isinstance(output, torch.Tensor) else output.get("sequences_scores")  # (n B,)
+        if isinstance(output, torch.Tensor):
+            tokens = output  # (n B, T)
+            scores = None
+        else:
+            tokens = output.sequences
+            scores = output.get("sequences_scores")  # (n B,)
         size = has_text.shape[0]
         return {
             "output_ids": tokens.view(size, -1, tokens.shape[1]),  # (B, n, T)
@@ -118,10 +126,11 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
 
     def postprocess(self, model_outputs: Any, **decode_kwargs: Any) -> list[dict[str, Any]]:
         """Return the translations of one text as dictionaries, best first."""
+        # Transformers ignores this setting for byte-pair encoding, so it is off there and applied here.
         cleans_up = decode_kwargs.get("clean_up_tokenization_spaces")
         decode_kwargs["clean_up_tokenization_spaces"] = None if cleans_up is None else False
         texts = self.tokenizer.batch_decode(model_outputs["output_ids"][0], skip_special_tokens=True, **decode_kwargs)
-        if cleans_up:  # Transformers ignores it for byte-pair encoding
+        if cleans_up:
             texts = [self.tokenizer.clean_up_tokenization(text) for text in texts]
         records = [{"translation_text": text if model_outputs["has_text"] else ""} for text in texts]
         if model_outputs["scores"] is not None:

@@ -90,14 +90,18 @@ def check_inputs(**inputs: object) -> None:
     """Raise ValueError for an input in `INPUT_SHAPES` that is a list, or lacks the batch dimension."""
     for name, value in inputs.items():
         shape = INPUT_SHAPES.get(name)
-        if isinstance(value, Tensor) and (shape is None or value.dim() == len(shape)):
+        if isinstance(value, Tensor):
+            if shape is None or value.dim() == len(shape):
+                continue
+            got = f"shape {tuple(value.shape)}"
+        elif name in INPUT_SHAPES and isinstance(value, (list, tuple)):
+            got = f"a {type(value).__name__}"
+        else:
             continue
-        if isinstance(value, Tensor) or (name in INPUT_SHAPES and isinstance(value, (list, tuple))):
-            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-            expected = "a tensor" if shape is None else f"a tensor of shape ({', '.join(shape)})"
-            raise ValueError(
-                f"{name}: not a batch of texts; got {got}, expected {expected}. Pass one text as a batch of 1."
-            )
+        expected = "a tensor" if shape is None else f"a tensor of shape ({', '.join(shape)})"
+        raise ValueError(
+            f"{name}: not a batch of texts; got {got}, expected {expected}. Pass one text as a batch of 1."
+        )
 
 
 def as_encoder_output(outputs: Mapping[str, Any] | Sequence[Any] | Tensor) -> BaseModelOutput:
@@ -106,6 +110,8 @@ def as_encoder_output(outputs: Mapping[str, Any] | Sequence[Any] | Tensor) -> Ba
         return outputs
     if isinstance(outputs, Tensor):
         outputs = (outputs,)
+
+    # The fields by name, from a dictionary or in the order of a tuple.
     names = ("last_hidden_state", "hidden_states", "attentions")
     values: dict[str, Any]
     if isinstance(outputs, Mapping):
@@ -114,6 +120,7 @@ def as_encoder_output(outputs: Mapping[str, Any] | Sequence[Any] | Tensor) -> Ba
     else:
         values = dict(zip(names, outputs, strict=False))
         got = f"a {type(outputs).__name__} of {len(outputs)}"
+
     states = values.get("last_hidden_state")
     if not isinstance(states, Tensor):
         raise ValueError(
@@ -231,12 +238,12 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
             cls.config_class.register_for_auto_class()
 
     def with_remote_code(self) -> Self:
-        """Return a shallow copy, registered for its Auto class, whose `save_pretrained` adds code and `auto_map`."""
+        """Return a shallow copy, registered for its Auto class, that saves its code and an `auto_map`."""
         published = copy.copy(self)
-        published.config = copy.copy(self.config)
         published._auto_class = self._own_auto_class
+        published.is_remote_code = lambda: True  # Transformers' method asks the class, which is not registered
+        published.config = copy.copy(self.config)
         vars(published.config).update(auto_map={}, _auto_class="AutoConfig")
-        published.is_remote_code = lambda: True  # the class is not registered
         return published
 
     def push_to_hub(self, repo_id: str, **settings: Any) -> str:
@@ -271,8 +278,8 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
         """Raise ValueError if a model loaded from `folder` would get an adapter, or a different scale of embeddings."""
         if (folder / "adapter_config.json").exists() and not self._hf_peft_config_loaded:
             raise ValueError(
-                f"{folder}: contains adapter_config.json, so loading it would apply that adapter to this model, whose "
-                "weights are complete. Save the model in a different folder."
+                f"{folder}: contains adapter_config.json, so loading it would apply that adapter to this complete "
+                "model. Save the model in a different folder."
             )
         if self.config.scale_embedding and type(self.get_input_embeddings()) is nn.Embedding:
             raise ValueError(

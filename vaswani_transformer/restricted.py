@@ -7,7 +7,7 @@ one side, so a neighborhood has 2 r + 1 tokens, or r + 1 in the decoder. Padding
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -48,14 +48,19 @@ class Band:
         device = queries.device
         block = max(reach, MIN_BLOCK)
         after = 0 if is_causal else reach
+
+        # The neighborhood of each query of a block.
         keys = torch.arange(reach + block + after, device=device)
         rows = torch.arange(block, device=device)
         distance = keys - reach - rows[:, None]  # (c, w)
         is_near = (distance >= -reach) & (distance <= after)
+
+        # The tokens among the keys of each block.
         is_token = torch.ones(1, length, dtype=torch.bool, device=device)
         if attention_mask is not None:
             is_token = attention_mask.to(device).ne(0)  # (B, n)
-        is_key = nn.functional.pad(is_token, (reach, -length % block + after)).unfold(1, len(keys), block)  # (B, N, w)
+        padded = nn.functional.pad(is_token, (reach, -length % block + after))
+        is_key = padded.unfold(1, len(keys), block)  # (B, N, w)
         allowed = (is_near & is_key[:, :, None]) | (distance == 0)  # (B, N, c, w)
         return cls(allowed[:, :, None], reach)
 
@@ -80,6 +85,47 @@ AttentionMask = Tensor | BlockMask | Band
 """Mask of self-attention or cross-attention, in the attention implementation's format."""
 
 
+def check_supports_window(config: VaswaniTransformerConfig, attention_mask: Tensor | BlockMask | None) -> None:
+    """Raise ValueError unless the attention implementation and the mask support a window."""
+    implementation = config._attn_implementation or "eager"
+    is_supported = implementation in ("eager", "sdpa", "flex_attention") or "flash" in implementation
+    if isinstance(attention_mask, BlockMask) or not is_supported:
+        raise ValueError(
+            f"attention_window: cannot be applied; got the attention implementation {implementation!r} and a mask of "
+            f"type {type(attention_mask).__name__}, expected eager, sdpa, flex_attention or a flash attention, and a "
+            "tensor. Choose one with set_attn_implementation, or set attention_window=None."
+        )
+
+
+def make_window_mask(
+    config: VaswaniTransformerConfig,
+    queries: Tensor,
+    attention_mask: Tensor | None,
+    cache: Cache | None,
+    is_causal: bool,
+) -> AttentionMask | None:
+    """Return Transformers' mask of the neighborhoods; arguments as in `window_mask`."""
+    windowed: Any = copy.copy(config)
+    windowed.sliding_window = (config.attention_window or 0) + is_causal  # a causal window counts the token itself
+    is_4d = attention_mask is not None and attention_mask.dim() == 4
+    if is_4d:
+        windowed._attn_implementation = "sdpa"  # its masks are boolean
+    padding = None if is_4d else attention_mask
+    may_skip = queries.device.type == "cpu" and not is_4d  # on an accelerator the check would synchronize
+    if is_causal:
+        mask = create_sliding_window_causal_mask(windowed, queries, padding, cache, allow_is_causal_skip=may_skip)
+    else:
+        mask = create_bidirectional_sliding_window_mask(
+            windowed, queries, padding, allow_is_bidirectional_skip=may_skip
+        )
+    if attention_mask is None or not is_4d:
+        return mask
+
+    # The caller's mask, with the window.
+    lowest = False if attention_mask.dtype == torch.bool else torch.finfo(attention_mask.dtype).min
+    return attention_mask.masked_fill(~mask.to(attention_mask.device), lowest)
+
+
 def window_mask(
     config: VaswaniTransformerConfig,
     queries: Tensor,
@@ -95,43 +141,22 @@ def window_mask(
     Raises:
         ValueError: the attention implementation does not support a window, or the mask is a `BlockMask`.
     """
+    check_supports_window(config, attention_mask)
+    mask = cast(Tensor | None, attention_mask)
     reach = config.attention_window or 0
-    implementation = config._attn_implementation or "eager"
-    supports_window = implementation in ("eager", "sdpa", "flex_attention") or "flash" in implementation
-    if isinstance(attention_mask, BlockMask) or not supports_window:
-        raise ValueError(
-            f"attention_window: cannot be applied; got the attention implementation {implementation!r} and "
-            f"a mask of type {type(attention_mask).__name__}, expected eager, sdpa, flex_attention or a flash "
-            "attention, and a tensor. Choose with set_attn_implementation, or set attention_window=None."
-        )
     length = queries.shape[1]
-    is_on_cpu = queries.device.type == "cpu"
-    is_4d = attention_mask is not None and attention_mask.dim() == 4
     is_dynamic = cache is not None and not cache.is_compileable
-    is_newest = is_causal and length == 1 and attention_mask is None
+
+    # A single new token attends to all tokens while these fit into the window.
+    is_newest = is_causal and length == 1 and mask is None
     if is_newest and is_dynamic and cache.get_mask_sizes(1, 0)[0] <= reach + 1:
-        return None  # the token attends to every key
+        return None
 
     # A band computes whole texts at once, and is worth it only for long ones.
     is_first = cache is None or (is_dynamic and cache.get_seq_length() == 0)
-    is_long = length >= 4 * max(reach, MIN_BLOCK) and (attention_mask is None or attention_mask.shape[1] == length)
-    if implementation == "sdpa" and is_on_cpu and is_first and is_long and not torch.compiler.is_compiling():
-        return Band.over(queries, attention_mask, reach, is_causal)
-
-    # Otherwise Transformers makes the mask, and reads the window from `sliding_window`.
-    windowed: Any = copy.copy(config)
-    windowed.sliding_window = reach + is_causal  # a causal window counts the token itself
-    if is_4d:
-        windowed._attn_implementation = "sdpa"  # its masks are boolean
-    may_skip = is_on_cpu and not is_4d  # on an accelerator the check would synchronize
-    padding = None if is_4d else attention_mask
-    if is_causal:
-        mask = create_sliding_window_causal_mask(windowed, queries, padding, cache, allow_is_causal_skip=may_skip)
-    else:
-        mask = create_bidirectional_sliding_window_mask(
-            windowed, queries, padding, allow_is_bidirectional_skip=may_skip
-        )
-    if attention_mask is None or not is_4d:
-        return mask
-    lowest = False if attention_mask.dtype == torch.bool else torch.finfo(attention_mask.dtype).min
-    return attention_mask.masked_fill(~mask.to(attention_mask.device), lowest)
+    is_whole = is_first and (mask is None or mask.shape[1] == length)
+    is_long = length >= 4 * max(reach, MIN_BLOCK)
+    is_fast = config._attn_implementation == "sdpa" and queries.device.type == "cpu"
+    if is_fast and is_whole and is_long and not torch.compiler.is_compiling():
+        return Band.over(queries, mask, reach, is_causal)
+    return make_window_mask(config, queries, mask, cache, is_causal)

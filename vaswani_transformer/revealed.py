@@ -3,8 +3,8 @@
 B batch, T target, k target rows per source row, N layers, m target tokens, V vocabulary.
 
 In training a random part of the reference is known, which grows from layer to layer: S_1 is empty, and S_2 to S_N are
-nested sets of positions. Each word is predicted by all layers before the one that knows it. At inference each layer
-commits the most probable words in place of the reference's, so that their number grows as evenly.
+nested sets of positions. All layers before the one that knows a word predict it. At inference each layer commits the
+most probable words in place of the reference's, and their number grows evenly from layer to layer.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,8 @@ class RevealedStep(nn.Module):
             table: E (V, d_model), the embeddings.
         """
         embedded = self.config.embedding_scale * nn.functional.embedding(words, table)  # (k B, T, d_model)
-        latent = torch.where(is_known[..., None], embedded, self.empty.to(embedded.dtype)).to(states.dtype)
+        latent = torch.where(is_known[..., None], embedded, self.empty.to(embedded.dtype))
+        latent = latent.to(states.dtype)
         gate = self.gate(states).sigmoid()  # (k B, T, 1)
         return self.norm(gate * states + self.dropout((1 - gate) * latent)).to(states.dtype)
 
@@ -56,7 +57,8 @@ def nested_positions(is_real: Tensor, draws: Tensor, layers: int, share: Tensor 
         layers: N.
         share: (k B, 1), replaces rho; in [0, 1].
     """
-    rho, u = draws[:, :1] if share is None else share, draws[:, 1:]  # (k B, 1), (k B, T)
+    rho = draws[:, :1] if share is None else share  # (k B, 1)
+    u = draws[:, 1:]  # (k B, T)
     steps = layers - 1
     return [is_real & (u < rho * step / steps) for step in range(1, layers)]
 
@@ -76,7 +78,8 @@ class RevealedWords:
         return step(states, self.words, is_known, table)
 
     def output(self, states: Tensor) -> Tensor:
-        """Return the states that predict each word: of the last layer that does not know it."""
+        """Return the states that predict each word: those of the last layer that does not know it."""
+        # Backwards, since a known word stays known.
         for is_known, earlier in reversed(list(zip(self.revealed, self.states, strict=True))):
             states = torch.where(is_known[..., None].to(states.device), earlier.to(states.device), states)
         return states
@@ -86,12 +89,12 @@ class RevealedWords:
 class CommittedWords:
     """Prior of one decoder pass: before layer i it knows the ceil(m (i - 1) / N) most probable words.
 
-    A committed word and its log-probability stay as they are, so the sum of all log-probabilities is that of the target
-    for this order of its words.
+    A committed word and its log-probability stay as they are. So the sum of all log-probabilities is that of a target
+    of which the words are predicted in this order.
     """
 
     read: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-    """Returns words and log-probabilities (k B, T) of states (k B, T, d_model), where a mask (k B, T) is True."""
+    """Function that reads words and log-probabilities (k B, T) from states (k B, T, d_model) at a mask's positions."""
     is_real: Tensor  # (k B, T), True at tokens
     layers: int  # N
     words: Tensor = field(init=False)  # (k B, T), of the last layer at positions that are not committed
@@ -107,22 +110,27 @@ class CommittedWords:
         """Commit words of the states (k B, T, d_model), and apply the step before the next layer."""
         self.read_open(states)
         layer = len(self.history) + 1
-        counts = (self.is_real.sum(1, keepdim=True) * layer + self.layers - 1) // self.layers  # (k B, 1)
-        # committed words first, then by probability, padding last
-        order = self.log_probs.masked_fill(self.is_committed, 1.0).masked_fill(~self.is_real, float("-inf"))
-        ranks = order.argsort(dim=1, descending=True, stable=True).argsort(1)
+        lengths = self.is_real.sum(1, keepdim=True)  # (k B, 1), m
+        counts = (lengths * layer + self.layers - 1) // self.layers  # (k B, 1), ceil(m layer / N)
+
+        # Committed words stay first, then the most probable ones; padding is last.
+        ranked = self.log_probs.masked_fill(self.is_committed, 1.0)  # above every log-probability
+        ranked = ranked.masked_fill(~self.is_real, float("-inf"))
+        ranks = ranked.argsort(dim=1, descending=True, stable=True).argsort(1)
         self.is_committed = self.is_real & (ranks < counts)
         self.history.append((self.words, self.is_committed))
         return step(states, self.words, self.is_committed, table)
 
     def read_open(self, states: Tensor) -> None:
         """Read the words that are not committed from the states (k B, T, d_model) after a layer."""
-        states, is_open = states.to(self.is_real.device), self.is_real & ~self.is_committed
+        states = states.to(self.is_real.device)
+        is_open = self.is_real & ~self.is_committed
         words, log_probs = self.read(states, is_open)
-        if self.states is not None:
+        if self.states is not None:  # not the first layer
             words = torch.where(is_open, words, self.words)
             log_probs = torch.where(is_open, log_probs, self.log_probs)
-        self.words, self.log_probs = words, log_probs
+        self.words = words
+        self.log_probs = log_probs
         self.states = self.output(states)
 
     def output(self, states: Tensor) -> Tensor:

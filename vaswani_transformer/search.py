@@ -1,6 +1,6 @@
 """The paper's beam search (6.1; Wu et al. 2016, section 7) and greedy search, by any model.
 
-B sources, A active sources (whose results can still change), k beams and C candidates per source, T tokens so far, V
+B sources, A active sources (their results can still change), k beams and C candidates per source, T tokens so far, V
 vocabulary. Rows of a source are consecutive: row i belongs to source i // k.
 """
 
@@ -184,9 +184,10 @@ def score_bound(state: SearchState, new_tokens: int, settings: SearchSettings) -
 def can_improve(state: SearchState, new_tokens: int, settings: SearchSettings) -> Tensor:
     """Return whether an open beam of each source can still enter its n best (A,), or its k best under "power"."""
     scores = state.hypothesis_scores[state.active]  # (A, k)
-    last = settings.num_returned if settings.length_penalty_type == "gnmt" else settings.num_beams
+    count = settings.num_returned if settings.length_penalty_type == "gnmt" else settings.num_beams
+    worst = scores[:, count - 1]  # (A,), of the hypotheses that count
     bound = score_bound(state, new_tokens, settings)[:, 0]  # (A,)
-    improves = ~(bound <= scores[:, last - 1])  # True for NaN, reported later
+    improves = ~(bound <= worst)  # True for NaN, reported later
     if settings.early_stopping is True:
         return improves & (scores[:, -1] == NOT_FINISHED)
     return improves
@@ -270,13 +271,14 @@ def select_continuations(
     log_probs: Tensor, state: SearchState, settings: SearchSettings
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the candidates of each source (A, C): log P, rows (of k A) that they continue, and tokens."""
-    k, vocabulary = settings.num_beams, log_probs.shape[1]
+    k = settings.num_beams
+    vocabulary = log_probs.shape[1]
     if settings.process is not None:
         log_probs = settings.process(state.beams[0], log_probs)
     if settings.do_sample:
-        every = (log_probs.view(-1, k, vocabulary) + state.scores[:, :, None]).flatten(1)  # (A, k V)
-        indices = torch.multinomial(every.softmax(-1), settings.candidates)
-        values = every.gather(1, indices)
+        continued = (log_probs.view(-1, k, vocabulary) + state.scores[:, :, None]).flatten(1)  # (A, k V)
+        indices = torch.multinomial(continued.softmax(-1), settings.candidates)
+        values = continued.gather(1, indices)
     else:
         values, indices = top_continuations(log_probs, state.scores, settings.candidates)
     rows = torch.floor_divide(indices, vocabulary)

@@ -36,9 +36,8 @@ def caller_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
         prompt = inputs.get("decoder_input_ids")
         has_mask = inputs.get("decoder_attention_mask") is not None
         if prompt is not None and not has_mask and 0 < cache.get_seq_length() < prompt.shape[1]:
-            inputs["decoder_attention_mask"] = torch.ones_like(
-                prompt
-            )  # tells Transformers that the cache contains a prefix
+            # Tells Transformers that the cache contains a prefix.
+            inputs["decoder_attention_mask"] = torch.ones_like(prompt)
     return inputs
 
 
@@ -47,20 +46,26 @@ def shares_sources(inputs: dict[str, Any]) -> bool:
     cache = inputs.get(CACHE)
     if type(cache) is not EncoderDecoderCache:
         return cache is None
-    parts = (cache.self_attention_cache, cache.cross_attention_cache)
-    return all(type(part) is DynamicCache and not part.offloading for part in parts)
+    caches = (cache.self_attention_cache, cache.cross_attention_cache)
+    return all(type(stack_cache) is DynamicCache and not stack_cache.offloading for stack_cache in caches)
 
 
 def with_sources(inputs: dict[str, Any], select: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     """Return inputs of `forward` with `select` applied to the source inputs."""
+    selected = dict(inputs)
     memory = select(inputs["encoder_outputs"][0]).contiguous()
-    selected = {name: select(inputs[name]) for name in SOURCE_INPUTS if inputs.get(name) is not None}
-    return inputs | selected | {"encoder_outputs": BaseModelOutput(last_hidden_state=memory)}
+    selected["encoder_outputs"] = BaseModelOutput(last_hidden_state=memory)
+    for name in SOURCE_INPUTS:
+        if inputs.get(name) is not None:
+            selected[name] = select(inputs[name])
+    return selected
 
 
 def share_sources(inputs: dict[str, Any], rows: int) -> dict[str, Any]:
     """Return inputs of `forward` with one row per source instead of `rows` equal ones, and without a cache."""
-    return with_sources(inputs, lambda values: values[::rows]) | {CACHE: None}
+    shared = with_sources(inputs, lambda values: values[::rows])
+    shared[CACHE] = None
+    return shared
 
 
 class ModelStepper:
@@ -78,7 +83,7 @@ class ModelStepper:
         self, model: Any, inputs: dict[str, Any], beams_per_source: int, records: bool = False, synced: bool = False
     ) -> None:
         if inputs.get("use_cache") and inputs.get(CACHE) is None:
-            inputs = inputs | {CACHE: empty_cache(model.config)}
+            inputs = {**inputs, CACHE: empty_cache(model.config)}
         self.model = model
         self.inputs = inputs
         self.beams_per_source = beams_per_source
@@ -112,9 +117,11 @@ class ModelStepper:
             self.inputs[CACHE] = outputs[CACHE]
 
         # The next step sees one token more.
-        if (mask := self.inputs.get("decoder_attention_mask")) is not None:
+        mask = self.inputs.get("decoder_attention_mask")
+        if mask is not None:
             self.inputs["decoder_attention_mask"] = torch.cat((mask, mask.new_ones(len(mask), 1)), dim=1)
-        if (positions := self.inputs.get("decoder_position_ids")) is not None:
+        positions = self.inputs.get("decoder_position_ids")
+        if positions is not None:
             self.inputs["decoder_position_ids"] = torch.cat((positions, positions[:, -1:] + 1), dim=1)
         if self.records is not None:
             self.records.append(outputs)
@@ -123,7 +130,8 @@ class ModelStepper:
     def reorder(self, beams: Tensor) -> None:
         """Reorder the self-attention cache; tensors of a static cache keep their addresses, as CUDA graphs need."""
         cache: Any = getattr(self.cache, "self_attention_cache", self.cache)
-        for layer in () if cache is None else cache.layers:
+        layers = [] if cache is None else cache.layers
+        for layer in layers:
             if not isinstance(layer, StaticLayer):
                 layer.reorder_cache(beams)
                 continue
@@ -145,8 +153,8 @@ class ModelStepper:
                 self.inputs[name] = select(self.inputs[name], rows)
         if not isinstance(self.cache, EncoderDecoderCache):
             return
-        for part, index in ((self.cache.self_attention_cache, rows), (self.cache.cross_attention_cache, sources)):
-            for layer in part.layers:
+        for cache, index in ((self.cache.self_attention_cache, rows), (self.cache.cross_attention_cache, sources)):
+            for layer in cache.layers:
                 if isinstance(layer, DynamicLayer) and layer.keys is not None:
                     layer.batch_select_indices(index.to(layer.keys.device))
 

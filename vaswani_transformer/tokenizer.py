@@ -38,7 +38,8 @@ CONTROL_TOKENS = ("bos_token", "pad_token", "eos_token", "unk_token", "cls_token
 def train_byte_pair_encoding(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Learn a byte-level byte-pair encoding, which is lossless for texts in NFC (English-German in the paper)."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    if vocab_size < (min_size := len(alphabet) + len(SPECIAL_TOKENS)):
+    min_size = len(alphabet) + len(SPECIAL_TOKENS)
+    if vocab_size < min_size:
         raise ValueError(
             f"vocab_size ({vocab_size}) is too small for the {len(alphabet)} bytes and {len(SPECIAL_TOKENS)} special "
             f"tokens; use at least {min_size}."
@@ -63,16 +64,20 @@ def train_word_piece(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
     The alphabet, the most frequent characters, is passed to the trainer to make training deterministic.
     """
+    # The alphabet: the most frequent characters, and those that mark words.
     texts = [unicodedata.normalize("NFC", text) for text in texts]  # read twice
-    names = SPECIAL_TOKENS | UNKNOWN_TOKEN
+    names = {**SPECIAL_TOKENS, **UNKNOWN_TOKEN}
     counts = Counter(character for text in texts for character in text)
     frequent = sorted(counts, key=lambda character: (-counts[character], character))[:MAX_ALPHABET]
     alphabet = sorted({*frequent, *LITERAL})
-    if vocab_size < (min_size := len(alphabet) + len(names)):
+    min_size = len(alphabet) + len(names)
+    if vocab_size < min_size:
         raise ValueError(
             f"vocab_size ({vocab_size}) is too small for the {len(alphabet)} characters of texts and marks and the "
             f"{len(names)} special tokens; use at least {min_size}."
         )
+
+    # Texts to marked words, and back.
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN_TOKEN["unk_token"], fuse_unk=True))
     marks = [
         normalizers.NFC(),
@@ -93,6 +98,7 @@ def train_word_piece(texts: Iterable[str], vocab_size: int) -> Tokenizer:
             decoders.Replace(LITERAL, WORD_START),
         ]
     )
+
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         initial_alphabet=alphabet,
@@ -157,14 +163,19 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
         if name not in ALGORITHMS:
             raise ValueError(f"algorithm: unknown; got {algorithm!r}, expected one of {', '.join(ALGORITHMS)}.")
         tokenizer = ALGORITHMS[name](each_text(texts), vocab_size)
+
+        # Every text ends with `</s>`.
         end = SPECIAL_TOKENS["eos_token"]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, tokenizer.token_to_id(end))]
         )
-        names = SPECIAL_TOKENS | (UNKNOWN_TOKEN if name == "wordpiece" else {})
-        # A vocabulary with free entries contains every word of the texts.
-        settings: dict[str, Any] = {ALL_WORDS_KEY: True} if tokenizer.get_vocab_size() < vocab_size else {}
-        return cls(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **names, **settings)
+
+        settings: dict[str, Any] = dict(SPECIAL_TOKENS)
+        if name == "wordpiece":
+            settings.update(UNKNOWN_TOKEN)
+        if tokenizer.get_vocab_size() < vocab_size:  # a vocabulary with free entries contains every word of the texts
+            settings[ALL_WORDS_KEY] = True
+        return cls(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **settings)
 
     @property
     def passing_ids(self) -> range:
@@ -196,7 +207,7 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
         return trained
 
     def with_remote_code(self) -> Self:
-        """Return a shallow copy, registered for AutoTokenizer, whose `save_pretrained` adds code and `auto_map`."""
+        """Return a shallow copy, registered for AutoTokenizer, that saves its code and an `auto_map`."""
         published = copy.copy(self)
         published._auto_class = "AutoTokenizer"
         return published
@@ -220,10 +231,12 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
 
 
 def check_text(text: object, subject: str) -> str:
-    """Return `text`; raise TypeError, or ValueError for half of a surrogate pair, unless it is a text."""
+    """Return `text`; raise TypeError unless it is a str, or ValueError for half of a surrogate pair."""
     if not isinstance(text, str):
-        problem = f"not a text to translate; got {text!r:.80} of type {type(text).__name__}, expected str"
-        raise TypeError(f"{subject}: {problem}. Leave it out, or convert it.")
+        raise TypeError(
+            f"{subject}: not a text to translate; got {text!r:.80} of type {type(text).__name__}, expected str. Leave "
+            "it out, or convert it."
+        )
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -248,9 +261,12 @@ def text_encoder(tokenizer: Callable[..., Any]) -> Callable[..., Any]:
     """
     if not isinstance(tokenizer, PreTrainedTokenizerFast) or tokenizer.split_special_tokens:
         return tokenizer
-    control = frozenset(str(token) for name in CONTROL_TOKENS if (token := getattr(tokenizer, name)) is not None)
+    tokens = [getattr(tokenizer, name) for name in CONTROL_TOKENS]
+    control = frozenset(str(token) for token in tokens if token is not None)
     encoder = copy.copy(tokenizer)
     encoder.split_special_tokens = True
+
+    # The encoder splits all special tokens, so those of a user must not be special in it.
     added = tokenizer.added_tokens_decoder.values()
     if any(token.special != (token.content in control) for token in added):
         encoder._tokenizer = with_only_control_tokens_special(tokenizer.backend_tokenizer.to_str(), control)
@@ -260,7 +276,7 @@ def text_encoder(tokenizer: Callable[..., Any]) -> Callable[..., Any]:
 def source_encoder(tokenizer: Callable[..., Any]) -> Callable[..., Any]:
     """Return a `text_encoder` for sources, in which no-break and other Unicode spaces count as spaces.
 
-    Training and translation use it. It is a function, which also encodes `text_target`, as it is.
+    Training and translation use it. A `text_target` is encoded unchanged.
     """
     encoder = text_encoder(tokenizer)
 
@@ -280,8 +296,9 @@ def needed_entries(tokenizer: Any) -> int:
     """Return the number of embeddings that a tokenizer's ids need; its vocabulary is read when its length changes."""
     length, needed = ENTRIES.get(tokenizer, (-1, 0))
     if length != len(tokenizer):
-        needed = 1 + max([*tokenizer.get_vocab().values(), *tokenizer("")["input_ids"]], default=-1)
-        ENTRIES[tokenizer] = len(tokenizer), needed
+        ids = [*tokenizer.get_vocab().values(), *tokenizer("")["input_ids"]]
+        needed = 1 + max(ids, default=-1)
+        ENTRIES[tokenizer] = (len(tokenizer), needed)
     return needed
 
 
@@ -298,6 +315,6 @@ def check_vocabulary(model: Any, tokenizer: Any) -> None:
     if mask_token_id is not None and mask_token_id != tokenizer.mask_token_id:
         raise ValueError(
             f"{name}: its tokenizer does not fit the model's mask_token_id; got {tokenizer.mask_token_id} for <mask>, "
-            f"expected {mask_token_id}. Save the tokenizer whose <mask> was added with "
-            'add_special_tokens({"mask_token": "<mask>"}).'
+            f"expected {mask_token_id}. Add <mask> by "
+            'add_special_tokens({"mask_token": "<mask>"}), and save the tokenizer.'
         )

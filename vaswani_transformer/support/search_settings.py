@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ..nar_settings import NarSettings
 from ..search import LENGTH_PENALTY_TYPES
+from ..settings import NarSettings
 from .errors import UserError
 
 MAX_COUNT = 2**31 - 1

@@ -1,15 +1,48 @@
-"""Settings of `generate()` for the non-autoregressive models.
+"""Settings of `generate()`: those of non-autoregressive models, and those that this package adds to Transformers'.
 
 For lengths, n and m are the numbers of source and target tokens, both including `</s>`.
 """
 
+import functools
 import math
-from collections.abc import Iterable, Sequence
+import textwrap
 from dataclasses import dataclass, field, fields
-from typing import Any
+from numbers import Integral, Real
+from typing import Any, Never
 
-from .config import SEARCH_SETTINGS, TOKEN_IDS, VaswaniTransformerConfig, as_token_ids
-from .generation import CallSettings, check_number, default_settings, refuse
+from transformers.generation import GenerationConfig
+
+SEARCH_SETTINGS = ("length_penalty_type", "max_source_relative_length")
+"""Settings that this package adds to the GenerationConfig of every model."""
+
+
+@functools.cache
+def default_settings() -> dict[str, Any]:
+    """Return the defaults of Transformers' settings and of `length_penalty_type`."""
+    defaults = dict(vars(GenerationConfig()))
+    defaults.update(GenerationConfig._get_default_generation_params())
+    defaults["length_penalty_type"] = "power"
+    return defaults
+
+
+def refuse(name: str, problem: str, value: object, expected: str) -> Never:
+    """Raise ValueError for an argument or setting of `generate()`."""
+    got = textwrap.shorten(repr(value), 100)
+    raise ValueError(
+        f"{name}: {problem}; got {got}, expected {expected}. Leave it out, or set it to None in the generation config."
+    )
+
+
+def check_number(name: str, value: object, least: float) -> None:
+    """Raise ValueError unless a setting is a finite number of at least `least`, a whole one if `least` is whole."""
+    is_whole = isinstance(least, int)
+    number_type = Integral if is_whole else Real
+    is_number = isinstance(value, number_type) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value < least:
+        expected = "a whole number" if is_whole else "a finite number"
+        if math.isfinite(least):
+            expected += f" of at least {least}"
+        refuse(name, "out of range", value, expected)
 
 
 def number(default: float | None, least: float) -> Any:
@@ -65,48 +98,9 @@ class NarSettings(SharedSettings):
         return self.length_beam_size > 1 or self.num_latent_samples > 1 or self.return_dict_in_generate
 
 
-ADDED_SETTINGS = tuple(
+NAR_SETTINGS = tuple(
     setting.name
     for setting in fields(NarSettings)
-    if setting.name not in default_settings() and setting.name not in SEARCH_SETTINGS
+    if setting.name not in vars(GenerationConfig()) and setting.name not in SEARCH_SETTINGS
 )
 """Settings that this package adds to the GenerationConfig of non-autoregressive models."""
-
-
-def is_off(value: object) -> bool:
-    """Return whether a setting's value disables it in every model."""
-    return value is False or (isinstance(value, Sequence) and not value)
-
-
-def supported_values(
-    call: CallSettings, config: VaswaniTransformerConfig, family_settings: Iterable[str], model_name: str
-) -> dict[str, Any]:
-    """Return the values of the settings that a model supports.
-
-    Raises:
-        ValueError: a setting that the model does not support is not None, False, empty or at its default.
-    """
-    # Arguments that Transformers does not know are settings too, since the model has no further inputs.
-    values = dict(call.values)
-    for name, value in call.inputs.items():
-        if value is not None:
-            values[name] = value
-
-    supported = {setting.name for setting in fields(SharedSettings)}
-    supported.update(family_settings)
-    defaults = {**default_settings(), **vars(NarSettings())}
-    for name in TOKEN_IDS:
-        defaults[name] = getattr(config, name)
-    defaults["decoder_start_token_id"] = config.target_start_token_id
-
-    # A saved generation config also contains these; only in a call they must agree with the model.
-    copied = {*TOKEN_IDS, "output_attentions", "output_hidden_states"} - call.given.keys()
-    for name in sorted(values.keys() - supported - copied - {"transformers_version"}):
-        value = values[name]
-        default = defaults.get(name)
-        if name in TOKEN_IDS:
-            value = as_token_ids(value)
-            default = as_token_ids(default)
-        if value != default and not is_off(value) and not name.startswith("_"):
-            refuse(name, f"not supported by {model_name}", value, repr(default))
-    return {name: values[name] for name in supported & values.keys()}

@@ -1,0 +1,199 @@
+"""Discrete latents of IterativeVAE: before each layer but the first, a word at every position, embedded and added.
+
+B batch, T target, k target rows per source row, N real positions, n positions in a chunk, V vocabulary.
+
+The word is a sample with the gradient of a Gumbel-softmax (straight-through), or the Gumbel-softmax itself (Jang et al.
+2017). In training the reference shifts the distribution as a hint. At inference there is no hint, and by default the
+most likely word replaces the sample. Training without the hint is layer-wise prediction (DSLP, Huang et al. 2022).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from .config import VaswaniTransformerConfig
+from .embeddings import Dropout
+from .loss import accumulation_dtype, chunk_size
+from .nar import argmax
+
+RECOMPUTED = 2**25
+"""Scores (N V, 128 MiB in float32) of a latent step above which the backward pass computes them again."""
+
+
+def gumbel_noise(scores: Tensor) -> Tensor:
+    """Return standard Gumbel noise of the shape of `scores`."""
+    dtype = accumulation_dtype(scores.dtype)  # half precision is too coarse near 1
+    tiny = torch.finfo(dtype).tiny
+    uniform = torch.empty_like(scores, dtype=dtype).uniform_(tiny, 1)  # faster on a CPU than exponential_
+    return uniform.log_().neg_().log_().neg_()
+
+
+def divergence(prior: Tensor, words: Tensor, hint_weight: Tensor) -> Tensor:
+    """Return KL(softmax(s) || softmax(prior)) (n, 1), where s adds `hint_weight` (n, 1) at `words` (n, 1).
+
+    The hint does not change the ratios of the other words, so two outcomes suffice: y, and any other word.
+    """
+    log_word = -functional.cross_entropy(prior, words.squeeze(1), reduction="none")[:, None]  # (n, 1), log p(y)
+    tiny = torch.finfo(prior.dtype).tiny
+    log_rest = (-log_word.expm1()).clamp(min=tiny).log()  # (n, 1), log(1 - p(y))
+    log_prior = torch.cat([log_word, log_rest], dim=1).log_softmax(1)  # (n, 2)
+    log_q = torch.cat([log_word + hint_weight, log_rest], dim=1).log_softmax(1)  # (n, 2)
+    return (log_q.exp() * (log_q - log_prior)).sum(1, keepdim=True)
+
+
+def relaxed_divergence(hint_weight: Tensor) -> Tensor:
+    """Return b - 1 + exp(-b) (n, 1), the limit of the Gumbel-softmaxes' KL divergence as V grows, for any tau."""
+    return hint_weight + torch.expm1(-hint_weight)
+
+
+class LatentTokens(NamedTuple):
+    """Results of a latent step for n tokens; losses and divergence are 0 at positions without a word."""
+
+    losses: Tensor  # (n,), cross-entropy of the words under the step's input distribution
+    kl: Tensor  # (n,), KL(q || prior), 0 without a hint
+    prior_weights: Tensor  # (n,), a
+    hint_weights: Tensor  # (n,), b
+
+
+class LatentStep(nn.Module):
+    """Latent step: map states h to a latent over the vocabulary and back, with a highway connection.
+
+    With p = log softmax(logits), s = a p + b onehot(y) with a hint, and a p without. The latent z is the word
+    argmax(s + g) with the gradient of softmax((s + g) / tau), or if relaxed that softmax itself. The result is
+    LN(gate h + Dropout((1 - gate) sqrt(d_model) z E)). a and b are softplus and the gate is the sigmoid of linear
+    functions of h; tau is `temperature`.
+    """
+
+    def __init__(
+        self,
+        config: VaswaniTransformerConfig,
+        dropout: float,
+        temperature: float = 1.0,
+        is_relaxed: bool = False,
+    ) -> None:
+        super().__init__()
+        self.mixing = nn.Linear(config.d_model, 3)
+        self.dropout = Dropout(dropout)
+        self.norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.temperature = temperature
+        self.is_relaxed = is_relaxed
+        self.config = config
+
+    def forward(
+        self,
+        states: Tensor,
+        logits: Tensor,
+        table: Tensor,
+        words: Tensor | None = None,
+        noise: Callable[[Tensor], Tensor] | None = None,
+        smoothing: float = 0.0,
+    ) -> tuple[Tensor, LatentTokens | None]:
+        """Return the new states (n, d_model), and the results for `words` if given.
+
+        Args:
+            states, logits: h (n, d_model), and its output projection (n, V).
+            table: E (V, d_model), the embeddings.
+            words: y (n,), -100 at positions without hint and loss; they are the hint of a sample.
+            noise: computes g from s (n, V) for a sample; None for g = 0 and no hint.
+            smoothing: label smoothing of the cross-entropy.
+        """
+        # a, b and the gate.
+        logits = logits.to(accumulation_dtype(logits.dtype))  # p up to a constant, which does not change the latent
+        mixing = self.mixing(states).to(logits.dtype)  # (n, 3)
+        prior_weight, hint_weight, gate = mixing.split(1, dim=-1)  # (n, 1) each
+        prior_weight = functional.softplus(prior_weight)
+        hint_weight = functional.softplus(hint_weight)
+        gate = gate.sigmoid().to(states.dtype)
+
+        # s, and what the hint adds to the prior.
+        is_argmax = noise is None and not self.is_relaxed
+        scores = logits if is_argmax else prior_weight * logits  # (n, V); argmax ignores the weight
+        kl = torch.zeros_like(prior_weight)
+        if noise is not None and words is not None:
+            hinted = words.clamp(min=0)[:, None]  # (n, 1)
+            hint = hint_weight * words.ne(-100)[:, None]
+            kl = relaxed_divergence(hint) if self.is_relaxed else divergence(scores, hinted, hint)
+            scores = scores.scatter_add(1, hinted, hint)
+
+        # The latent goes back into the states.
+        embedded = self.config.embedding_scale * self.embed(scores, table, noise).to(states.dtype)  # (n, d_model)
+        mixed = self.norm(gate * states + self.dropout((1 - gate) * embedded)).to(states.dtype)
+        if words is None:
+            return mixed, None
+        losses = functional.cross_entropy(logits, words, reduction="none", label_smoothing=smoothing)  # (n,)
+        return mixed, LatentTokens(losses, kl.squeeze(1), prior_weight.squeeze(1), hint_weight.squeeze(1))
+
+    def embed(self, scores: Tensor, table: Tensor, noise: Callable[[Tensor], Tensor] | None) -> Tensor:
+        """Return z E (n, d_model) for s (n, V)."""
+        noisy = scores if noise is None else scores + noise(scores)
+        if not self.is_relaxed and (noise is None or not torch.is_grad_enabled()):
+            return table[argmax(noisy)]
+        scaled = noisy if self.temperature == 1 else noisy / self.temperature
+        soft = scaled.softmax(-1).to(table.dtype)  # (n, V)
+        if self.is_relaxed:
+            return soft @ table
+
+        # A word's row, with the gradient in s of the mean row.
+        mean = soft @ table.detach()
+        return table[argmax(noisy)] + (mean - mean.detach())
+
+
+@dataclass
+class LatentPass:
+    """Inputs and results of the latent steps of one decoder pass."""
+
+    project: Callable[[Tensor], Tensor]  # output projection, states (n, d_model) to logits (n, V)
+    mask: Tensor | None = None  # (k B, T), nonzero at tokens; None: all
+    labels: Tensor | None = None  # (k B, T), -100 at positions without hint and loss; None: unknown
+    is_sampled: bool = False  # the latents are samples, and the labels are hints
+    smoothing: float = 0.0  # label smoothing of the cross-entropy
+    tokens: list[LatentTokens] = field(default_factory=list)  # results of each step; empty without labels
+    rows: Tensor | None = field(default=None, init=False)  # of the tokens among k B T
+
+    def apply(self, step: LatentStep, hidden_states: Tensor, table: Tensor) -> Tensor:
+        """Apply a latent step to the states (k B, T, d_model) of all tokens except padding."""
+        states = hidden_states.flatten(0, 1)  # (k B T, d_model)
+        words = None if self.labels is None else self.labels.flatten().to(states.device)
+        if self.mask is None or torch.compiler.is_compiling():  # a graph needs fixed shapes
+            return self.in_chunks(step, states, words, table).view_as(hidden_states)
+        if self.rows is None:  # one synchronization per pass
+            self.rows = self.mask.flatten().nonzero()[:, 0]
+        rows = self.rows.to(states.device)
+        if words is not None:
+            words = words[rows]
+        mixed = self.in_chunks(step, states[rows], words, table)
+        return states.index_copy(0, rows, mixed).view_as(hidden_states)
+
+    def output(self, states: Tensor) -> Tensor:
+        """Return the states (k B, T, d_model) that predict the words: those of the last layer."""
+        return states
+
+    def in_chunks(self, step: LatentStep, states: Tensor, words: Tensor | None, table: Tensor) -> Tensor:
+        """Apply a step to states (N, d_model) in chunks; to save memory, the backward pass recomputes large ones."""
+
+        def run(states: Tensor, words: Tensor | None, table: Tensor) -> tuple[Tensor, LatentTokens | None]:
+            logits = self.project(states).to(states.device)  # (n, V)
+            noise = gumbel_noise if self.is_sampled else None
+            return step(states, logits, table, words, noise, self.smoothing)
+
+        recomputes = step.training and torch.is_grad_enabled() and len(states) * len(table) > RECOMPUTED
+        size = chunk_size(states.device)
+        results = []
+        for start in range(0, max(1, len(states)), size):
+            rows = slice(start, start + size)
+            words_of_chunk = None if words is None else words[rows]
+            if recomputes:
+                results.append(checkpoint(run, states[rows], words_of_chunk, table, use_reentrant=False))
+            else:
+                results.append(run(states[rows], words_of_chunk, table))
+
+        # Each field of the chunks' results, joined.
+        if words is not None:
+            fields = zip(*(tokens for _, tokens in results), strict=True)
+            self.tokens.append(LatentTokens(*(torch.cat(chunks) * words.ne(-100) for chunks in fields)))
+        return torch.cat([mixed for mixed, _ in results])
