@@ -21,7 +21,9 @@ def average(run: Path, last: int, output: Path) -> list[int]:
     """Write the mean of a run's last checkpoints, with its configuration and tokenizer, and return their steps."""
     checkpoints = complete_checkpoints(run, with_interrupted=False)[-last:]
     if last < 1 or len(checkpoints) < last:
-        raise UserError(f"{run}: has {len(checkpoints)} complete checkpoints, expected {last}; give a smaller --last.")
+        raise UserError(
+            f"{run}: has {len(checkpoints)} complete checkpoints, expected {last}; choose a smaller --last."
+        )
     mean = mean_weights(checkpoints)
     with write_errors(output, "make room, or choose a different folder"), atomic_folder(output) as staging:
         for pattern in SAVED:

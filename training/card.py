@@ -37,40 +37,27 @@ def variant(recipe: Recipe) -> str:
 
 def make_card(results: dict[str, Any], repository: str, license: str = "apache-2.0") -> ModelCard:
     """Return the model card of a run, with a `model-index` of the scores and signatures in its metadata."""
-    examples = results.get("test", {}).get("examples")
-    source = examples[0]["source"] if examples else EXAMPLE
     recipe = recipe_of(results["recipe"])
     task = make_task(recipe)
     data, data_license, hub_name = describe_data(recipe, results.get("source"))
+
+    # The metadata, by which the Hub finds and compares models.
+    model_type = recipe.family.model_class.config_class.model_type
     head = ModelCardData(
         language=[code for code in (recipe.data.source, recipe.data.target) if len(code) == 2] or None,
         license=license,
         library_name="transformers",
         pipeline_tag=task.hub_name,
-        tags=[
-            *("transformer", variant(recipe).replace("_", "-")),
-            *(recipe.family.model_class.config_class.model_type, task.hub_name),
-        ],
+        tags=["transformer", variant(recipe).replace("_", "-"), model_type, task.hub_name],
         datasets=[hub_name] if hub_name else None,
-        metrics=[each.key for each in task.metrics],
+        metrics=[metric.key for metric in task.metrics],
         model_name=results["name"],
-        eval_results=[
-            EvalResult(
-                task_type=task.hub_name,
-                task_name=f"{task.verb} {recipe.data.source}-{recipe.data.target}",
-                dataset_type=str(recipe.data.path),
-                dataset_name=data,
-                dataset_split=split,
-                metric_type=metric.key,
-                metric_name=metric.title,
-                metric_value=round(results[split][metric.key], 2),
-                metric_args={"signature": results[split][metric.signature_key]},
-            )
-            for split in ("test", "validation")
-            for metric in task.metrics
-            if metric.key in results.get(split, {})
-        ],
+        eval_results=evaluation_results(results, recipe, data),
     )
+
+    # The page.
+    examples = results.get("test", {}).get("examples")
+    source = examples[0]["source"] if examples else EXAMPLE
     return ModelCard.from_template(
         head,
         template_path=str(TEMPLATE),
@@ -89,21 +76,48 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
     )
 
 
+def evaluation_results(results: dict[str, Any], recipe: Recipe, data: str) -> list[EvalResult]:
+    """Return each score of a run as an entry of the `model-index`; `data` is the name of the data set."""
+    task = make_task(recipe)
+    entries = []
+    for split in ("test", "validation"):
+        scores = results.get(split, {})
+        for metric in task.metrics:
+            if metric.key not in scores:
+                continue
+            entry = EvalResult(
+                task_type=task.hub_name,
+                task_name=f"{task.verb} {recipe.data.source}-{recipe.data.target}",
+                dataset_type=str(recipe.data.path),
+                dataset_name=data,
+                dataset_split=split,
+                metric_type=metric.key,
+                metric_name=metric.title,
+                metric_value=round(scores[metric.key], 2),
+                metric_args={"signature": scores[metric.signature_key]},
+            )
+            entries.append(entry)
+    return entries
+
+
 def describe_data(recipe: Recipe, prepared: str | None) -> tuple[str, str, str | None]:
     """Return the name and source of a run's data, its license, and its name on the Hub."""
     data = recipe.data
     if isinstance(data, HubData):
         return f"{data.path} {data.subset or ''}".strip(), "on its page on the Hub", data.path
-    if (source := PUBLIC_SETS.get(prepared or "")) is not None:
+    source = PUBLIC_SETS.get(prepared or "")
+    if source is not None:
         return f"{prepared}, from {source['page']}", source["license"], source.get("hub")
     return str(data.path), "its owners'", None
 
 
 def score_lines(results: dict[str, Any], recipe: Recipe) -> list[str]:
     """Return each score with its signature as a line; the `|` of a signature would break a table."""
-    task, lines = make_task(recipe), []
+    task = make_task(recipe)
+    lines = []
     for split, metrics in (("test", task.metrics), ("validation", (task.best_metric,))):
-        if (scores := results.get(split)) is None:
+        scores = results.get(split)
+        if scores is None:
             continue
         size = f", {scores['sentences']:,} sentences" if split == "test" else ""
         for metric in metrics:

@@ -30,7 +30,7 @@ MOST_UNKNOWN = 0.01  # share of target tokens above which there is a warning
 Counts = dict[str, dict[str, int]]
 TOKEN_LETTERS = 16  # letters of a long token
 EVALUATION_LENGTHS = 16  # longest text of an evaluation, in units of `data.max_length`
-PAIRS_A_PROCESS = 50_000  # smallest number worth a further process
+PAIRS_A_PROCESS = 50_000  # smallest number for which a further process pays off
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,19 @@ def load_pairs(recipe: Recipe, splits: Iterable[str] = SPLITS) -> DatasetDict:
     data = recipe.data
     wanted = {str(split) for split in splits}
     names = {split: getattr(data, split) for split in SPLITS}
-    held_out = {split: name for split, name in names.items() if isinstance(name, int)}
-    needed = (wanted | {"train"} if wanted & held_out.keys() else wanted) - held_out.keys()
-    files = {split: str(name) for split, name in names.items() if split in needed and name is not None}
-    pairs = DatasetDict({split: read_split(data, split, name) for split, name in files.items()})
+
+    # A number instead of a name is held out of the training pairs.
+    held_out = {split: size for split, size in names.items() if isinstance(size, int)}
+    needed = wanted - held_out.keys()
+    if wanted & held_out.keys():
+        needed.add("train")
+    pairs = DatasetDict()
+    for split, name in names.items():
+        if split in needed and name is not None:
+            pairs[split] = read_split(data, split, str(name))
     if held_out and "train" in pairs:  # hold out all splits, whichever are requested
         pairs.update(hold_out(pairs["train"], held_out, recipe.seed, data.max_length))
+
     if data.distilled is not None and "train" in wanted:
         pairs["train"] = read_files(data, "data.distilled", "json", distilled_files(data.distilled))
     return DatasetDict({split: pairs[split] for split in names if split in wanted and split in pairs})
@@ -101,23 +108,29 @@ def hold_out(train: Dataset, sizes: dict[str, int], seed: int, max_length: int) 
     Only pairs whose sentences occur in no other pair are drawn, and none that must have more than `max_length` tokens.
     """
     texts: Any = train.to_pandas()
+
+    # Without a vocabulary, count at least a token a word, and at most TOKEN_LETTERS letters a token.
     can_draw = np.ones(len(train), dtype=bool)
     for side in SIDES:
-        # no vocabulary exists yet; a word has at least one token, and a token hardly more letters than this
-        tokens = np.maximum(texts[side].map(lambda text: len(text.split())), texts[side].str.len() / TOKEN_LETTERS) + 1
+        words = texts[side].map(lambda text: len(text.split()))
+        tokens = np.maximum(words, texts[side].str.len() / TOKEN_LETTERS) + 1
         can_draw &= ~texts[side].duplicated(keep=False) & (tokens <= max_length)
     eligible = np.flatnonzero(can_draw)
-    if (needed := sum(sizes.values())) > len(eligible) or needed == len(train):
+    needed = sum(sizes.values())
+    if needed > len(eligible) or needed == len(train):
         raise UserError(
             f"data.validation, data.test: hold out {needed:,} of {len(train):,} pairs, of which {len(eligible):,} have "
             "sentences that no other pair has and are within data.max_length; hold out fewer."
         )
+
     drawn = np.random.RandomState(seed).permutation(eligible)
-    splits, first = {}, 0
+    splits = {}
+    first = 0
     for split, size in sizes.items():
         splits[split] = train.select(np.sort(drawn[first : first + size]))
         first += size
-    return splits | {"train": train.select(np.setdiff1d(np.arange(len(train)), drawn[:needed]))}
+    splits["train"] = train.select(np.setdiff1d(np.arange(len(train)), drawn[:needed]))
+    return splits
 
 
 def fingerprint(pairs: Dataset) -> dict[str, Any]:
@@ -147,12 +160,16 @@ def make_tokenizer(recipe: Recipe, train: Dataset) -> PreTrainedTokenizerBase:
     For parsing it is learned from the sentences, and each label of the trees is an added token. For a CMLM `<mask>` is
     added after all other tokens.
     """
-    settings, is_parser = recipe.tokenizer, recipe.data.kind == "trees"
+    settings = recipe.tokenizer
+    is_parser = recipe.data.kind == "trees"
     labels = linear_tokens(sample_texts(train, None, ("target",))) if is_parser else set()
     if settings.path is not None:
         tokenizer = load_tokenizer(settings.path)
         if missing := sorted(labels - tokenizer.get_added_vocab().keys()):
-            raise UserError(f"tokenizer.path: {settings.path} lacks labels of the trees, such as {missing[0]!r}.")
+            raise UserError(
+                f"tokenizer.path: {settings.path} does not contain all labels of the trees, such as {missing[0]!r}. "
+                "Leave it out to learn a vocabulary."
+            )
         tokenizer.init_kwargs.pop("holds_all_words", None)  # these texts may have other words
     else:
         texts = sample_texts(train, settings.sample, ("source",) if is_parser else SIDES)
@@ -164,6 +181,8 @@ def make_tokenizer(recipe: Recipe, train: Dataset) -> PreTrainedTokenizerBase:
         if settings.sample is not None and settings.sample < len(train):
             tokenizer.init_kwargs.pop("holds_all_words", None)  # the other pairs may have other words
         tokenizer.add_tokens([AddedToken(label, normalized=False) for label in sorted(labels)])
+
+    # What training needs of any tokenizer.
     if recipe.family.needs_mask and tokenizer.mask_token_id is None:
         tokenizer.add_special_tokens({"mask_token": "<mask>"})
     ends_texts = tokenizer("a")["input_ids"][-1:] == [tokenizer.eos_token_id]
@@ -188,23 +207,29 @@ def tokenize(recipe: Recipe, pairs: DatasetDict, tokenizer: PreTrainedTokenizerB
 
     ids = Features({name: datasets.List(Value("int32")) for name in ("input_ids", "labels")})
     settings: dict[str, Any] = {"batched": True, "remove_columns": list(SIDES), "features": ids, "desc": "Tokenizing"}
-    tokens = DatasetDict(
-        {split: rows.map(encode, **settings, num_proc=processes_for(rows)) for split, rows in pairs.items()}
-    )
-    train, limit = tokens["train"], recipe.data.max_length
-    longest = np.maximum(ArrowRows(train, "input_ids").lengths, ArrowRows(train, "labels").lengths)
-    kept = np.flatnonzero(longest <= limit)
+    tokens = DatasetDict()
+    for split, rows in pairs.items():
+        tokens[split] = rows.map(encode, **settings, num_proc=processes_for(rows))
+
+    train = tokens["train"]
+    limit = recipe.data.max_length
+    kept = np.flatnonzero(longer_sides(train) <= limit)
     if len(kept) < len(train):
         problem = f"{len(train) - len(kept):,} of {len(train):,} training pairs are longer than {limit} tokens"
         if recipe.data.too_long == "error" or not len(kept):
             raise UserError(f"data.max_length: {problem}; raise it or set data.too_long=drop.")
         logger.warning("Dropped: %s.", problem)
         tokens["train"] = train.select(kept)
+
     config = recipe.model_config(vocab_size=max(len(tokenizer), recipe.tokenizer.vocab_size))
     for split, rows in tokens.items():
-        longest = np.maximum(ArrowRows(rows, "input_ids").lengths, ArrowRows(rows, "labels").lengths)
-        check_lengths(str(split), longest, recipe, config)
+        check_lengths(str(split), longer_sides(rows), recipe, config)
     return with_possible_targets(recipe, tokens)
+
+
+def longer_sides(rows: Dataset) -> Any:
+    """Return the number of tokens of each pair's source or target, whichever is longer."""
+    return np.maximum(ArrowRows(rows, "input_ids").lengths, ArrowRows(rows, "labels").lengths)
 
 
 def with_possible_targets(recipe: Recipe, tokens: DatasetDict) -> DatasetDict:
@@ -229,9 +254,11 @@ def with_possible_targets(recipe: Recipe, tokens: DatasetDict) -> DatasetDict:
 def check_lengths(split: str, lengths: Sequence[int], recipe: Recipe, config: PreTrainedConfig) -> None:
     """Check that a model can process pairs of these lengths, and that an evaluation of them ends in time."""
     limit = EVALUATION_LENGTHS * recipe.data.max_length
-    reason, fix = f"{EVALUATION_LENGTHS} times data.max_length", "raise data.max_length"
+    reason = f"{EVALUATION_LENGTHS} times data.max_length"
+    fix = "raise data.max_length"
     if getattr(config, "position_embedding", None) == "learned" and config.max_position_embeddings < limit:
-        limit, reason = config.max_position_embeddings, "the learned positions"
+        limit = config.max_position_embeddings
+        reason = "the learned positions"
         fix = "set data.max_length to that" if split == "train" else "raise model.max_position_embeddings"
     if too_long := np.count_nonzero(np.asarray(lengths) > limit):
         raise UserError(
@@ -251,8 +278,8 @@ def count_unknown(tokens: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> di
                 counts[str(split)][side]["tokens"] += len(ids)
                 counts[str(split)][side]["unknown"] += int((ids == unknown).sum())
     if tokenizer.unk_token_id is not None and PartialState().is_main_process:
-        for split, of in counts.items():
-            source, target = (of[side]["unknown"] / max(1, of[side]["tokens"]) for side in SIDES)
+        for split, sides in counts.items():
+            source, target = (sides[side]["unknown"] / max(1, sides[side]["tokens"]) for side in SIDES)
             shares = f"Unknown tokens of {split}: {source:.2%} of source, {target:.2%} of target"
             if target > MOST_UNKNOWN:
                 logger.warning("%s; train a tokenizer on these texts, or choose a different tokenizer.path.", shares)

@@ -56,7 +56,8 @@ class Energy:
         self, teacher: VaswaniTransformerForConditionalGeneration, inputs: str = "softmax", outputs: str = "softmax"
     ) -> None:
         self.teacher = teacher.eval().requires_grad_(False)
-        self.inputs, self.outputs = inputs, outputs
+        self.inputs = inputs
+        self.outputs = outputs
 
     def __call__(self, logits: Tensor, is_real: Tensor, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Return the energy (B,) of each target, in nats.
@@ -68,11 +69,15 @@ class Energy:
         """
         student = logits[..., : self.teacher.config.vocab_size][is_real]  # (N, V)
         log_probs = student.to(accumulation_dtype(student.dtype)).log_softmax(-1)
+
+        # What the teacher reads, and what it scores, with the same noise.
         is_random = any("gumbel" in name for name in (self.inputs, self.outputs))
         noise = gumbel_noise(log_probs) if is_random else log_probs.new_zeros(())
-        read = OPERATORS[self.inputs](log_probs, noise)  # (N, V)
-        scored = read if self.inputs == self.outputs else OPERATORS[self.outputs](log_probs, noise)  # (N, V)
-        teacher = self.teacher_log_probs(read, is_real, input_ids, attention_mask)  # (N, V)
+        words = OPERATORS[self.inputs](log_probs, noise)  # (N, V)
+        scored = words if self.inputs == self.outputs else OPERATORS[self.outputs](log_probs, noise)  # (N, V)
+        teacher = self.teacher_log_probs(words, is_real, input_ids, attention_mask)  # (N, V)
+
+        # The last token is always `</s>`, whatever the student predicts there.
         is_last = (is_real.sum(1, keepdim=True) == is_real.cumsum(1))[is_real]  # (N,)
         ends = teacher[:, self.teacher.config.end_token_id]
         losses = -torch.where(is_last, ends, (scored * teacher).sum(-1))  # (N,)
@@ -86,18 +91,20 @@ class Energy:
         return one_hot(logits, is_real, input_ids, attention_mask)
 
     def teacher_log_probs(
-        self, read: Tensor, is_real: Tensor, input_ids: Tensor, attention_mask: Tensor | None
+        self, words: Tensor, is_real: Tensor, input_ids: Tensor, attention_mask: Tensor | None
     ) -> Tensor:
-        """Return the teacher's log-probabilities (N, V) of each token, given the inputs `read` (N, V)."""
+        """Return the teacher's log-probabilities (N, V) of each token, given distributions of words (N, V)."""
         body = self.teacher.model
         with torch.no_grad():  # the source does not depend on the student
             memory = body.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+
+        # The decoder reads mean embeddings, shifted right after the start token.
         embed = body.decoder.embed_tokens
-        words = (read.to(embed.weight.dtype) @ embed.weight) * embed.embed_scale  # (N, d_model)
-        embeds = words.new_zeros(*is_real.shape, words.shape[-1])  # (B, T, d_model)
-        embeds = embeds.masked_scatter(is_real.unsqueeze(-1), words)
-        start = torch.tensor(self.teacher.config.target_start_token_id, device=read.device)
-        start = embed(start).to(words.dtype).expand(len(is_real), 1, -1)
+        means = (words.to(embed.weight.dtype) @ embed.weight) * embed.embed_scale  # (N, d_model)
+        embeds = means.new_zeros(*is_real.shape, means.shape[-1])  # (B, T, d_model)
+        embeds = embeds.masked_scatter(is_real.unsqueeze(-1), means)
+        start_token = torch.tensor(self.teacher.config.target_start_token_id, device=words.device)
+        start = embed(start_token).to(means.dtype).expand(len(is_real), 1, -1)
         states = body.decoder(
             inputs_embeds=torch.cat([start, embeds[:, :-1]], dim=1),
             attention_mask=is_real.long(),
@@ -137,8 +144,10 @@ class EnergyTrainer(PaperTrainer):
         num_items_in_batch: Any = None,
     ) -> Any:
         """Return the energy and the loss of the length."""
-        _, outputs = super().compute_loss(model, inputs | {"skip_logits": False}, True, num_items_in_batch)
-        is_real, tokens = inputs["labels"].ne(-100), torch.as_tensor(num_items_in_batch)
+        with_logits = {**inputs, "skip_logits": False}
+        _, outputs = super().compute_loss(model, with_logits, True, num_items_in_batch)
+        is_real = inputs["labels"].ne(-100)
+        tokens = torch.as_tensor(num_items_in_batch)
         with self.accelerator.autocast():  # for the teacher, which Accelerate does not wrap
             energy = self.energy(outputs.logits, is_real, inputs["input_ids"], inputs["attention_mask"]).sum()
         self.totals["energy"] += energy.detach()

@@ -160,8 +160,9 @@ class Evaluator:
         if is_non_autoregressive(self.model) and "length_penalty" not in self.model.family_settings:
             return hypothesis.score  # CTC does not divide
         settings = self.translator.settings.values
-        alpha, penalty_type = settings.get("length_penalty", 1.0), settings.get("length_penalty_type", "power")
-        return hypothesis.score * float(length_penalty(max(1, hypothesis.tokens), float(alpha), penalty_type))
+        alpha = float(settings.get("length_penalty", 1.0))
+        penalty_type = settings.get("length_penalty_type", "power")
+        return hypothesis.score * float(length_penalty(max(1, hypothesis.tokens), alpha, penalty_type))
 
 
 def reference_logits(model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
@@ -205,8 +206,9 @@ def possible_sums(losses: Tensor, labels: Tensor) -> dict[str, Tensor]:
 def mean_sums(results: Iterable[PairResult], has_perplexity: bool) -> dict[str, float]:
     """Return the means of all sums per target token, the perplexity, and the number of impossible targets if any."""
     sums = [result.sums for result in results]
-    totals = {name: sum(each[name] for each in sums) for name in sums[0]}
-    tokens, impossible = max(1, totals.pop("tokens")), totals.pop("impossible_targets", 0)
+    totals = {name: sum(pair_sums[name] for pair_sums in sums) for name in sums[0]}
+    tokens = max(1, totals.pop("tokens"))
+    impossible = totals.pop("impossible_targets", 0)
     means = {name: total / tokens for name, total in totals.items()}
     if has_perplexity:
         means["perplexity"] = math.exp(min(means["loss"], 700))

@@ -145,7 +145,8 @@ def fits_into_slots(recipe: Recipe, pairs: Dataset) -> NDArray[np.bool_]:
     slots = config.upsampling * ArrowRows(pairs, "input_ids").lengths
     if config.position_embedding == "learned":
         slots = np.minimum(slots, config.max_position_embeddings)
-    targets, starts = ArrowRows(pairs, "labels"), range(0, len(pairs), PAIRS)
+    targets = ArrowRows(pairs, "labels")
+    starts = range(0, len(pairs), PAIRS)
     needed = [needed_slots(targets.take(range(start, min(start + PAIRS, len(pairs))))) for start in starts]
     return np.concatenate([np.zeros(0, np.int64), *needed]) <= slots
 
@@ -207,7 +208,8 @@ class CmlmTrainer(PaperTrainer):
     log_parts = {"length_loss": "length_loss"}
 
     def add_draws(self, batch: dict[str, Tensor], seeds: list[int]) -> dict[str, Tensor]:
-        tokenizer, labels = self.processing_class, batch["labels"]
+        tokenizer = self.processing_class
+        labels = batch["labels"]
         draws = draw(seeds, labels, lambda length, generator: torch.rand(1 + length, generator=generator))  # (B, 1 + T)
         is_masked = sample_masks(labels.ne(-100), draws=(draws[:, 0], draws[:, 1:]))
         return mask_targets(batch, is_masked, tokenizer.mask_token_id, tokenizer.pad_token_id)
@@ -247,7 +249,8 @@ class LatentTraining(GlancingTraining):
 class LatentTrainer(GlancingTrainer):
     """Trainer of IterativeVAE, with a scheduled weight of a discrete latent's KL divergences."""
 
-    log_parts = GlancingTrainer.log_parts | {
+    log_parts = {
+        **GlancingTrainer.log_parts,
         "bound": "bound",
         "kl_loss": "kl_loss",
         "layer_losses": "layer_loss",
@@ -327,7 +330,8 @@ class FlowTrainer(PaperTrainer):
     def check_evaluations(self) -> None:
         """Check also that the flow starts, without which the final model has no prior to rank samples by."""
         super().check_evaluations()
-        training, search = self.training, cast(LatentSearch, self.recipe.decoding)
+        training = self.training
+        search = cast(LatentSearch, self.recipe.decoding)
         if search.latent_temperature > 0 and training.decoder_steps >= training.steps and training.start_from is None:
             raise UserError(
                 f"decoding.latent_temperature: the model would have no prior; got {search.latent_temperature} with "
@@ -354,7 +358,7 @@ class FlowTrainer(PaperTrainer):
         return batches, tokens
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Ignore evaluations before the flow starts, since their translations come from latents that none learned."""
+        """Ignore evaluations before the flow starts, whose translations come from latents that are not trained yet."""
         has_prior = self.state.global_step > self.training.decoder_steps
         return has_prior and super()._determine_best_metric(metrics, trial)
 

@@ -28,8 +28,8 @@ class FileData:
     Args:
         kind: json (JSON Lines), csv (comma-separated, or tab-separated in a .tsv file), parquet, text (one
             file per language, line by line), hub (a data set of the Hugging Face Hub) or trees (constituency trees).
-        source: language code, or another name, of the source; also the name of its column.
-        target: language code, or another name, of the target; also the name of its column.
+        source: language code, or any name, of the source; also the name of its column.
+        target: language code, or any name, of the target; also the name of its column.
         max_length: largest number of tokens of the source or target of a training pair, including </s>. Validation and
             test pairs may be up to 16 times as long.
         too_long: drop longer training pairs and count them, or stop with an error.

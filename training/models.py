@@ -10,9 +10,9 @@ from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.support.loading import load_model, load_tokenizer
 
 ENCODER_SHAPE = (
-    *("d_model", "d_ff", "num_heads", "head_dim", "value_head_dim", "activation_function", "position_embedding"),
-    *("attention_bias", "attention_window", "scale_embedding", "layer_norm_eps"),
-)
+    "d_model", "d_ff", "num_heads", "head_dim", "value_head_dim", "activation_function", "position_embedding",
+    "attention_bias", "attention_window", "scale_embedding", "layer_norm_eps",
+)  # fmt: skip
 """Fields of the configuration that must agree before encoder and embeddings are copied."""
 MODEL_SHAPE = (*ENCODER_SHAPE, "encoder_layers", "decoder_layers", "tie_word_embeddings", "decoder_start_token_id")
 """Fields that must agree before all weights are copied."""
@@ -78,7 +78,7 @@ def load_trained(name: str, model_class: type[Any], tokenizer: PreTrainedTokeniz
 def copy_weights(model: Any, trained: Any, field: str, only_encoder: bool = False) -> None:
     """Copy the weights of a trained model of the same shape, or only those of its encoder and embeddings.
 
-    Of the vocabularies' entries, those that both have are copied; an added `<mask>` keeps its random embedding.
+    The embeddings of common tokens are copied; an added `<mask>` keeps its random embedding.
 
     Raises:
         UserError: the models differ in a field of the configuration that decides the shape.

@@ -74,7 +74,8 @@ def evaluate(
     model cannot produce are counted in `impossible_targets`, and not in the likelihood.
     """
     # The pairs as tokens, by which they are batched.
-    sources, targets = pairs["source"][:], pairs["target"][:]
+    sources = pairs["source"][:]
+    targets = pairs["target"][:]
     encoded = source_encoder(tokenizer)(sources, text_target=targets, verbose=False)
     tokenized = list(map(TokenizedPair, encoded["input_ids"], encoded["labels"], sources))
     lengths = [max(len(pair.source), len(pair.target)) for pair in tokenized]
@@ -130,30 +131,35 @@ def score(options: argparse.Namespace, recipe: Recipe) -> tuple[dict[str, Any], 
             f"data.{options.split}: not in the recipe {recipe.name}; set it, or choose a different --split."
         )
     pairs = splits[options.split]
-    task, references = make_task(recipe), pairs["target"][:]
+    references = pairs["target"][:]
+    task = make_task(recipe)
     task.all_scores(references[:1], references[:1])  # fails before the search if a scorer's package is missing
     results, measured = evaluate(model, tokenizer, pairs, recipe, options)
-    texts = [result.hypothesis.text for result in results], references
-    scores = {
-        "model": options.model,
-        "digest": named.digest(),
-        "recipe": recipe.name,
-        **({"note": recipe.note} if recipe.note else {}),
-        "data": to_dict(recipe)["data"] | {"fingerprint": fingerprint(pairs)},
-        "split": options.split,
-        "sentences": len(pairs),
-        **task.all_scores(*texts),
-        **task.statistics(*texts),
-        **({"lm": lm_scores(splits["train"]["target"][:LM_TARGETS], *texts)} if options.lm_score else {}),
-        **measured,
-        "batch_tokens": options.batch_tokens,
-        "device": str(model.device),
-        "dtype": str(model.dtype).removeprefix("torch.") if options.dtype == "auto" else options.dtype,
-        "threads": torch.get_num_threads(),
-        "commit": commit(),
-        "versions": versions(),
-        "hardware": hardware(model.device),
-    }
+    translations = [result.hypothesis.text for result in results]
+
+    # What was scored.
+    scores: dict[str, Any] = {"model": options.model, "digest": named.digest(), "recipe": recipe.name}
+    if recipe.note:
+        scores["note"] = recipe.note
+    scores["data"] = {**to_dict(recipe)["data"], "fingerprint": fingerprint(pairs)}
+    scores["split"] = options.split
+    scores["sentences"] = len(pairs)
+
+    # The scores.
+    scores.update(task.all_scores(translations, references))
+    scores.update(task.statistics(translations, references))
+    if options.lm_score:
+        scores["lm"] = lm_scores(splits["train"]["target"][:LM_TARGETS], translations, references)
+    scores.update(measured)
+
+    # What rounding and speed depend on.
+    scores["batch_tokens"] = options.batch_tokens
+    scores["device"] = str(model.device)
+    scores["dtype"] = str(model.dtype).removeprefix("torch.") if options.dtype == "auto" else options.dtype
+    scores["threads"] = torch.get_num_threads()
+    scores["commit"] = commit()
+    scores["versions"] = versions()
+    scores["hardware"] = hardware(model.device)
     return scores, partial(write_translations, results=results, sources=pairs["source"][:], references=references)
 
 

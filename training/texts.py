@@ -176,7 +176,7 @@ def json_row(place: str, value: object, names: Names) -> Row:
         raise UserError(f"{place}: got {json.dumps(value)[:40]}, expected an object with {' and '.join(names)}.")
     for name in names:
         if name not in value:
-            raise missing_column(place, f"has no {name!r}", value)
+            raise missing_column(place, f"{name!r} is missing", value)
     return place, value[names[0]], value[names[1]]
 
 
@@ -195,7 +195,7 @@ def arrow_rows(name: str, schema: pa.Schema, tables: Iterable[pa.Table], names: 
         types = {field.name: field.type for field in types["translation"]}
     for column in names:
         if column not in types:
-            raise missing_column(name, f"has no {column!r}", types)
+            raise missing_column(name, f"{column!r} is missing", types)
         if not str(types[column]).startswith(STRINGS):
             raise UserError(f"{name}: the column {column!r} is of type {types[column]}, expected string; convert it.")
     number = 0
@@ -216,7 +216,7 @@ def tree_rows(path: Path, _: Names) -> Iterator[Row]:
 
 def missing_column(place: str, problem: str, columns: Iterable[str]) -> UserError:
     shown = ", ".join(repr(column)[1:-1] for column in columns)
-    return UserError(f"{place}: {problem}; it has {shown[:200]}. Set data.source and data.target.")
+    return UserError(f"{place}: {problem}; got {shown[:200]}. Set data.source and data.target.")
 
 
 FORMATS: dict[str, Callable[[Path, Names], Iterator[Row]]] = {
@@ -293,7 +293,9 @@ def read_hub(data: HubData, where: str, name: str) -> Dataset:
         is_local = Path(str(data.path)).is_dir()  # `datasets` would know its files by their time
         if kind in ("csv", "json") or (kind == "parquet" and is_local):
             if name not in files:
-                raise UserError(f"{where}: {data.path} has no split {name!r}; it has {', '.join(map(str, files))}.")
+                raise UserError(
+                    f"{where}: {data.path} does not contain a split {name!r}, only {', '.join(map(str, files))}."
+                )
             paths = [Path(path) for path in DownloadManager().download(list(files[name]))]
             return read_files(data, where, kind, paths)
         dataset = load_dataset(str(data.path), data.subset, split=name)
@@ -374,7 +376,7 @@ def without_empty(pairs: Dataset, where: str) -> Dataset:
     lengths = [pc.call_function("binary_length", [pairs.data.column(side)]).to_numpy() for side in SIDES]
     kept = np.flatnonzero(np.minimum(*lengths))
     if not len(kept):
-        raise UserError(f"{where}: it has no pairs; name another file or split.")
+        raise UserError(f"{where}: contains no pairs; choose a different file or split.")
     if len(kept) < len(pairs):
         logger.warning("%s: dropped pairs with an empty text: %s.", where, f"{len(pairs) - len(kept):,}")
         pairs = pairs.select(kept)

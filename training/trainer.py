@@ -6,8 +6,6 @@ Methods are in the order of their calls in a run. B batch, S source, T target, V
 import contextlib
 import itertools
 import logging
-import math
-import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -25,11 +23,10 @@ from transformers import (
     GenerationConfig,
     PrinterCallback,
     Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
     TrainerState,
 )
-from transformers.integrations import get_available_reporting_integrations
 
+from training.arguments import make_optimizer, training_arguments
 from training.callbacks import Patience, Progress, ProgressBar, is_best_evaluation
 from training.checkpoints import (
     CHECKPOINTS,
@@ -44,10 +41,9 @@ from training.checkpoints import (
 from training.data import Data
 from training.evaluation import Evaluator, PairResult, TokenizedPair, mean_sums
 from training.fields import Recipe
-from training.machine import load_weights, shard, uses_cpu
-from training.tasks import Metric, make_task
+from training.machine import load_weights, shard
+from training.tasks import make_task
 from vaswani_transformer.batching import PairCollator, PairTokens, TokenBudgetBatchSampler
-from vaswani_transformer.batching.optimization import paper_adam, paper_schedule
 from vaswani_transformer.batching.steps import batches_in_order
 from vaswani_transformer.batching.tokens import ArrowRows
 from vaswani_transformer.generation import CallSettings
@@ -55,76 +51,6 @@ from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.support.files import staged_files, write_errors
 
 logger = logging.getLogger(__name__)
-
-
-def training_arguments(recipe: Recipe, run: Path, selection: Metric, use_cache: bool) -> Seq2SeqTrainingArguments:
-    training = recipe.training
-    step_tokens = max(training.source_tokens, training.target_tokens)
-    os.environ["TENSORBOARD_LOGGING_DIR"] = str(run / "tensorboard")
-    arguments = Seq2SeqTrainingArguments(
-        str(run / CHECKPOINTS),
-        max_steps=training.steps,
-        gradient_accumulation_steps=math.ceil(step_tokens / (PartialState().num_processes * training.device_tokens)),
-        max_grad_norm=training.max_grad_norm,
-        bf16=training.precision == "bf16",
-        use_cpu=uses_cpu(),
-        ddp_find_unused_parameters=recipe.family.has_phases,
-        restore_callback_states_from_checkpoint=training.patience is not None,
-        torch_compile=training.torch_compile,
-        eval_strategy="steps",
-        eval_steps=training.evaluation_steps,
-        save_strategy="steps",
-        save_steps=training.evaluation_steps,
-        logging_steps=training.log_steps,
-        logging_nan_inf_filter=False,  # would synchronize at every step
-        metric_for_best_model=selection.key,
-        greater_is_better=selection.greater_is_better,
-        report_to=reporting(training.report_to),
-        run_name=recipe.name,
-        disable_tqdm=True,
-        seed=recipe.seed,
-        remove_unused_columns=False,
-        use_cache=use_cache,  # the Trainer copies it into the model's configuration
-    )
-    arguments._n_gpu = min(arguments.n_gpu, 1)  # no DataParallel
-    return arguments
-
-
-def reporting(report_to: str | list[str]) -> list[str]:
-    """Return the names of the tools to which a run reports its curves.
-
-    Raises:
-        UserError: one of them is unknown or not installed.
-    """
-    names = [report_to] if isinstance(report_to, str) else report_to
-    installed = get_available_reporting_integrations()
-    for name in names:
-        if name not in (*installed, "none", "all"):
-            raise UserError(
-                f"training.report_to: {name} is not installed or unknown; got {report_to!r}, expected names among "
-                f"{', '.join(installed)}. Install it, or set training.report_to=none."
-            )
-    return names
-
-
-def make_optimizer(recipe: Recipe, model: Any) -> tuple[torch.optim.Optimizer, Any]:
-    """Return Adam with the schedule of equation (3) (5.3), or rectified Adam with exponential decay."""
-    training: Any = recipe.training
-    if training.optimizer == "paper":
-        optimizer = paper_adam(model.parameters())
-        scale = training.learning_rate_scale
-        return optimizer, paper_schedule(optimizer, model.config.d_model, training.warmup_steps, scale)
-    optimizer = torch.optim.RAdam(
-        [parameter for parameter in model.parameters() if parameter.requires_grad],
-        lr=training.learning_rate,
-        betas=(0.9, 0.98),
-        eps=1e-8,
-        weight_decay=training.weight_decay,
-        decoupled_weight_decay=True,
-    )
-    decay = training.learning_rate_decay
-    steps = training.learning_rate_decay_steps
-    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: decay ** (done / steps))
 
 
 class PaperTrainer(Seq2SeqTrainer):
@@ -163,9 +89,11 @@ class PaperTrainer(Seq2SeqTrainer):
             eval_dataset=tokens["validation"],
             processing_class=data.tokenizer,
         )
-        # save a tied matrix once, although shards gather it under each name
+
+        # A tied matrix is saved once, although shards gather it under each name.
         model._keys_to_ignore_on_save = set(model.all_tied_weights_keys) or None
-        if (plugin := getattr(self.accelerator.state, "fsdp_plugin", None)) is not None:
+        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
+        if plugin is not None:
             shard(model, plugin)
         self.optimizer, self.lr_scheduler = make_optimizer(recipe, model)
         self.search = recipe.generation_config(model.config, data.tokenizer, in_evaluations=True)
@@ -181,7 +109,9 @@ class PaperTrainer(Seq2SeqTrainer):
 
     def restart_log(self) -> None:
         self.totals: dict[str, Tensor | float] = defaultdict(float)
-        self.learned_tokens, self.target_tokens, self.log_time = 0.0, 0, time.perf_counter()
+        self.learned_tokens = 0.0
+        self.target_tokens = 0
+        self.log_time = time.perf_counter()
         self.is_finite = torch.ones((), dtype=torch.bool, device=self.args.device)
 
     # Before the steps
@@ -198,8 +128,11 @@ class PaperTrainer(Seq2SeqTrainer):
         state: Any = TrainerState.load_from_json(str(checkpoint / STATE))
         self.progress.seconds = float((checkpoint / SECONDS).read_text())
         logger.info("Resuming from step %d of %d.", step_of(checkpoint), self.args.max_steps)
+
+        # Training that patience or a time limit ended goes on only for more steps than before.
         has_stopped = state.stateful_callbacks["TrainerControl"]["args"]["should_training_stop"]
-        if state.global_step >= self.args.max_steps or (has_stopped and self.args.max_steps <= state.max_steps):
+        is_extended = self.args.max_steps > state.max_steps
+        if state.global_step >= self.args.max_steps or (has_stopped and not is_extended):
             self.state = state
         else:
             self.train(resume_from_checkpoint=str(checkpoint))
@@ -210,7 +143,8 @@ class PaperTrainer(Seq2SeqTrainer):
 
     def check_evaluations(self) -> None:
         """Score one reference and read the settings of both searches, so that neither fails after hours of training."""
-        task, references = self.task, self.data.pairs["validation"]["target"][:1]
+        task = self.task
+        references = self.data.pairs["validation"]["target"][:1]
         task.scores(references, references, task.best_metric, *task.metrics, *task.more_metrics)
         for search in (self.search, self.recipe.generation_config(self.model.config, self.processing_class)):
             try:
@@ -223,7 +157,8 @@ class PaperTrainer(Seq2SeqTrainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """Return this rank's batches by token budget (5.1); the trainer state determines the epoch."""
-        pairs, training = PairTokens(self.train_dataset), self.recipe.training
+        pairs = PairTokens(self.train_dataset)
+        training = self.recipe.training
         try:
             sampler = TokenBudgetBatchSampler(
                 pairs.source_lengths,
@@ -242,9 +177,13 @@ class PaperTrainer(Seq2SeqTrainer):
         sampler.epoch = lambda: self.state.global_step // steps  # `set_epoch` does not reach it after a resume
         self.log_beginning(len(pairs), steps, sampler.padding_share)
         collator: Any = PairCollator(self.processing_class, self.model)
-        # a loader draws a seed at its start, which must not change the generator of training
-        settings: Any = {"generator": torch.Generator(), "pin_memory": torch.accelerator.is_available()}
-        return DataLoader(pairs, batch_sampler=sampler, collate_fn=collator, **settings)
+        return DataLoader(
+            pairs,
+            batch_sampler=sampler,
+            collate_fn=collator,
+            generator=torch.Generator(),  # the loader draws a seed, which must not change the generator of training
+            pin_memory=torch.accelerator.is_available(),
+        )
 
     def log_beginning(self, pairs: int, epoch_steps: int, padding_share: float) -> None:
         """Log what this run is about to do, and on what."""
@@ -281,16 +220,22 @@ class PaperTrainer(Seq2SeqTrainer):
         The random choices of a pair depend on the run's seed, the step and the pair's index in the step. So they do not
         depend on the number of processes and micro-batches, and are the same in a resumed run.
         """
-        step, world, rank = self.state.global_step, self.args.world_size, self.args.process_index
+        step = self.state.global_step
+        world = self.args.world_size
+        rank = self.args.process_index
         for name, value in self.step_attributes(step).items():
             setattr(self.model, name, value)
+
+        # Row r of this rank's micro-batch m is pair rank + world (m + num_batches r) of the step.
         first_seed = int(np.random.SeedSequence([self.recipe.seed, step]).generate_state(1)[0])
         batches = []
         for index, batch in enumerate(itertools.islice(epoch_iterator, num_batches)):
             self.target_tokens += int(batch["labels"].ne(-100).sum())
-            places = [rank + world * (index + num_batches * row) for row in range(len(batch["labels"]))]
-            batches.append(self.add_draws(batch, [first_seed + place for place in places]))
-        device = torch.device("cpu") if self.args.world_size == 1 else device
+            pairs = [rank + world * (index + num_batches * row) for row in range(len(batch["labels"]))]
+            batches.append(self.add_draws(batch, [first_seed + pair for pair in pairs]))
+
+        # In one process the number of tokens stays on the CPU, so nothing waits for the device.
+        device = torch.device("cpu") if world == 1 else device
         batches, tokens = super().get_batch_samples(iter(batches), num_batches, device)
         self.learned_tokens += 0 if tokens is None else tokens
         return batches, tokens
@@ -303,9 +248,9 @@ class PaperTrainer(Seq2SeqTrainer):
 
     def _prepare_input(self, data: Any) -> Any:
         """Copy a batch to the device asynchronously."""
-        return (
-            data.to(self.args.device, non_blocking=True) if isinstance(data, Tensor) else super()._prepare_input(data)
-        )
+        if isinstance(data, Tensor):
+            return data.to(self.args.device, non_blocking=True)
+        return super()._prepare_input(data)
 
     def compute_loss_context_manager(self) -> contextlib.ExitStack:
         """Autocast a sharded model too, since Accelerate does not wrap its `forward`."""
@@ -323,7 +268,8 @@ class PaperTrainer(Seq2SeqTrainer):
     ) -> Any:
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         for name, log_name in self.log_parts.items():
-            if (value := outputs.get(name)) is None:
+            value = outputs.get(name)
+            if value is None:
                 continue
             # The accuracy is a mean over the batch; other values are divided by the tokens of the complete step.
             tokens = inputs["labels"].ne(-100).sum() if name == "accuracy" else torch.as_tensor(num_items_in_batch)
@@ -346,16 +292,21 @@ class PaperTrainer(Seq2SeqTrainer):
                 "the last checkpoint is kept. Start over with a smaller learning rate."
             )
 
+    def means(self) -> dict[str, float]:
+        """Return the logged means of all processes since the last entry, and the tokens per second."""
+        totals = {name: float(total) for name, total in self.totals.items()}
+        totals["tokens"] = self.target_tokens
+        totals_by_rank = gather_object([totals])
+        sums = {name: sum(rank_totals.get(name, 0.0) for rank_totals in totals_by_rank) for name in totals}
+        tokens_per_second = sums.pop("tokens") / (time.perf_counter() - self.log_time)
+        means = {name: total / float(self.learned_tokens) for name, total in sums.items()}
+        return {"target_tokens_per_second": tokens_per_second, **means}
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log an entry, in training with the means since the last one."""
         if "loss" in logs:
             self.check_finite()
-            own = {name: float(total) for name, total in self.totals.items()} | {"tokens": self.target_tokens}
-            everyone = gather_object([own])
-            sums = {name: sum(each.get(name, 0.0) for each in everyone) for name in own}
-            seconds = time.perf_counter() - self.log_time
-            logs["target_tokens_per_second"] = sums.pop("tokens") / seconds
-            logs |= {name: total / float(self.learned_tokens) for name, total in sums.items()}
+            logs.update(self.means())
             self.restart_log()
         super().log(logs, start_time)
         shown = {
@@ -400,11 +351,13 @@ class PaperTrainer(Seq2SeqTrainer):
             generation_config=search,
             too_long="keep",
         )
-        tokens, texts = self.data.tokens[split], self.data.pairs[split]
+        tokens = self.data.tokens[split]
+        texts = self.data.pairs[split]
         batches = self.evaluation_batches(split)
 
         # All ranks take the same number of turns, so a batch may occur twice.
-        world, rank = self.args.world_size, self.args.process_index
+        world = self.args.world_size
+        rank = self.args.process_index
         results: dict[int, PairResult] = {}
         for turn in range(0, len(batches), world):
             rows = batches[(turn + rank) % len(batches)]
@@ -417,9 +370,10 @@ class PaperTrainer(Seq2SeqTrainer):
         by_row = dict(gather_object(list(results.items())))
         ordered = [by_row[row] for row in range(len(tokens))]
         translations = [result.hypothesis.text for result in ordered]
-        means = mean_sums(ordered, self.model.has_likelihood)
-        means |= self.task.scores(translations, texts["target"][:], self.task.best_metric)
-        return ordered, means | {"search": evaluator.translator.settings.search()}
+        means: dict[str, Any] = {**mean_sums(ordered, self.model.has_likelihood)}
+        means.update(self.task.scores(translations, texts["target"][:], self.task.best_metric))
+        means["search"] = evaluator.translator.settings.search()
+        return ordered, means
 
     def evaluation_batches(self, split: str) -> list[list[int]]:
         """Return the rows of each batch of a split, the longest sources first; a very long pair is a separate batch."""
@@ -468,12 +422,14 @@ class PaperTrainer(Seq2SeqTrainer):
         if last is not None:
             checkpoints = complete_checkpoints(self.run, False, self.state.global_step)[-last:]
         load_weights(self.model, mean_weights(checkpoints))
+
         steps = [step_of(checkpoint) for checkpoint in checkpoints]
         if last is None:
             logger.info("Restored the best checkpoint, of step %d.", best)
         else:
             level = logging.INFO if len(steps) == last else logging.WARNING
             logger.log(level, "Averaged the checkpoints of steps %s.", ", ".join(map(str, steps)))
+
         weights = self.accelerator.get_state_dict(self.model)  # every process must call
         if self.is_world_process_zero():
             advice = "make room, and the same command resumes the run"

@@ -67,7 +67,7 @@ def test_loaded_tokenizer_must_have_the_labels(recipe: Recipe, fields: dict[str,
         tokenizer.save_pretrained(tmp_path / name)
     loaded = recipe_of(fields | {"tokenizer": {"path": str(tmp_path / "whole")}})
     assert make_tokenizer(loaded, train).get_vocab() == whole.get_vocab()
-    with user_error(r"tokenizer.path: .*plain lacks labels of the trees"):
+    with user_error(r"tokenizer.path: .*plain does not contain all labels of the trees"):
         make_tokenizer(recipe_of(fields | {"tokenizer": {"path": str(tmp_path / "plain")}}), train)
 
 

@@ -288,8 +288,8 @@ COLUMNS = r"Set data\.source and data\.target\.$"
             r"a\.jsonl, line 2, 'de': got 7, expected a text; write it in quotation",
         ),
         ("a.jsonl", b'{"en": ["a"], "de": "b"}', r"a\.jsonl, line 1, 'en': got \[\"a\"\], expected a text"),
-        ("a.jsonl", b'{"text": "x"}', rf"a\.jsonl, line 1: has no 'en'; it has text\. {COLUMNS}"),
-        ("a.jsonl", b'{"translation": {"en": "a"}}', rf"a\.jsonl, line 1: has no 'de'; it has en\. {COLUMNS}"),
+        ("a.jsonl", b'{"text": "x"}', rf"a\.jsonl, line 1: 'en' is missing; got text\. {COLUMNS}"),
+        ("a.jsonl", b'{"translation": {"en": "a"}}', rf"a\.jsonl, line 1: 'de' is missing; got en\. {COLUMNS}"),
         ("a.jsonl", b'"text"', r"a\.jsonl, line 1: got \"text\", expected an object with en and de"),
         (
             "a.jsonl",
@@ -310,15 +310,15 @@ COLUMNS = r"Set data\.source and data\.target\.$"
         ("a.csv", b"en,de\na,b\nc,\n", r"a\.csv, line 3, 'de': the text is empty; correct it"),
         ("a.csv", b'en,de\n"a\n\nb",c\nd,e,f', r"a\.csv, line 5: has 3 cells, separated by ',', and the header 2; "),
         ("a.csv", b"en,de\na;b\n", r"a\.csv, line 2: has 1 cells, separated by ',', and the header 2; correct it"),
-        ("a.csv", b"en;de\na;b\n", rf"a\.csv, line 1: has 0 columns 'en', separated by ','; it has en;de\. {COLUMNS}"),
+        ("a.csv", b"en;de\na;b\n", rf"a\.csv, line 1: has 0 columns 'en', separated by ','; got en;de\. {COLUMNS}"),
         ("a.csv", b"en,de,de\na,b,c\n", r"a\.csv, line 1: has 2 columns 'de'"),
         ("a.csv", b'en,de\na,b\n"c"d,e\n', r"a\.csv, line 3: is not comma-separated values \(.*\); correct its quot"),
         ("a.csv", b'en,de\na,b\n"c,d\ne,f\n', r"a\.csv, line 3: is not comma-separated values \(unexpected end of"),
         ("a.tsv", b"en\tde\na\t\n", r"a\.tsv, line 2, 'de': the text is empty; correct it"),
         ("a.tsv", b"en\tde\na,b\n", r"a\.tsv, line 2: has 1 cells, separated by '\\t', and the header 2"),
-        ("a.csv", b"", r"it has no pairs; name another file or split"),
-        ("a.csv", b"en,de\n", r"it has no pairs; name another file or split"),
-        ("a.jsonl", b"\n", r"it has no pairs; name another file or split"),
+        ("a.csv", b"", r"contains no pairs; choose a different file or split"),
+        ("a.csv", b"en,de\n", r"contains no pairs; choose a different file or split"),
+        ("a.jsonl", b"\n", r"contains no pairs; choose a different file or split"),
         ("a.csv", "en,de\na,b\nc,ü".encode("latin1"), r"line 3: is not UTF-8; .* iconv -f latin1 -t utf-8"),
         ("a.csv", "en,de\na,b".encode("utf-16"), r"line 1: is not UTF-8; .* iconv -f utf-16 -t utf-8"),
         ("a.csv", "e,d\na,b".encode("utf-16-le"), r"line 1: has 0 columns 'en'"),
@@ -398,7 +398,7 @@ def test_files_of_a_data_set_are_read_as_they_are(folder: Path, name: str) -> No
     pairs = [(text, f"{text}!") for text in CHANGEABLE if text.strip() and not set(text) & set(without)]
     (folder / file).write_bytes(write(pairs))
     assert read(recipe_for(folder, "hub", "train")) == stripped(pairs)
-    with user_error(r"^data\.train: .* has no split 'dev'; it has train"):
+    with user_error(r"^data\.train: .* does not contain a split 'dev', only train"):
         read(recipe_for(folder, "hub", "dev"))
 
 

@@ -1,0 +1,92 @@
+"""The recipe's settings as Transformers' trainer takes them: its arguments, the optimizer and the schedule."""
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from transformers import Seq2SeqTrainingArguments
+from transformers.integrations import get_available_reporting_integrations
+
+from training.checkpoints import CHECKPOINTS
+from training.fields import Recipe
+from training.machine import uses_cpu
+from training.tasks import Metric
+from vaswani_transformer.batching.optimization import paper_adam, paper_schedule
+from vaswani_transformer.support.errors import UserError
+
+
+def training_arguments(recipe: Recipe, run: Path, selection: Metric, use_cache: bool) -> Seq2SeqTrainingArguments:
+    """Return the trainer's arguments for a run in a folder; `selection` selects the best checkpoint."""
+    training = recipe.training
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(run / "tensorboard")
+
+    # The fewest micro-batches whose share of a step fits on a device.
+    step_tokens = max(training.source_tokens, training.target_tokens)
+    accumulation = math.ceil(step_tokens / (PartialState().num_processes * training.device_tokens))
+    arguments = Seq2SeqTrainingArguments(
+        str(run / CHECKPOINTS),
+        max_steps=training.steps,
+        gradient_accumulation_steps=accumulation,
+        max_grad_norm=training.max_grad_norm,
+        bf16=training.precision == "bf16",
+        use_cpu=uses_cpu(),
+        ddp_find_unused_parameters=recipe.family.has_phases,
+        restore_callback_states_from_checkpoint=training.patience is not None,
+        torch_compile=training.torch_compile,
+        eval_strategy="steps",
+        eval_steps=training.evaluation_steps,
+        save_strategy="steps",
+        save_steps=training.evaluation_steps,
+        logging_steps=training.log_steps,
+        logging_nan_inf_filter=False,  # would synchronize at every step
+        metric_for_best_model=selection.key,
+        greater_is_better=selection.greater_is_better,
+        report_to=reporting(training.report_to),
+        run_name=recipe.name,
+        disable_tqdm=True,
+        seed=recipe.seed,
+        remove_unused_columns=False,
+        use_cache=use_cache,  # the Trainer copies it into the model's configuration
+    )
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # no DataParallel
+    return arguments
+
+
+def reporting(report_to: str | list[str]) -> list[str]:
+    """Return the names of the tools to which a run reports its curves.
+
+    Raises:
+        UserError: one of them is unknown or not installed.
+    """
+    names = [report_to] if isinstance(report_to, str) else report_to
+    installed = get_available_reporting_integrations()
+    for name in names:
+        if name not in (*installed, "none", "all"):
+            raise UserError(
+                f"training.report_to: {name} is not installed or unknown; got {report_to!r}, expected names among "
+                f"{', '.join(installed)}. Install it, or set training.report_to=none."
+            )
+    return names
+
+
+def make_optimizer(recipe: Recipe, model: Any) -> tuple[torch.optim.Optimizer, Any]:
+    """Return Adam with the schedule of equation (3) (5.3), or rectified Adam with exponential decay."""
+    training: Any = recipe.training
+    if training.optimizer == "paper":
+        optimizer = paper_adam(model.parameters())
+        scale = training.learning_rate_scale
+        return optimizer, paper_schedule(optimizer, model.config.d_model, training.warmup_steps, scale)
+    optimizer = torch.optim.RAdam(
+        [parameter for parameter in model.parameters() if parameter.requires_grad],
+        lr=training.learning_rate,
+        betas=(0.9, 0.98),
+        eps=1e-8,
+        weight_decay=training.weight_decay,
+        decoupled_weight_decay=True,
+    )
+    decay = training.learning_rate_decay
+    steps = training.learning_rate_decay_steps
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: decay ** (done / steps))
