@@ -15,6 +15,7 @@ from datasets import Dataset
 from evaluate import Metric
 from torch import nn
 from transformers import (
+    GenerationMixin,
     Pipeline,
     PreTrainedConfig,
     PreTrainedModel,
@@ -35,7 +36,7 @@ ARCHITECTURE = ROOT / "docs" / "architecture.md"
 FILES = (
     *("config", "embeddings", "restricted", "attention", "layers", "pretrained", "stacks", "loss"),
     *("search", "stepper", "generation", "tokenizer", "pipeline", "model"),
-    *("nar", "lengths", "nat", "revealed", "iterative_vae", "flowseq", "cmlm", "alignments", "ctc"),
+    *("nar_settings", "nar", "lengths", "nat", "revealed", "iterative_vae", "flowseq", "cmlm", "alignments", "ctc"),
 )
 # The folders that each folder imports from, beyond flat files and support.
 ROOMS = {
@@ -60,6 +61,7 @@ PRIVATE_NAMES: dict[Any, str] = {
     PreTrainedTokenizerFast: "_auto_class _convert_encoding _tokenizer",
     Trainer: "_determine_best_metric _get_grad_norm _prepare_input _save_checkpoint",
     TrainingArguments: "_n_gpu",
+    GenerationMixin: "_prepare_cache_for_generation",
     nn.Module: "_apply _forward_hooks _forward_pre_hooks",
     torch.ops.mkldnn: "_is_mkldnn_bf16_supported _linear_pointwise _reorder_linear_weight",
     torch.ops.mkldnn._linear_pointwise.default: "_op",
