@@ -241,7 +241,8 @@ def call_rows(folder: Path, lines: list[str], rounds: int, threads: int) -> list
     engine = service_engine(folder, threads)
     tokenizer = load_tokenizer(str(folder), local_files_only=True)
     model: Any = prepare_for_inference(load_model(str(folder), local_files_only=True), "int8", engine.model.layouts)
-    pipe: Any = pipeline("vaswani-translation", model=model, tokenizer=tokenizer)
+    make_pipeline: Any = pipeline  # whose types know only the tasks of Transformers
+    pipe = make_pipeline("vaswani-translation", model=model, tokenizer=tokenizer)
 
     def generate(line: str) -> list[str]:
         output = model.generate(**tokenizer([line], return_tensors="pt"))

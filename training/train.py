@@ -99,23 +99,14 @@ def flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def check_same_run(recipe: Recipe, folder: Path) -> None:
-    """Check that a folder is new or has a run of the same recipe."""
+    """Check that a folder is new, or has an unfinished run of the same recipe with its tokenizer."""
     if not (folder / RECIPE).exists() and not (folder / CHECKPOINTS).exists():
         has_begun = (folder / DATA).exists()  # killed before it wrote its recipe
         if not has_begun and any(path.name != LOCK and path.suffix != ".part" for path in folder.iterdir()):
             raise UserError(f"{folder}: contains files that are not a run; choose a different --output_dir.")
         return
-    try:
-        saved = recipe_of(read_yaml(folder / RECIPE))
-    except UserError as error:
-        raise UserError(f"{folder / RECIPE}: does not fit this version, or is damaged ({error}); {RESTORE}") from error
-    before, now = (dict(flat(to_dict(one))) for one in (saved, recipe))
-    for name in sorted((before.keys() | now.keys()) - FREE):
-        if before.get(name) != now.get(name):
-            raise UserError(
-                f"{folder}: contains a run with a different {name}; got {now.get(name)}, expected "
-                f"{before.get(name)}. Rerun the original command to resume it, or choose a different --output_dir."
-            )
+
+    check_same_recipe(recipe, folder)
     if recipe.training.steps <= finished_steps(folder):
         raise UserError(
             f"{folder}: contains a finished run; choose a different --output_dir, or raise training.steps to train it "
@@ -126,6 +117,22 @@ def check_same_run(recipe: Recipe, folder: Path) -> None:
         raise damaged_record(folder, TOKENIZER, tokenizer)
     if problem := changed_file(folder, tokenizer):
         raise UserError(f"{folder}: {problem}; {RESTORE}")
+
+
+def check_same_recipe(recipe: Recipe, folder: Path) -> None:
+    """Check that a recipe differs from that of a folder's run only in fields that a resumed run may change."""
+    try:
+        saved = recipe_of(read_yaml(folder / RECIPE))
+    except UserError as error:
+        raise UserError(f"{folder / RECIPE}: does not fit this version, or is damaged ({error}); {RESTORE}") from error
+    before = dict(flat(to_dict(saved)))
+    now = dict(flat(to_dict(recipe)))
+    for name in sorted((before.keys() | now.keys()) - FREE):
+        if before.get(name) != now.get(name):
+            raise UserError(
+                f"{folder}: contains a run with a different {name}; got {now.get(name)}, expected "
+                f"{before.get(name)}. Rerun the original command to resume it, or choose a different --output_dir."
+            )
 
 
 def finished_steps(folder: Path) -> int:
