@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import vaswani_transformer
-from tests.helpers import run_python
+from tests.helpers import model_of_pairs, run_python, save
 
 FRESH_IMPORT = """
 import random, socket, sys, threading
@@ -23,7 +23,7 @@ import vaswani_transformer
 assert torch.equal(torch.get_rng_state(), state) and random.getstate() == before
 assert torch.get_num_threads() == threads and torch.get_default_dtype() == torch.float32
 assert threading.active_count() == 1
-optional = {"matplotlib", "ctranslate2", "vaswani_transformer.figures", "vaswani_transformer.convert"}
+optional = {"matplotlib", "ctranslate2"} | {f"vaswani_transformer.{room}" for room in ("figures", "convert", "parsing")}
 assert not optional & sys.modules.keys()
 
 config = transformers.AutoConfig.for_model("vaswani_transformer", vocab_size=9, d_model=8, num_heads=2, d_ff=8)
@@ -38,6 +38,29 @@ import vaswani_transformer.convert.command
 assert not {"ctranslate2", "matplotlib"} & sys.modules.keys()
 vaswani_transformer.figures.style.new_figure(4, 3)
 assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules  # it opens no window
+"""
+
+FIRST_SENTENCE = """
+import sys
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel, PreTrainedTokenizerFast
+from transformers.pipelines import PIPELINE_REGISTRY
+
+def libraries():
+    parts = {"torch._dynamo", "torch._inductor", "torch.distributed.tensor", "torch.export", "torch.onnx"}
+    return {name for name in sys.modules if "." not in name or name in parts}
+
+before = libraries()
+from vaswani_transformer import prepare_for_inference, translate
+assert libraries() - before == {"vaswani_transformer"}
+
+model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1]), AutoTokenizer.from_pretrained(sys.argv[1])
+for translator in (model, prepare_for_inference(model)):
+    assert list(translate(translator, tokenizer, ["the dogs sleep."]))
+unneeded = {"datasets", "evaluate", "matplotlib", "sacrebleu", "sklearn", "pandas", "ctranslate2", "onnxruntime"}
+assert not unneeded & sys.modules.keys()
+rooms = {name.split(".")[1] for name in sys.modules if name.startswith("vaswani_transformer.")}
+assert not {"convert", "demo", "figures", "parsing"} & rooms
 """
 
 IMPORT_EVERYTHING = """
@@ -69,6 +92,12 @@ def test_import_registers_the_package_and_does_nothing_else(tmp_path: Path) -> N
     """Optional packages are imported only at their first use."""
     assert run_python(FRESH_IMPORT, HF_HOME=str(tmp_path), HF_HUB_OFFLINE="0") == ""
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.slow
+def test_first_translation_imports_no_library_that_transformers_does_not(tmp_path: Path) -> None:
+    folder = save(tmp_path, *model_of_pairs())
+    assert run_python(FIRST_SENTENCE, str(folder)) == ""
 
 
 @pytest.mark.slow

@@ -20,7 +20,6 @@ from .iterative_vae import (
 )
 from .model import VaswaniTransformerForConditionalGeneration, VaswaniTransformerModel
 from .nat import VaswaniNatConfig, VaswaniNatForConditionalGeneration, VaswaniNatModel
-from .parsing import parse
 from .pretrained import VaswaniTransformerPreTrainedModel
 from .registration import register
 from .tokenizer import VaswaniTransformerTokenizer
@@ -29,6 +28,7 @@ from .translation import translate
 if TYPE_CHECKING:
     from .convert import from_fairseq, from_fsmt, from_marian, to_ctranslate2
     from .figures import attention_maps, attention_page
+    from .parsing import parse
 
 __version__ = "0.1.0"
 
@@ -73,6 +73,7 @@ __all__ = [
 # Imported on first use, to keep importing the package fast.
 LAZY_NAMES = dict.fromkeys(("from_fairseq", "from_fsmt", "from_marian", "to_ctranslate2"), "convert")
 LAZY_NAMES |= dict.fromkeys(("attention_maps", "attention_page"), "figures")
+LAZY_NAMES["parse"] = "parsing"
 
 
 def __getattr__(name: str) -> Any:
