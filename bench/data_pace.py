@@ -32,7 +32,8 @@ from training.recipe import load_recipe
 from vaswani_transformer import PairCollator, PairTokens, TokenBudgetBatchSampler
 
 WORDS = 20_000  # that texts are made of
-MEAN_LENGTH, LONGEST = 25, 200  # words of a source or target
+MEAN_LENGTH = 25  # words of a source or target
+LONGEST = 200  # words
 
 
 def write_recipe(folder: Path, options: argparse.Namespace) -> Recipe:
@@ -47,7 +48,8 @@ def write_recipe(folder: Path, options: argparse.Namespace) -> Recipe:
                 length = min(LONGEST, max(1, round(draw.lognormvariate(3.04, 0.6))))
                 pair = {}
                 for language in ("en", "de"):
-                    start, size = draw.randrange(990_000), max(1, round(length * draw.uniform(0.8, 1.3)))
+                    start = draw.randrange(990_000)
+                    size = max(1, round(length * draw.uniform(0.8, 1.3)))
                     pair[language] = " ".join(texts[start : start + size])
                 file.write(json.dumps(pair) + "\n")
     files = {"train": "train.jsonl", "validation": "validation.jsonl", "test": None}
@@ -90,8 +92,10 @@ def main(arguments: list[str] | None = None) -> None:
         for stage in ("a new run: vocabulary and tokens", "another run: tokens from the cache"):
             row, data = timed(stage, lambda: load_data(recipe), time.perf_counter, tokens_of)
             rows.append(row)
-        pairs, lists = PairTokens(data.tokens["train"]), data.tokens["train"].with_format(None)
-        sides, budgets = (pairs.source_lengths, pairs.target_lengths), (options.budget, options.budget)
+        pairs = PairTokens(data.tokens["train"])
+        lists = data.tokens["train"].with_format(None)
+        sides = (pairs.source_lengths, pairs.target_lengths)
+        budgets = (options.budget, options.budget)
         now = time.process_time
         row, sampler = timed("order the steps", lambda: TokenBudgetBatchSampler(*sides, *budgets), now)
         rows.append(row)

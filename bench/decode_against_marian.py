@@ -52,7 +52,8 @@ def target_lengths(count: int, mix: str) -> Tensor:
     """Return the number of tokens of each of `count` targets."""
     if mix == "equal":
         return torch.full((count,), measuring.TARGET_LENGTH)
-    generator, sigma = random.Random(count), 0.6
+    generator = random.Random(count)
+    sigma = 0.6
     drawn = (generator.lognormvariate(math.log(25) - sigma**2 / 2, sigma) for _ in range(count))
     return torch.tensor([min(max(3, round(length)), 100) for length in drawn])
 
@@ -114,7 +115,8 @@ def compare(beams: int, count: int, options: argparse.Namespace) -> list[dict[st
     calls = {arm: arm_of(arm, options.shape, beams, lengths) for arm in options.arms}
     for call in calls.values():
         call()
-    longest, tokens = int(lengths.max()), int(lengths.sum())
+    longest = int(lengths.max())
+    tokens = int(lengths.sum())
     timed = {arm: functools.partial(seconds, call, longest) for arm, call in calls.items()}
     times = measuring.in_turns(timed, options.rounds)
     return [

@@ -73,7 +73,8 @@ def load_arms(options: argparse.Namespace) -> list[Arm]:
     """Return the arms of every model."""
     arms: list[Arm] = []
     for name, _, folder in (pair.partition("=") for pair in options.model):
-        model, tokenizer = load_model(folder), load_tokenizer(folder)
+        model = load_model(folder)
+        tokenizer = load_tokenizer(folder)
         check_vocabulary(model, tokenizer)
         if options.dtype != "plain":
             model = prepare_for_inference(model, options.dtype)
@@ -173,7 +174,8 @@ def results(arms: list[Arm], references: list[str], options: argparse.Namespace)
     rows = []
     for arm, interval in zip(arms, intervals, strict=True):
         collapsed = bleu([without_repeats(text) for text in arm.texts], references, options.tokenize)
-        scores, statistic = bleu(arm.texts, references, options.tokenize), text_statistics(arm.texts, references)
+        scores = bleu(arm.texts, references, options.tokenize)
+        statistic = text_statistics(arm.texts, references)
         for threads in options.threads:
             seconds = sorted(arm.single[threads])
             rows.append(
@@ -200,7 +202,8 @@ def results(arms: list[Arm], references: list[str], options: argparse.Namespace)
 def history(arms: list[Arm], sources: list[str], references: list[str], count: int) -> list[Row]:
     """Return `count` sentences, evenly spaced, as each model's most thorough search translates them, by iteration."""
     chosen = {arm.model_name: arm for arm in arms}.values()  # the last arm of a model has most passes and lengths
-    encoded, rows = encode(arms, sources), []
+    encoded = encode(arms, sources)
+    rows = []
     for index in range(0, len(sources) // count * count, len(sources) // count):
         rows += [{"model": name, "text": texts[index]} for name, texts in (("source", sources), ("target", references))]
         for arm in chosen:
@@ -220,7 +223,8 @@ def refinement(arms: list[Arm], sources: list[str], references: list[str], token
     for arm in {arm.model_name: arm for arm in arms if is_non_autoregressive(arm.model)}.values():
         rows = encode([arm], sources)
         texts: list[list[str]] = []  # by iteration
-        changed, tokens = Counter[int](), 0
+        changed = Counter[int]()
+        tokens = 0
         for start in range(0, len(rows), BATCH):
             inputs = sources_of(rows[start : start + BATCH])
             output = arm.generate(inputs, return_dict_in_generate=True, return_history=True)

@@ -26,7 +26,8 @@ from training.families import FAMILIES
 Batch = dict[str, Any]  # tensors, for `model(**batch)`
 
 FIRST = 4  # the first symbol, after <s>, <pad>, </s> and <mask>
-END, MASK = 2, 3
+END = 2
+MASK = 3
 VARIANTS = {"glat": "nat", "ctc-glat": "ctc", "discrete": "iterative_vae"}  # variants of a family
 FIELDS: dict[str, dict[str, Any]] = {  # of a configuration
     "cmlm": {"mask_token_id": MASK, "max_target_length": 30},
@@ -113,7 +114,9 @@ class Language:
 
         Each of `schedules` gives an attribute of the model by the progress from 0 to 1.
         """
-        coins, steps, is_flow = random.Random(1), self.steps, hasattr(model, "flow")
+        coins = random.Random(1)
+        steps = self.steps
+        is_flow = hasattr(model, "flow")
         optimizer = torch.optim.Adam(model.parameters(), self.learning_rate, betas=(0.9, 0.98), eps=1e-9)
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: min((step + 1) / 100, 1, 3 * (steps - step) / steps)
@@ -167,7 +170,8 @@ def rows_of(family: str, language: Language, seed: int) -> Iterator[Row]:
         else:
             by_layer = [answers_of(model.generate(**encode(sources), **search))]
         for layer, answers in enumerate(by_layer, start=1):
-            right, words = language.share_of_answers(sources, answers), language.share_of_words(sources, answers)
+            right = language.share_of_answers(sources, answers)
+            words = language.share_of_words(sources, answers)
             named = {"seed": seed} | search | ({"layer": layer} if len(by_layer) > 1 else {})
             yield named | {"right": right, "right words": words}
 

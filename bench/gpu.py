@@ -35,8 +35,14 @@ from bench.gpu_parts import Part, all_parts
 from bench.measuring import Row, about, make_parser, table
 
 FORKS = multiprocessing.get_context("fork")  # what is imported is imported once
-RESULTS, TABLES, LOG = "results.json", "results.md", "log.txt"
-PASSED, FAILED, TOO_SLOW, SKIPPED, NOT_RUN = "passed", "failed", "too slow", "skipped", "not run"
+RESULTS = "results.json"
+TABLES = "results.md"
+LOG = "log.txt"
+PASSED = "passed"
+FAILED = "failed"
+TOO_SLOW = "too slow"
+SKIPPED = "skipped"
+NOT_RUN = "not run"
 CPU_PATIENCE = 5  # times a part's limit on a CPU, which does other work too
 NO_TIME = "the minutes were over; the same command with the same --out continues here"
 
@@ -50,7 +56,8 @@ def perform(part: Part, device: str, is_tiny: bool, log: Path, limit: float, res
     dump_traceback_later(max(1.0, limit - 1), file=2)
     logging.set_verbosity_error()
     torch.manual_seed(0)
-    status, reasons = PASSED, []
+    status = PASSED
+    reasons = []
     try:
         with tempfile.TemporaryDirectory() as folder:
             for row in part.run(Setting(torch.device(device), is_tiny, Path(folder))):
@@ -59,10 +66,12 @@ def perform(part: Part, device: str, is_tiny: bool, log: Path, limit: float, res
                     status = FAILED
                     reasons.append(f"{row['compared']} is off by {row['difference']:.3g}")
     except (SkipPart, torch.OutOfMemoryError) as error:
-        status, reasons = SKIPPED, [str(error)[:300]]
+        status = SKIPPED
+        reasons = [str(error)[:300]]
     except Exception as error:
         traceback.print_exc()
-        status, reasons = FAILED, [f"{type(error).__name__}: {str(error)[:300]}"]
+        status = FAILED
+        reasons = [f"{type(error).__name__}: {str(error)[:300]}"]
     results.send((status, "; ".join(reasons)))
 
 
@@ -100,7 +109,8 @@ class Results:
     """The results of the parts in a folder, written after every row."""
 
     def __init__(self, folder: Path, machine: Row) -> None:
-        self.folder, self.machine = folder, machine
+        self.folder = folder
+        self.machine = machine
         self.parts: dict[str, Row] = {}
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / RESULTS).exists():
@@ -150,7 +160,8 @@ def main(arguments: list[str] | None = None) -> int:
         result: Row = {"status": NOT_RUN, "reason": NO_TIME, "rows": []}
         results.parts[part.name] = result
         full = part.limit * (CPU_PATIENCE if device == "cpu" else 1)
-        limit, began = min(full, end - time.monotonic()), time.monotonic()
+        limit = min(full, end - time.monotonic())
+        began = time.monotonic()
         if limit > 1:
 
             def keep(row: Row, result: Row = result) -> None:

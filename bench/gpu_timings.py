@@ -39,7 +39,8 @@ from vaswani_transformer.convert import to_ctranslate2
 from vaswani_transformer.loss import projected_cross_entropy
 
 PEAKS = {"H100": 989, "H200": 989, "A100": 312, "L4": 121, "L40": 181, "4090": 165}  # dense TFLOP/s in bf16
-WARM_UP, GIB = 3, 2**30
+WARM_UP = 3
+GIB = 2**30
 
 
 def paper_tokens(setting: Setting) -> int:

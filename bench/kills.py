@@ -103,7 +103,8 @@ def checkpoints_in(folder: Path) -> set[Path]:
 
 def wait_for_moment(run: Run, process: subprocess.Popen[bytes], folder: Path, draw: random.Random) -> None:
     """Wait for a random moment of a run, or its end: half of them shortly after a checkpoint begins."""
-    is_aimed, before = draw.random() < 0.5, checkpoints_in(folder)
+    is_aimed = draw.random() < 0.5
+    before = checkpoints_in(folder)
     end = time.monotonic() + draw.uniform(0, 1.1 * run.seconds)
     while process.poll() is None and (is_aimed or time.monotonic() < end):
         if is_aimed and checkpoints_in(folder) - before:
@@ -117,9 +118,11 @@ def kill(process: subprocess.Popen[bytes], draw: random.Random) -> str:
     with suppress(psutil.NoSuchProcess):
         parent = psutil.Process(process.pid)
         ranks = [child for child in parent.children(recursive=True) if "training.train" in child.cmdline()]
-        victims, kind = [parent, *parent.children(recursive=True)], "all processes"
+        victims = [parent, *parent.children(recursive=True)]
+        kind = "all processes"
         if len(ranks) > 1 and draw.random() < 0.5:
-            victims, kind = [draw.choice(ranks)], "one process of two"
+            victims = [draw.choice(ranks)]
+            kind = "one process of two"
         for victim in victims:
             with suppress(psutil.NoSuchProcess):
                 victim.kill()
@@ -171,15 +174,18 @@ def main(arguments: list[str] | None = None) -> int:
             Run(name, [sys.executable, "-m", *RUNS[name][0], "training.train", recipe, *RUNS[name][1]])
             for name in options.runs
         ]
-        number, kills = 0, 0
+        number = 0
+        kills = 0
         while kills < options.kills:
-            run, folder = runs[number % len(runs)], top / str(number)
+            run = runs[number % len(runs)]
+            folder = top / str(number)
             folder.mkdir()
             try:
                 if not run.expected:
                     began = time.monotonic()
                     finish(run, folder / "whole")
-                    run.seconds, run.expected = time.monotonic() - began, result_of(folder / "whole")
+                    run.seconds = time.monotonic() - began
+                    run.expected = result_of(folder / "whole")
                 run_case(run, folder, random.Random(f"{options.seed}/{run.name}/{number}"), options.kills - kills)
             except (RuntimeError, subprocess.TimeoutExpired) as error:
                 run.counts["failed"] += 1
@@ -188,7 +194,8 @@ def main(arguments: list[str] | None = None) -> int:
                     break
             run.counts["cases"] += 1
             shutil.rmtree(folder)
-            number, kills = number + 1, sum(each.counts["kills"] for each in runs)
+            number += 1
+            kills = sum(each.counts["kills"] for each in runs)
     rows: list[Row] = [{"run": run.name, "failed": 0} | run.counts for run in runs]
     report(rows, options)
     return int(any(run.counts["failed"] for run in runs))

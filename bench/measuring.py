@@ -178,7 +178,9 @@ def marian_like(config: VaswaniTransformerConfig) -> nn.Module:
 
 def make_pairs(count: int, vocab_size: int) -> Pairs:
     """Return pairs of random tokens; lengths are log-normal with mean 25, and so is a target's ratio to its source."""
-    generator, sigma, ratio_sigma = torch.Generator().manual_seed(0), 0.6, 0.2
+    generator = torch.Generator().manual_seed(0)
+    sigma = 0.6
+    ratio_sigma = 0.2
     normal = torch.randn(2, count, generator=generator, dtype=torch.float64)
     sources = MEAN_LENGTH * (sigma * normal[0] - sigma**2 / 2).exp()
     targets = sources * (ratio_sigma * normal[1] - ratio_sigma**2 / 2).exp()

@@ -35,7 +35,8 @@ from vaswani_transformer import (
 BOUND = 1.0  # MiB in a thousand steps
 SECONDS = 0.25  # between two measurements
 LINES = 200  # of a window that is translated or distilled
-ENGINE, TEACHER = "engine", "multi30k-teacher"  # recipes: the first one's name ends so, and needs the second's model
+ENGINE = "engine"  # end of the name of the recipe that needs the model of TEACHER
+TEACHER = "multi30k-teacher"
 TOKENS = 100_000  # that a shipped recipe learns from
 
 
@@ -94,7 +95,8 @@ def recipe_jobs(folder: Path) -> dict[str, Job]:
     jobs = {}
     for path in sorted((ROOT / "training/recipes").glob("*.yaml"), key=lambda path: (ENGINE in path.stem, path.stem)):
         recipe = yaml.safe_load(path.read_text())
-        data, training = recipe["data"], recipe["training"]
+        data = recipe["data"]
+        training = recipe["training"]
         steps = max(3, TOKENS // training["target_tokens"])
         arguments = [str(path), f"--training.steps={steps}"]
         kind = "trees" if data.get("kind") == "trees" else "json"
@@ -131,7 +133,10 @@ def measure(name: str, job: Job, folder: Path) -> Row:
     Raises:
         RuntimeError: it fails.
     """
-    began, samples, peaks, log = time.monotonic(), {}, {}, folder / f"{name}.log"
+    began = time.monotonic()
+    samples = {}
+    peaks = {}
+    log = folder / f"{name}.log"
     *command, last = job.command
     with log.open("wb") as file:
         process = subprocess.Popen([*command, f"{last}{folder / name}"], cwd=ROOT, stdout=file, stderr=file)

@@ -153,7 +153,8 @@ def request(connection: HTTPConnection, line: str) -> None:
 
 def arrivals(rate: float | None) -> Iterator[float]:
     """Yield the seconds at which requests arrive at random, `rate` a second; with None all are there at once."""
-    generator, now = random.Random(0), 0.0
+    generator = random.Random(0)
+    now = 0.0
     while True:
         yield now
         if rate is not None:
@@ -162,7 +163,8 @@ def arrivals(rate: float | None) -> Iterator[float]:
 
 def latencies(port: int, jobs: Iterator[tuple[float, str]], clients: int, is_full: bool) -> tuple[list[float], float]:
     """Return the seconds that each job took, and those of all jobs together; none starts after `LOAD_SECONDS`."""
-    lock, taken = threading.Lock(), []
+    lock = threading.Lock()
+    taken = []
     begin = time.perf_counter()
 
     def client() -> None:

@@ -90,7 +90,8 @@ def batches_of(arm: str, pairs: Pairs, tokens: int) -> list[list[int]]:
 def train(arm: str, model: Any, pairs: Pairs, batches: list[list[int]], options: argparse.Namespace) -> float:
     """Return the seconds of the steps on the batches after the first WARM_UP ones."""
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a"], 300)  # pads
-    collator, clock = DataCollatorForSeq2Seq(tokenizer, model), StepClock()
+    collator = DataCollatorForSeq2Seq(tokenizer, model)
+    clock = StepClock()
     optimizers: Any = (None, None)  # the Trainer's own
     if arm == "ours":
         adam = paper_adam(model.parameters())
@@ -146,7 +147,8 @@ def loss_memory(arm: str, model: Any, options: argparse.Namespace) -> float | No
                 loss = LabelSmoother(0.1)({"logits": model.lm_head(hidden) + model.final_logits_bias}, labels)
         loss.backward()
 
-    peak, gradients = peak_mib(step), hidden.numel() + model.lm_head.weight.numel()
+    peak = peak_mib(step)
+    gradients = hidden.numel() + model.lm_head.weight.numel()
     return None if peak is None else peak - 4 * gradients / 2**20
 
 

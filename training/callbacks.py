@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 
 def is_best_evaluation(state: TrainerState, args: Any) -> bool:
     """Return whether the last evaluation is better than the best before it, or equal with a lower loss."""
-    metric, sign = f"eval_{args.metric_for_best_model}", 1 if args.greater_is_better else -1
+    metric = f"eval_{args.metric_for_best_model}"
+    sign = 1 if args.greater_is_better else -1
     *before, last = [entry for entry in state.log_history if "eval_loss" in entry]
     worst = {metric: -sign * math.inf, "eval_loss": math.inf}
     best = next((entry for entry in before if entry["step"] == state.best_global_step), worst)

@@ -47,7 +47,8 @@ FAMILIES["autoregressive"] = Family(
 
 def draw(seeds: list[int], labels: Tensor, make: Callable[[int, torch.Generator], Tensor]) -> Tensor:
     """Return random numbers (B, T, ...) for `labels` (B, T), drawn by `make` from each target's length and seed."""
-    generator, lengths = torch.Generator(), labels.ne(-100).sum(1).tolist()
+    generator = torch.Generator()
+    lengths = labels.ne(-100).sum(1).tolist()
     rows = [make(length, generator.manual_seed(seed)) for length, seed in zip(lengths, seeds, strict=True)]
     return pad_sequence(rows, batch_first=True)
 

@@ -46,7 +46,8 @@ def kinds_of(tree: dict[str, Any], arguments: list[str]) -> dict[str, str]:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in KINDS:
         parser.add_argument(f"--{name}", dest=name, nargs="?")
-    given, kinds = vars(parser.parse_known_args(arguments)[0]), {}
+    given = vars(parser.parse_known_args(arguments)[0])
+    kinds = {}
     for name, choices in KINDS.items():
         group, _, member = name.partition(".")
         fields = tree.get(group)
@@ -107,7 +108,8 @@ def checked(parser: RecipeParser, values: Any) -> Recipe:
     """Return the recipe of parsed values, after checking that its fields are consistent."""
     values = parser.instantiate(values)
     recipe = Recipe(**{each.name: getattr(values, each.name) for each in dataclasses.fields(Recipe)})
-    training, data = recipe.training, recipe.data
+    training = recipe.training
+    data = recipe.data
     if data.path is None:
         what = "the name of a data set" if data.kind == "hub" else "the folder of its data"
         raise UserError(f"data.path: the recipe {recipe.name!r} needs {what}; give --data.path=...")

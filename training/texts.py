@@ -162,9 +162,11 @@ def parse_json(path: Path, number: int, text: str) -> object:
     try:
         return json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
-        line, problem = number, one_line(error)
+        line = number
+        problem = one_line(error)
         if isinstance(error, json.JSONDecodeError):
-            line, problem = number + error.lineno - 1, f"{error.msg}, column {error.colno}"
+            line = number + error.lineno - 1
+            problem = f"{error.msg}, column {error.colno}"
         raise UserError(f"{path}, line {line}: is not valid JSON ({problem}); see data.path and data.kind.") from error
 
 
@@ -289,7 +291,8 @@ def read_hub(data: HubData, where: str, name: str) -> Dataset:
     """Read a split of a data set: from its files if `datasets` would guess the types of their texts."""
     try:
         builder = load_dataset_builder(str(data.path), data.subset)
-        kind, files = str(builder.name), builder.config.data_files or {}
+        kind = str(builder.name)
+        files = builder.config.data_files or {}
         is_local = Path(str(data.path)).is_dir()  # `datasets` would know its files by their time
         if kind in ("csv", "json") or (kind == "parquet" and is_local):
             if name not in files:

@@ -38,7 +38,10 @@ from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import read_json, staged_files, write_atomically, write_errors
 
 logger = logging.getLogger(__name__)
-RECIPE, DATA, RESULTS, LOCK = "recipe.yaml", "data.json", "results.json", ".lock"
+RECIPE = "recipe.yaml"
+DATA = "data.json"
+RESULTS = "results.json"
+LOCK = ".lock"
 TRANSLATIONS = "translations.jsonl"
 TOKENIZER = "tokenizer"  # in data.json, beside the splits
 RESTORE = "restore it, or choose a different --output_dir."
@@ -195,7 +198,9 @@ def remove_results(folder: Path) -> None:
 
 def write_results(trainer: PaperTrainer, taken: list[int], source: str | None, seconds: float) -> dict[str, Any]:
     """Write results.json in the main process and return its content; all processes must call this."""
-    recipe, state, data = trainer.recipe, trainer.state, trainer.data
+    recipe = trainer.recipe
+    state = trainer.state
+    data = trainer.data
     results: dict[str, Any] = {
         "name": recipe.name,
         "recipe": without_folders(to_dict(recipe)),
@@ -276,7 +281,8 @@ def test_scores(trainer: PaperTrainer) -> dict[str, Any]:
     count = min(recipe.score.examples, len(pairs))
     examples = []
     for row in [index * len(pairs) // count for index in range(count)]:
-        source, target = pairs[row]["source"], pairs[row]["target"]
+        source = pairs[row]["source"]
+        target = pairs[row]["target"]
         translation, reference = (task.display(source, text) for text in (hypotheses[row], target))
         examples.append({"source": source, "translation": translation, "reference": reference})
     return scores | {"sentences": len(pairs), "seconds": seconds, "examples": examples}
