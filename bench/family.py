@@ -58,7 +58,8 @@ class Step:
 
 def steps_of(options: argparse.Namespace) -> Iterator[Step]:
     """Yield the steps in order: the teacher, its translations, the models, and the measurement of all."""
-    data, made = f"--data.path={options.data}", options.output_dir
+    data = f"--data.path={options.data}"
+    made = options.output_dir
     teacher = [str(RECIPES / "multi30k-teacher.yaml"), data]
     short = shorter_training(options)
     limit = ["--decoding.max_source_relative_length=0"] if short else []  # a bad teacher ends no translation
@@ -121,7 +122,7 @@ class Record:
     def take(self, step: Step) -> None:
         """Run the command of a step, unless it is finished."""
         entry = self.steps.setdefault(step.name, {"seconds": 0.0, "finished": None})
-        is_trained = step.last_file is not None and step.last_file.exists()  # also if this command was killed then
+        is_trained = step.last_file is not None and step.last_file.exists()  # even if nobody recorded it
         if entry["finished"] == step.command or is_trained:
             print(f"{step.command}\n# finished before, {entry['seconds'] / 60:.1f} minutes\n", flush=True)
             return

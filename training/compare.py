@@ -24,7 +24,7 @@ from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import write_atomically, write_errors
 
 TEXTS = ("source", "translation", "reference")
-SCORE = "Make the file with training, or with training.score --translations=FILE."
+HOW_TO_MAKE = "Make the file with training, or with training.score --translations=FILE."
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def load_system(path: Path) -> System:
     """Return the translations in the folder of a run or in a file."""
-    tokenize, file = None, path
+    tokenize = None
+    file = path
     if path.is_dir():
         file = path / TRANSLATIONS
         if not file.is_file():
@@ -74,7 +75,7 @@ def load_system(path: Path) -> System:
         tokenize = task.tokenize
     rows = [read_row(file, number, line) for number, line in enumerate(file.read_bytes().splitlines(), start=1)]
     if not rows:
-        raise UserError(f"{file}: contains no translations. {SCORE}")
+        raise UserError(f"{file}: contains no translations. {HOW_TO_MAKE}")
     return System(str(path), *([row[name] for row in rows] for name in TEXTS), tokenize=tokenize)
 
 
@@ -87,7 +88,7 @@ def read_row(file: Path, number: int, line: bytes) -> dict[str, str]:
     if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in TEXTS):
         raise UserError(
             f"{file}, line {number}: is not a translation; got {line[:40].decode(errors='replace')!r}, expected a JSON "
-            f"object with the texts {', '.join(TEXTS)}. {SCORE}"
+            f"object with the texts {', '.join(TEXTS)}. {HOW_TO_MAKE}"
         )
     return row
 
@@ -147,7 +148,8 @@ def compare(first: System, second: System, tokenize: str) -> dict[str, Any]:
 
 def sentence_differences(first: System, second: System) -> list[dict[str, Any]]:
     """Return line, texts and sentence-level chrF of each pair of translations, the largest differences first."""
-    metric, rows = CHRF(), []
+    metric = CHRF()
+    rows = []
     texts = zip(first.sources, first.references, first.translations, second.translations, strict=True)
     for line, (source, reference, *translations) in enumerate(texts, start=1):
         scores = [metric.sentence_score(text, [reference]).score for text in translations]
@@ -172,8 +174,9 @@ def report(result: dict[str, Any], sentences: int) -> None:
 
     rows = result["differences"]
     better, worse = (sum(sign * row["difference"] > 0 for row in rows) for sign in (1, -1))
-    print(f"\nBy chrF of each sentence B is better in {better:,}, worse in {worse:,} and equal in the others of")
-    print(f"{result['sentences']:,} sentences. The largest differences:")
+    equal = len(rows) - better - worse
+    print(f"\nBy the chrF of each sentence, B is better in {better:,}, worse in {worse:,} and equal in {equal:,}.")
+    print("The largest differences:")
     for row in rows[: max(0, sentences)]:
         if row["difference"]:
             print(f"\nline {row['line']}: chrF {row['chrF']['A']:.1f} and {row['chrF']['B']:.1f}")

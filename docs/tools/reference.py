@@ -204,7 +204,8 @@ def config_table(name: str) -> Iterator[str]:
     """Yield the table of a configuration's fields, without those that it has from the paper's model."""
     import vaswani_transformer
 
-    config_class, paper_class = getattr(vaswani_transformer, name), vaswani_transformer.VaswaniTransformerConfig
+    config_class = getattr(vaswani_transformer, name)
+    paper_class = vaswani_transformer.VaswaniTransformerConfig
     further = [one for one in config_class.__mro__ if issubclass(one, paper_class) and one is not paper_class]
     hints, base = hints_of(config_class), config_class()
     yield f"{FURTHER if further else ''}{HEADER}"

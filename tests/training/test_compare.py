@@ -69,7 +69,7 @@ def test_sentences_that_differ_most_come_first_and_equal_ones_are_left_out(run: 
     lines = [int(line.split(":")[0].removeprefix("line ")) for line in output.splitlines() if line.startswith("line ")]
     assert lines[0] == 4
     assert sorted(lines) == [1, 3, 4]
-    assert "B is better in 3, worse in 0 and equal" in output
+    assert "B is better in 3, worse in 0 and equal in 1.\n" in output
     assert f"  {'source':<10} sieben acht\n  {'reference':<10} four five six seven\n" in output
     assert f"  {'A':<10} nothing at all\n  {'B':<10} four five six seven\n" in output
     assert run(first, second, "--sentences=1")[0].count("\nline ") == 1
