@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
     "dialects": (["iterative_vae"], "right words"),
     "dialects flowseq": (["flowseq"], "latent_temperature"),
     "gpu": (["--minutes=13", "--out=NEW/results"], "difference"),
+    "imports": (["MADE/ar"], "CPU seconds"),
     "kills": ([], "kills of all processes"),
     "layer_complexity": (["--output=NEW/table1"], "self-attention, fused"),
     "latent_price": ([], "revealed words"),
