@@ -37,12 +37,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import pipeline
 from transformers.utils import logging
 
 from bench.measuring import ROOT, Row, clock, in_turns, make_parser, median_ratio, report, resident_mib, seconds_of
 from vaswani_transformer import prepare_for_inference, translate
 from vaswani_transformer.convert import to_ctranslate2
+from vaswani_transformer.pipeline import VaswaniTransformerTranslationPipeline
 from vaswani_transformer.support.loading import load_model, load_tokenizer
 
 OURS = """
@@ -243,8 +243,7 @@ def call_rows(folder: Path, lines: list[str], rounds: int, threads: int) -> list
     engine = service_engine(folder, threads)
     tokenizer = load_tokenizer(str(folder), local_files_only=True)
     model: Any = prepare_for_inference(load_model(str(folder), local_files_only=True), "int8", engine.model.layouts)
-    make_pipeline: Any = pipeline  # whose types know only the tasks of Transformers
-    pipe = make_pipeline("vaswani-translation", model=model, tokenizer=tokenizer)
+    pipe: Any = VaswaniTransformerTranslationPipeline(model=model, tokenizer=tokenizer)
 
     def generate(line: str) -> list[str]:
         output = model.generate(**tokenizer([line], return_tensors="pt"))

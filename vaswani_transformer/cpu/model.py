@@ -4,7 +4,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Never, TypeVar
+from typing import Any, Never, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -164,7 +164,7 @@ class PreparedForConditionalGeneration(Prepared, VaswaniTransformerForConditiona
 
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> None:
+    ) -> Any:
         """Make the default cache of `generate()` without its layers, which the search would discard."""
         is_default = (
             model_kwargs.get(CACHE) is None
@@ -176,7 +176,7 @@ class PreparedForConditionalGeneration(Prepared, VaswaniTransformerForConditiona
         if is_default:
             model_kwargs[CACHE] = EncoderDecoderCache(DynamicCache(), DynamicCache())
         else:
-            super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+            cast(Any, super())._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
 
     def make_stepper(self, inputs: dict[str, Any], beams_per_source: int, **options: bool) -> Stepper:
         """Return the stepper of a search, with the fast path if only the next token's logits are needed."""
