@@ -34,9 +34,9 @@ PACKAGE, TRAINING = ROOT / "vaswani_transformer", ROOT / "training"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 # The flat files: each imports only from those before it.
 FILES = (
-    *("config", "embeddings", "restricted", "attention", "layers", "pretrained", "stacks", "loss"),
-    *("search", "stepper", "generation", "tokenizer", "pipeline", "model"),
-    *("nar_settings", "nar", "lengths", "nat", "revealed", "iterative_vae", "flowseq", "cmlm", "alignments", "ctc"),
+    *("settings", "config", "embeddings", "restricted", "attention", "layers", "pretrained", "stacks", "loss"),
+    *("search", "stepper", "generation", "tokenizer", "pipeline", "model", "nar", "lengths", "nat"),
+    *("revealed", "discrete", "iterative_vae", "flowseq", "cmlm", "alignments", "ctc"),
 )
 # The folders that each folder imports from, beyond flat files and support.
 ROOMS = {

@@ -10,7 +10,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from training.checkpoints import WEIGHTS, complete_checkpoints, mean_weights, step_of
-from vaswani_transformer.support.command_line import CommandParser
+from vaswani_transformer.support.command_line import CommandParser, positive_argument
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import atomic_folder, write_errors
 
@@ -20,7 +20,7 @@ SAVED = ("config.json", "generation_config.json", "tokenizer*", "special_tokens_
 def average(run: Path, last: int, output: Path) -> list[int]:
     """Write the mean of a run's last checkpoints, with its configuration and tokenizer, and return their steps."""
     checkpoints = complete_checkpoints(run, with_interrupted=False)[-last:]
-    if last < 1 or len(checkpoints) < last:
+    if len(checkpoints) < last:
         raise UserError(
             f"{run}: has {len(checkpoints)} complete checkpoints, expected {last}; choose a smaller --last."
         )
@@ -36,7 +36,7 @@ def average(run: Path, last: int, output: Path) -> list[int]:
 def main(arguments: list[str] | None = None) -> None:
     parser = CommandParser(prog="python -m training.average", description=__doc__, allow_abbrev=False)
     parser.add_argument("run", type=Path, help="the folder of a run")
-    parser.add_argument("--last", type=int, default=5, help="how many checkpoints (5)")
+    parser.add_argument("--last", type=positive_argument, default=5, help="how many checkpoints (5)")
     parser.add_argument("--output_dir", type=Path, required=True, help="the folder to write")
     options = parser.parse_args(arguments)
     with exit_on_user_error(OSError):

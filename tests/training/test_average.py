@@ -51,7 +51,7 @@ def test_averaged_model_has_its_tokenizer_and_no_file_of_training(
     ("arguments", "message"),
     [
         (["{tmp}/rum", "--last=2", "--output_dir={tmp}/mean"], "{tmp}/rum: has 0 complete checkpoints, expected 2"),
-        (["{run}", "--last=0", "--output_dir={tmp}/mean"], "expected 0; give"),
+        (["{run}", "--last=0", "--output_dir={tmp}/mean"], "argument --last: "),
         (["{run}", "--last=2", "--output_dir={tmp}"], "the folder is in use; choose a different one"),
     ],
 )
