@@ -1,5 +1,6 @@
 """Checks of the coding exercises accept solutions only, and the answers of the worksheet are right."""
 
+import json
 import math
 import re
 from typing import Any
@@ -57,6 +58,14 @@ def test_notebook_is_made_from_the_page_and_has_no_solutions() -> None:
     assert notebook == coding_notebook()
     assert "See a solution" not in notebook
     assert notebook.count("    ...") == 4
+
+
+def test_notebook_needs_what_the_page_installs_and_no_drawings() -> None:
+    (command,) = re.findall("^pip install .*$", CODING_PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    cells = ["".join(cell["source"]) for cell in json.loads(CODING_NOTEBOOK.read_text(encoding="utf-8"))["cells"]]
+    assert cells[0].startswith("try:\n    import vaswani_transformer\n")
+    assert f"Run {command} in a clone of the project first." in cells[0]
+    assert "matplotlib" not in "".join(cells)
 
 
 # The worksheet

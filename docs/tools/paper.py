@@ -42,18 +42,9 @@ HAS_ADDRESS = "OWNER" not in URLS["Source"]  # until the first release the proje
 TITLE = """Run the cells from top to bottom, which takes a few minutes on a CPU. The first one needs the project, and
 the second defines `show`, which prints lines of its source.
 """
-IN_A_CLONE = """    raise SystemExit('Run pip install -e ".[figures,train]" in a clone of the project first.')
-"""
-GET_A_CLONE = f"""    !git clone --quiet {URLS["Source"]} project
-    %cd project
-    %pip install --quiet -e ".[figures,train]"
-"""
-INSTALL = f"""%matplotlib inline
+DRAW = """%matplotlib inline
 %config InlineBackend.figure_formats = ["svg"]
-try:
-    import training
-except ImportError:
-{GET_A_CLONE if HAS_ADDRESS else IN_A_CLONE}"""
+"""
 SHOW = """import inspect
 import pkgutil
 
@@ -125,6 +116,20 @@ def code_cell(code: str, printed: str = "", picture: str | None = None) -> dict[
     return {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": outputs, "source": lines}
 
 
+def install_cell(package: str, target: str, before: str = "") -> dict[str, Any]:
+    """Return the first cell, which checks that the project is installed, or installs it once it has an address.
+
+    Args:
+        package: a package that is there only if it is.
+        target: what pip installs.
+        before: the cell's first lines.
+    """
+    missing = f"    raise SystemExit('Run pip install {target} jupyterlab in a clone of the project first.')"
+    if HAS_ADDRESS:
+        missing = f"    !git clone --quiet {URLS['Source']} project\n    %cd project\n    %pip install --quiet {target}"
+    return code_cell(f"{before}try:\n    import {package}\nexcept ImportError:\n{missing}")
+
+
 def text_cell(text: str) -> dict[str, Any]:
     return {"cell_type": "markdown", "metadata": {}, "source": text.strip("\n").splitlines(keepends=True)}
 
@@ -167,7 +172,7 @@ def shown_source(name: str) -> str:
 
 def to_notebook(for_students: bool = False) -> str:
     """Return the pages as one Jupyter notebook; for students, without solutions of exercises and without outputs."""
-    cells = [text_cell(TITLE), code_cell(INSTALL), code_cell(SHOW)]
+    cells = [text_cell(TITLE), install_cell("training", '-e ".[figures,train]"', DRAW), code_cell(SHOW)]
     for path in PAGES:
         page = path.read_text(encoding="utf-8")
         cells += page_cells(SOLUTION.sub(lambda _: ANSWER, page) if for_students else page, path.stem)
@@ -180,7 +185,7 @@ def to_notebook(for_students: bool = False) -> str:
 def coding_notebook() -> str:
     """Return the coding exercises as a notebook without solutions."""
     page = CODING_SOLUTION.sub("", CODING_PAGE.read_text(encoding="utf-8"))
-    return as_notebook([code_cell(INSTALL), *page_cells(page, CODING_PAGE.stem)])
+    return as_notebook([install_cell("vaswani_transformer", "-e ."), *page_cells(page, CODING_PAGE.stem)])
 
 
 def as_notebook(cells: list[dict[str, Any]]) -> str:
