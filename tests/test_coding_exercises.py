@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+import torch
 
 from docs.tools.paper import CODING_NOTEBOOK, CODING_PAGE, PYTHON, coding_notebook
 from tests.helpers import ROOT
@@ -13,11 +14,48 @@ from tests.helpers import ROOT
 SECTIONS = CODING_PAGE.read_text(encoding="utf-8").split("\n## ")[1:]
 BLOCKS = {section.partition("\n")[0]: [match[1] for match in PYTHON.finditer(section)] for section in SECTIONS}
 WORKSHEET = (ROOT / "docs" / "worksheet.html").read_text(encoding="utf-8")
-ALMOST = {  # what each solution is without a part that matters
-    "Scaled dot-product attention": (" / query.shape[1] ** 0.5", ""),
-    "The learning rate": ("min(", "max("),
-    "Label smoothing": ("smoothing * log_p.mean(-1)", "0"),
-    "A step of beam search": ("log_p[:, None] + ", ""),
+WRONG = {  # for each exercise: a part of its solution, what stands in its place, and what the check says
+    "Scaled dot-product attention": [
+        (
+            " / query.shape[1] ** 0.5",
+            "",
+            r"^mask all True, weights .*: yours .* \(sum 1\.00\), the library's .* \(sum 1\.00\)\.$",
+        ),
+        ("softmax(-1)", "softmax(0)", r"^mask all True, weights .*: yours [\d. ]*\(sum (?!1\.00)"),
+        ("~mask", "mask", "^mask all True, weights .*: yours nan nan nan nan nan "),
+        (
+            ".masked_fill(~mask, -torch.inf)",
+            "",
+            r"^later keys masked, weights .*, the library's [\d. ]* 0\.00 0\.00 \(",
+        ),
+        (
+            "masked_fill(~mask, -torch.inf).softmax(-1)",
+            "softmax(-1) * mask",
+            r"^later keys .*: yours [\d. ]* 0\.00 0\.00 \(sum 0",
+        ),
+        ("@ value", "@ value + 1", "^mask all True, weights "),
+        ("@ value", "@ value, scores", r"^Return one tensor; got a tuple\.$"),
+        (" @ value", "", r"^Return \(Q, d_v\), here \(3, 4\); got \(3, 5\)\.$"),
+    ],
+    "The learning rate": [("min(", "max(", "^Step 1: ")],
+    "Label smoothing": [
+        ("smoothing * log_p.mean(-1)", "0", r"^smoothing 0\.1: yours \d\.\d{4}, the library's \d\.\d{4}\.$"),
+        ("smoothing * log_p.mean(-1)", "smoothing * log_p.sum(-1)", r"^smoothing 0\.1: "),
+        ("return -(", "return (", r"^smoothing 0\.0: yours -"),
+        (").mean()", ").sum()", r"^smoothing 0\.0: "),
+        (").mean()", ")", r"^Return one number for all positions; got \(4,\)\.$"),
+    ],
+    "A step of beam search": [
+        ("log_p[:, None] + ", "", r"^\(beam, token\): yours \[\(\d, .*, the library's \[\(\d, "),
+        ("divmod(index, vocabulary)", "divmod(index, vocabulary)[::-1]", r"^\(beam, token\): "),
+        (
+            "(score, *place)",
+            "(2 * score, *place)",
+            r"^log P of the first: yours -\d\.\d{3}, the library's -\d\.\d{3}\.$",
+        ),
+        ("(score, *place)", "place", r"^Return a list of tuples: log P, beam, token\.$"),
+        ("return [", "return best  # [", r"^Return a list of tuples"),
+    ],
 }
 
 
@@ -29,28 +67,41 @@ def check(name: str, answer: str) -> None:
 
 
 def test_page_has_four_exercises() -> None:
-    assert list(BLOCKS) == list(ALMOST)
+    assert list(BLOCKS) == list(WRONG)
     assert all(len(blocks) == 3 for blocks in BLOCKS.values())
 
 
-@pytest.mark.parametrize("name", ALMOST)
+@pytest.mark.parametrize("name", WRONG)
 def test_solution_is_right(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     check(name, BLOCKS[name][2])
     assert capsys.readouterr().out == "right\n"
 
 
-@pytest.mark.parametrize("name", ALMOST)
+@pytest.mark.parametrize("name", WRONG)
 def test_what_is_not_filled_in_is_not_right(name: str) -> None:
     with pytest.raises(AssertionError, match="Replace the dots"):
         check(name, BLOCKS[name][0])
 
 
-@pytest.mark.parametrize("name", ALMOST)
-def test_almost_a_solution_is_not_right(name: str) -> None:
-    part, other = ALMOST[name]
-    assert part in BLOCKS[name][2]
-    with pytest.raises(AssertionError):
-        check(name, BLOCKS[name][2].replace(part, other))
+@pytest.mark.parametrize(
+    ("name", "right", "wrong", "message"), [(name, *case) for name in WRONG for case in WRONG[name]]
+)
+def test_wrong_answer_is_told_where_it_differs(name: str, right: str, wrong: str, message: str) -> None:
+    assert right in BLOCKS[name][2]
+    with pytest.raises(AssertionError, match=message):
+        check(name, BLOCKS[name][2].replace(right, wrong))
+
+
+@pytest.mark.parametrize("name", ["Scaled dot-product attention", "Label smoothing", "A step of beam search"])
+def test_check_shows_the_same_numbers_to_all(name: str) -> None:
+    right, wrong, _ = WRONG[name][0]
+    messages = set()
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        with pytest.raises(AssertionError) as error:
+            check(name, BLOCKS[name][2].replace(right, wrong))
+        messages.add(str(error.value))
+    assert len(messages) == 1
 
 
 def test_notebook_is_made_from_the_page_and_has_no_solutions() -> None:
