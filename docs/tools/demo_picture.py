@@ -21,7 +21,7 @@ def take_picture(model: str, text: str, path: str) -> None:
     _, address, _ = page.launch(**LAUNCH)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        tab = browser.new_page(viewport={"width": 1100, "height": 1460})
+        tab = browser.new_page(viewport={"width": 1100, "height": 1300})
         tab.goto(address)
         tab.get_by_label("Source").fill(text)
         tab.get_by_role("button", name="Translate").click()

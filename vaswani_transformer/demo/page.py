@@ -100,7 +100,7 @@ def setting_inputs(model: PreTrainedModel) -> dict[str, Any]:
 
     def slider(name: str, label: str, largest: int) -> "gr.Slider":
         value = getattr(model.generation_config, name, None) or 1
-        return gr.Slider(1, max(largest, value), value, step=1, precision=0, label=label)
+        return gr.Slider(1, max(largest, value), value, step=1, precision=0, label=label, min_width=140)
 
     inputs: dict[str, Any] = {}
     if is_non_autoregressive(model):
@@ -118,9 +118,10 @@ def setting_inputs(model: PreTrainedModel) -> dict[str, Any]:
             minimum=-MAX_ALPHA,
             maximum=MAX_ALPHA,
             step=0.1,
+            min_width=100,
         )
     label = "Length limit (0: model's)"
-    inputs["max_new_tokens"] = gr.Number(0, label=label, minimum=0, maximum=512, precision=0)
+    inputs["max_new_tokens"] = gr.Number(0, label=label, minimum=0, maximum=512, precision=0, min_width=100)
     return inputs
 
 
@@ -136,9 +137,9 @@ def make_page(
         # Inputs.
         gr.HTML(f'<h1 style="margin: 0; font-size: 1.5rem; overflow-wrap: anywhere">{html.escape(title)}</h1>')
         with gr.Row():
-            source = gr.Textbox(label="Source", max_length=10_000, scale=2, min_width=260)
+            source = gr.Textbox(label="Source", max_length=10_000, scale=2, min_width=240)
+            button = gr.Button("Parse" if writes_trees else "Translate", variant="primary", scale=0, min_width=110)
             settings = setting_inputs(model)
-            button = gr.Button("Parse" if writes_trees else "Translate", variant="primary", min_width=120)
         if examples:
             gr.Examples([[example] for example in examples], source)
 
