@@ -9,11 +9,14 @@ import pytest
 import torch
 from PIL import Image
 
-from docs.tools import pictures
+from docs.tools import paper, pictures
 from docs.tools.figures import draw_learning_rate, smoothed_loss
 from tests.figures.maps import assert_legible
-from tests.helpers import paper_model_of_pairs, save
+from tests.helpers import ROOT, paper_model_of_pairs, save
 from vaswani_transformer.batching.optimization import learning_rate
+from vaswani_transformer.figures.svg import BLUE, GRAY
+
+DARK = "#1e2129"  # the background of the pages' dark theme
 
 
 def test_learning_rate_is_equation_3_with_its_peak() -> None:
@@ -72,3 +75,34 @@ def test_every_picture_is_also_a_png_of_twice_its_size() -> None:
 def test_ids_of_a_diagram_are_its_own_since_a_page_may_have_several(path: Path) -> None:
     others = "".join(other.read_text() for other in pictures.IMAGES.glob("figure-*.svg") if other != path)
     assert [name for name in re.findall(r' id="([^"]*)"', path.read_text()) if f' id="{name}"' in others] == []
+
+
+def contrast(color: str, other: str) -> float:
+    """Return the contrast ratio of WCAG 2 between two colors "#rrggbb"."""
+    luminances = []
+    for text in (color, other):
+        channels = [int(text[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        luminances.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
+    return (max(luminances) + 0.05) / (min(luminances) + 0.05)
+
+
+@pytest.mark.parametrize("gray", [GRAY, paper.GRAY])
+def test_gray_of_letters_is_readable_on_white_and_legible_on_the_dark_theme(gray: str) -> None:
+    assert contrast(gray, "#ffffff") >= 4.5
+    assert contrast(gray, DARK) >= 3
+
+
+@pytest.mark.parametrize("sheet", ["docs/stylesheets/extra.css", "vaswani_transformer/demo/view.css"])
+def test_dark_themes_lighten_the_gray_and_the_blue_of_drawings(sheet: str) -> None:
+    text = (ROOT / sheet).read_text(encoding="utf-8")
+    for color in (GRAY, BLUE):
+        (lighter,) = set(re.findall(rf'\[color="{color}"\] {{ color: (#\w{{6}}); }}', text))
+        assert contrast(lighter, DARK) >= 4.5
+    assert f'[fill="{GRAY}"]' in text
+
+
+def test_figure_1_says_where_queries_keys_and_values_come_from() -> None:
+    drawing = ElementTree.parse(pictures.IMAGES / "figure-1.svg")
+    places = {each.text: float(each.attrib["y"]) for each in drawing.iter("{http://www.w3.org/2000/svg}text")}
+    assert places["memory (B, S, d_model): keys and values"] < places["queries"] < places["Masked Multi-Head"]

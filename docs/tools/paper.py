@@ -37,7 +37,7 @@ ANSWER = "```python\n# your answer\n```"
 DETAILS = re.compile(r"</?details[^>]*>\n?")
 SUMMARY = re.compile(r"<summary>(.*?)</summary>")
 URLS = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
-GRAY, LINE = "#7b7e87", "#8080804d"  # of letters and of thin lines, on white and on black
+GRAY, LINE = "#737680", "#8080804d"  # of letters and of thin lines, on white and on black
 HAS_ADDRESS = "OWNER" not in URLS["Source"]  # until the first release the project has none, and nothing leads to it
 TITLE = """Run the cells from top to bottom, which takes a few minutes on a CPU. The first one needs the project, and
 the second defines `show`, which prints lines of its source.

@@ -1,10 +1,10 @@
-"""Drawings as SVG. Their gray and blue are legible on white and on black."""
+"""Drawings as SVG. Their gray and blue are legible on white and on black; web pages lighten them in dark themes."""
 
 import unicodedata
 from dataclasses import dataclass, field
 from html import escape
 
-GRAY = "#7b7e87"
+GRAY = "#696c75"
 BLUE = "#2f6fdb"
 LETTER = 8  # pixels of a letter of 14 pixels, rounded up
 
