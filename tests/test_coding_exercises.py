@@ -151,6 +151,7 @@ def test_worksheet_answers_the_attention_head(word: str) -> None:
     assert rows["product"][:3] == [str(product) for product in products]
     assert rows["e<sup>x</sup>"][:3] == [f"{power:.2f}" for power in powers]
     assert rows["weight"][:3] == [f"{weight:.2f}" for weight in weights]
+    assert float(rows["weight"][3]) == pytest.approx(sum(map(float, rows["weight"][:3])))
     output = [sum(w * value[column] for w, value in zip(weights, VALUES.values(), strict=True)) for column in (0, 1)]
     assert f'"{word}": ({output[0]:.2f}, {output[1]:.2f})' in WORKSHEET
 
