@@ -212,6 +212,44 @@ def test_ctranslate2_gets_the_tokens_that_torch_gets(models: dict[str, Path]) ->
     assert engine.translator.batches == [tokenizer.convert_ids_to_tokens(row) for row in ids]
 
 
+class Slow:
+    """An engine that counts words as tokens, and waits before it returns a batch unchanged."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds, self.batches = seconds, []
+
+    def length(self, sentence: str) -> int:
+        return len(sentence.split())
+
+    def translate(self, sentences: list[str]) -> list[Any]:
+        self.batches.append(sentences)
+        time.sleep(self.seconds)
+        return [SERVICE["Translated"](sentence, False, []) for sentence in sentences]
+
+
+def test_batches_are_bounded_in_tokens() -> None:
+    sentences = [*["a"] * 40, "b " * 600, *["c " * 100] * 6]
+    batches = list(SERVICE["Service"](Slow(), OPTIONS).batches(sentences))
+    assert [len(batch) for batch in batches] == [32, 8, 1, 5, 1]
+    assert [sentence for batch in batches for sentence in batch] == sentences
+
+
+def test_text_is_given_up_after_the_batch_in_which_its_time_ends() -> None:
+    engine = Slow(seconds=0.02)
+    with pytest.raises(TimeoutError):
+        SERVICE["Service"](engine, OPTIONS).translate_text(("c " * 300 + ". ") * 10, time.monotonic() + 0.01)
+    assert len(engine.batches) == 1
+
+
+@pytest.mark.parametrize("engine", ["CTranslate2Engine", "TorchEngine"])
+def test_engine_counts_the_tokens_up_to_its_limit(engine: str, models: dict[str, Path]) -> None:
+    folder = models["torch" if engine == "TorchEngine" else "ctranslate2"]
+    started = SERVICE[engine](folder, OPTIONS)
+    _, tokenizer = model_of_pairs()
+    assert started.length("hello world") == len(tokenizer("hello world")["input_ids"])
+    assert started.length("hello world " * 300) == OPTIONS.tokens
+
+
 def test_unknown_words_are_named_once() -> None:
     tokenizers = pytest.importorskip("tokenizers")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "hello": 1}, unk_token="<unk>"))

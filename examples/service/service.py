@@ -15,7 +15,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,8 +29,8 @@ from starlette.routing import Route
 
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n\s*")
 SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")  # count as spaces, as in training
-SENTENCES = 32  # translated at once
-BATCH_TOKENS = 2048  # of the sources in a batch, padding included
+BATCH_TOKENS = 512  # of the sources translated at once, padding included; the time is checked between batches
+MIN_TOKENS = 16  # that a sentence counts as, so that a batch has at most 32
 BEAMS = 4
 EXTRA_TOKENS = 50  # of a translation beyond its source, as in the paper
 BYTES = 12  # of a character in JSON at most: two \uXXXX
@@ -48,7 +48,9 @@ class Translated:
 
 
 class Engine(Protocol):
-    """What translates a few sentences at once."""
+    """What translates a batch of sentences."""
+
+    def length(self, sentence: str) -> int: ...
 
     def translate(self, sentences: list[str]) -> list[Translated]: ...
 
@@ -66,12 +68,16 @@ class CTranslate2Engine:
         parallel, threads = options.parallel, options.threads
         self.translator = ctranslate2.Translator(str(folder), inter_threads=parallel, intra_threads=threads)
 
+    def encode(self, sentence: str) -> Any:
+        return self.tokenizer.encode(SPACES.sub(" ", sentence))
+
+    def length(self, sentence: str) -> int:
+        return len(self.encode(sentence))
+
     def translate(self, sentences: list[str]) -> list[Translated]:
-        encodings = [self.tokenizer.encode(SPACES.sub(" ", sentence)) for sentence in sentences]
+        encodings = [self.encode(sentence) for sentence in sentences]
         results = self.translator.translate_batch(
             [encoding.tokens for encoding in encodings],
-            max_batch_size=BATCH_TOKENS,
-            batch_type="tokens",
             beam_size=BEAMS,
             patience=2,
             max_decoding_length=max(len(encoding) for encoding in encodings) + EXTRA_TOKENS,
@@ -105,6 +111,9 @@ class TorchEngine:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self.model = prepare_for_inference(AutoModelForSeq2SeqLM.from_pretrained(folder), "int8")
         self.tokens = options.tokens
+
+    def length(self, sentence: str) -> int:
+        return min(len(self.tokenizer(sentence, verbose=False)["input_ids"]), self.tokens)
 
     def translate(self, sentences: list[str]) -> list[Translated]:
         from vaswani_transformer import translate
@@ -152,14 +161,28 @@ class Service:
         finally:
             self.open_requests -= 1
 
+    def batches(self, sentences: list[str]) -> Iterator[list[str]]:
+        """Yield the sentences in batches of at most `BATCH_TOKENS`; a longer sentence is a separate batch."""
+        batch: list[str] = []
+        longest = MIN_TOKENS
+        for sentence in sentences:
+            length = self.engine.length(sentence)
+            if batch and (len(batch) + 1) * max(longest, length) > BATCH_TOKENS:
+                yield batch
+                batch, longest = [], MIN_TOKENS
+            batch.append(sentence)
+            longest = max(longest, length)
+        if batch:
+            yield batch
+
     def translate_text(self, text: str, end: float) -> dict[str, str | list[str]]:
-        """Return the answer to a text, sentence by sentence; raise TimeoutError after `end`, by the monotonic clock."""
+        """Return the answer to a text, batch by batch; raise TimeoutError after `end`, by the monotonic clock."""
         sentences = [sentence for sentence in SENTENCE_END.split(text.strip()) if sentence]
         translated: list[Translated] = []
-        for start in range(0, len(sentences), SENTENCES):
+        for batch in self.batches(sentences):
             if time.monotonic() > end:
                 raise TimeoutError
-            translated += self.engine.translate(sentences[start : start + SENTENCES])
+            translated += self.engine.translate(batch)
         return {
             "translation": " ".join(result.text for result in translated),
             "cut": [text for text, result in zip(sentences, translated, strict=True) if result.is_cut],
