@@ -1,5 +1,6 @@
 """The service of examples/ translates in both engines, refuses what it must refuse, and ends gracefully."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -14,7 +15,6 @@ import time
 from collections.abc import Generator
 from http.client import HTTPConnection
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +30,7 @@ for package in ("ctranslate2", "starlette", "uvicorn"):
 
 FOLDER = ROOT / "examples" / "service"
 SERVICE = runpy.run_path(str(FOLDER / "service.py"))
-OPTIONS = SimpleNamespace(parallel=1, threads=1, tokens=256)
+DEFAULTS = SERVICE["parse_arguments"](["model"])
 LONG = "the cat is black. " * 300  # a second of work or more
 
 
@@ -204,7 +204,7 @@ class Recorder:
 def test_ctranslate2_gets_the_tokens_that_torch_gets(models: dict[str, Path]) -> None:
     """Special tokens in a text are characters, and other Unicode spaces are spaces."""
     texts = ["</s> hello <pad> world", "<s>", *(f"hello{chr(space)}world" for space in SPACES)]
-    engine = SERVICE["CTranslate2Engine"](models["ctranslate2"], OPTIONS)
+    engine = SERVICE["CTranslate2Engine"](models["ctranslate2"], DEFAULTS)
     engine.translator = Recorder(engine.translator)
     engine.translate(texts)
     _, tokenizer = model_of_pairs()
@@ -229,7 +229,7 @@ class Slow:
 
 def test_batches_are_bounded_in_tokens() -> None:
     sentences = [*["a"] * 40, "b " * 600, *["c " * 100] * 6]
-    batches = list(SERVICE["Service"](Slow(), OPTIONS).batches(sentences))
+    batches = list(SERVICE["Service"](Slow(), DEFAULTS).batches(sentences))
     assert [len(batch) for batch in batches] == [32, 8, 1, 5, 1]
     assert [sentence for batch in batches for sentence in batch] == sentences
 
@@ -237,17 +237,53 @@ def test_batches_are_bounded_in_tokens() -> None:
 def test_text_is_given_up_after_the_batch_in_which_its_time_ends() -> None:
     engine = Slow(seconds=0.02)
     with pytest.raises(TimeoutError):
-        SERVICE["Service"](engine, OPTIONS).translate_text(("c " * 300 + ". ") * 10, time.monotonic() + 0.01)
+        SERVICE["Service"](engine, DEFAULTS).translate_text(("c " * 300 + ". ") * 10, time.monotonic() + 0.01)
     assert len(engine.batches) == 1
+
+
+async def answer_of(app: Any, text: str, cancel_after: float | None = None) -> tuple[int, dict[str, Any]]:
+    """Return the answer of an app in this process; uvicorn cancels a request in the same way."""
+    messages: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": json.dumps({"text": text}).encode(), "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        messages.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/translate", "headers": [], "query_string": b""}
+    task = asyncio.create_task(app(scope, receive, send))
+    if cancel_after is not None:
+        await asyncio.sleep(cancel_after)
+        task.cancel()
+    with contextlib.suppress(ZeroDivisionError):
+        await task
+    start, body = messages
+    return start["status"], json.loads(body["body"])
+
+
+def test_request_that_is_open_when_the_grace_ends_is_refused_and_given_up() -> None:
+    engine = Slow(seconds=0.1)
+    app = SERVICE["Service"](engine, DEFAULTS).app()
+    status, answer = asyncio.run(answer_of(app, "c " * 300 + ". c. " * 300, cancel_after=0.05))
+    assert (status, answer["error"].partition(";")[0]) == (503, "The service stops")
+    assert len(engine.batches) == 1
+
+
+def test_failure_of_an_engine_is_an_answer_in_json() -> None:
+    engine = Slow()
+    engine.length = lambda sentence: 1 // 0
+    status, answer = asyncio.run(answer_of(SERVICE["Service"](engine, DEFAULTS).app(), "hello"))
+    assert (status, list(answer)) == (500, ["error"])
 
 
 @pytest.mark.parametrize("engine", ["CTranslate2Engine", "TorchEngine"])
 def test_engine_counts_the_tokens_up_to_its_limit(engine: str, models: dict[str, Path]) -> None:
     folder = models["torch" if engine == "TorchEngine" else "ctranslate2"]
-    started = SERVICE[engine](folder, OPTIONS)
+    started = SERVICE[engine](folder, DEFAULTS)
     _, tokenizer = model_of_pairs()
     assert started.length("hello world") == len(tokenizer("hello world")["input_ids"])
-    assert started.length("hello world " * 300) == OPTIONS.tokens
+    assert started.length("hello world " * 300) == DEFAULTS.tokens
 
 
 def test_unknown_words_are_named_once() -> None:
@@ -263,7 +299,7 @@ def test_unknown_words_are_named_once() -> None:
 def test_torch_translates_with_every_family(family: str, tmp_path: Path) -> None:
     model, tokenizer = family_of_pairs(family)
     model.generation_config.max_new_tokens = 4
-    engine = SERVICE["TorchEngine"](save(tmp_path, model, tokenizer), OPTIONS)
+    engine = SERVICE["TorchEngine"](save(tmp_path, model, tokenizer), DEFAULTS)
     translated = engine.translate([*PAIRS, "<pad></s>"])
     assert len(translated) == 7
     assert not any(result.is_cut for result in translated)

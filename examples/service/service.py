@@ -7,7 +7,7 @@ A folder that `vaswani-convert ctranslate2` wrote runs in CTranslate2, without t
 
 `cut` lists the sentences of which only the first tokens were translated, and `unknown_words` the words that the
 vocabulary lacks. Size, time and memory of a request are limited. A refused request gets {"error": "..."}, with status
-400 (malformed), 408 (sent too slowly), 413 (too long) or 503 (too many requests, or out of time).
+400 (malformed), 408 (sent too slowly), 413 (too long) or 503 (too many requests, out of time, or stopping).
 """
 
 import argparse
@@ -131,16 +131,24 @@ class Service:
         self.engine, self.options = engine, options
         self.turns = asyncio.Semaphore(options.parallel)
         self.open_requests = 0
+        self.is_stopping = False
 
     def app(self) -> Starlette:
         routes = [Route("/translate", self.translate, methods=["POST"]), Route("/health", self.health)]
-        return Starlette(routes=routes, exception_handlers={HTTPException: refusal})
+        return Starlette(routes=routes, exception_handlers={HTTPException: refusal, Exception: failure})
 
     async def health(self, request: Request) -> Response:
         model = self.options.folder.name
         return JSONResponse({"status": "ok", "model": model, "open_requests": self.open_requests})
 
     async def translate(self, request: Request) -> Response:
+        try:
+            return await self.answer(request)
+        except asyncio.CancelledError:  # by uvicorn, when the requests open at SIGTERM take too long
+            self.is_stopping = True
+            raise HTTPException(503, "The service stops; send it again later.", {"Retry-After": "1"}) from None
+
+    async def answer(self, request: Request) -> Response:
         limit = BYTES * self.options.characters + OTHER_BYTES
         body = await read_body(request, limit, self.options.seconds)
         text = text_of(body, self.options.characters)
@@ -180,7 +188,7 @@ class Service:
         sentences = [sentence for sentence in SENTENCE_END.split(text.strip()) if sentence]
         translated: list[Translated] = []
         for batch in self.batches(sentences):
-            if time.monotonic() > end:
+            if self.is_stopping or time.monotonic() > end:
                 raise TimeoutError
             translated += self.engine.translate(batch)
         return {
@@ -193,6 +201,10 @@ class Service:
 async def refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+
+async def failure(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": "The service failed; its log contains the reason."}, 500)
 
 
 async def read_body(request: Request, limit: int, seconds: float) -> bytes:
