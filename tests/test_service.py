@@ -95,11 +95,12 @@ def service(request: pytest.FixtureRequest, models: dict[str, Path]) -> Generato
 
 @pytest.mark.slow
 def test_service_translates_each_sentence_and_reports_its_health(service: Running) -> None:
-    answer = {"translation": "hola mundo te amo", "cut": [], "unknown_words": []}
+    answer = {"translation": "hola mundo\nte amo", "cut": [], "unknown_words": []}
     assert service.translate("hello world\ni love you\n") == (200, answer)
     assert service.translate(" \n") == (200, {"translation": "", "cut": [], "unknown_words": []})
     status, health = service.ask()
     assert (status, health["status"], health["open_requests"]) == (200, "ok", 0)
+    assert health["answered"] > health["cut"]
 
 
 @pytest.mark.slow
@@ -108,6 +109,7 @@ def test_service_names_the_sentences_that_it_cut(service: Running) -> None:
     status, answer = service.translate(f"hello world\n{long}")
     assert (status, answer["cut"]) == (200, [long])
     assert answer["translation"].startswith("hola mundo")
+    assert service.ask()[1]["cut"] > 0
 
 
 @pytest.mark.slow
@@ -120,6 +122,7 @@ def test_service_names_the_sentences_that_it_cut(service: Running) -> None:
         (b"[" * 9000, 400),
         (b'["hello world"]', 400),
         (b'{"texts": "hello world"}', 400),
+        (b'{"text": "hello world", "\\ud800": 1}', 400),
         (b'{"text": null}', 400),
         (b'{"text": ["hello world"]}', 400),
         (b'{"text": "\\ud800"}', 400),
@@ -277,6 +280,21 @@ def test_failure_of_an_engine_is_an_answer_in_json() -> None:
     assert (status, list(answer)) == (500, ["error"])
 
 
+def test_answer_keeps_the_lines_of_a_text() -> None:
+    text = " One. Two!\n\n  Three\r\nfour. \n"
+    answer = SERVICE["Service"](Slow(), DEFAULTS).translate_text(text, time.monotonic() + 60)
+    assert answer["translation"] == "One. Two!\n\nThree\nfour."
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"), [(b'{"text": "a", "beams": 5}', "'beams': unknown"), (b"[]", "The body is not")]
+)
+def test_body_with_a_mistake_is_refused_by_name(body: bytes, problem: str) -> None:
+    with pytest.raises(Exception, match=problem) as refused:
+        SERVICE["text_of"](body, 1000)
+    assert refused.value.status_code == 400
+
+
 @pytest.mark.parametrize("engine", ["CTranslate2Engine", "TorchEngine"])
 def test_engine_counts_the_tokens_up_to_its_limit(engine: str, models: dict[str, Path]) -> None:
     folder = models["torch" if engine == "TorchEngine" else "ctranslate2"]
@@ -305,10 +323,33 @@ def test_torch_translates_with_every_family(family: str, tmp_path: Path) -> None
     assert not any(result.is_cut for result in translated)
 
 
-def test_torch_takes_one_request_at_a_time(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_takes_one_request_at_a_time(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "argv", ["service.py", str(models["torch"]), "--parallel=2"])
-    with pytest.raises(SystemExit, match=r"--parallel: torch .* got 2, expected 1"):
+    with pytest.raises(SystemExit, match="2"):
         SERVICE["main"]()
+    assert re.fullmatch("--parallel: torch .* got 2, expected 1.\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("option", ["--parallel=0", "--threads=-1", "--waiting=-1", "--seconds=nan", "--tokens=0"])
+def test_number_outside_its_limits_is_an_error_of_one_line(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        SERVICE["parse_arguments"](["model", option])
+    name, _, value = option.partition("=")
+    assert re.fullmatch(f"argument {name}: got '{value}', expected .* from .*\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("files", [{}, {"config.json": '{"model_type": "bert"}'}, {"model.bin": "x"}])
+def test_folder_without_a_model_is_an_error_of_one_line(
+    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["service.py", str(tmp_path)])
+    with pytest.raises(SystemExit, match="2"):
+        SERVICE["main"]()
+    assert re.fullmatch(f"{re.escape(str(tmp_path))}: (contains|does).*\n", capsys.readouterr().err)
 
 
 # Docker
@@ -324,10 +365,23 @@ def test_docker_file_copies_what_exists_pins_what_it_installs_and_starts_the_ser
         assert all(name.endswith(".txt") or "==" in name for name in names)
     instructions = {word: words for word, _, words in lines}
     assert int(instructions["USER"]) > 0
-    assert "/health" in instructions["HEALTHCHECK"]
+    assert "PORT=8000" in instructions["ENV"].split()
     python, script, *arguments = json.loads(instructions["ENTRYPOINT"])
     assert (python, script) == ("python", "service.py")
     assert SERVICE["parse_arguments"](arguments).host == "0.0.0.0"
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.torch"])
+def test_check_of_the_container_asks_at_the_port_of_the_service(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (FOLDER / name).read_text(encoding="utf-8")
+    check = re.search(r"HEALTHCHECK .*\\\n  CMD (.*)", text)
+    assert check is not None
+    asked: list[str] = []
+    monkeypatch.setattr("urllib.request.urlopen", lambda url, timeout: asked.append(url))
+    monkeypatch.setenv("PORT", "9000")
+    exec(json.loads(check[1])[2])
+    assert asked == ["http://127.0.0.1:9000/health"]
+    assert SERVICE["parse_arguments"](["model"]).port == 9000
 
 
 def test_requirements_of_the_lean_image_are_exact_and_have_what_the_service_imports() -> None:

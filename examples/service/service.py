@@ -3,22 +3,28 @@
 A folder that `vaswani-convert ctranslate2` wrote runs in CTranslate2, without torch; any other model runs in torch.
 
     POST /translate  {"text": "..."}  ->  {"translation": "...", "cut": [], "unknown_words": []}
-    GET /health                       ->  {"status": "ok", "model": "FOLDER", "open_requests": 0}
+    GET /health  ->  {"status": "ok", "model": "FOLDER", "open_requests": 0, "answered": 7, "cut": 0}
 
-`cut` lists the sentences of which only the first tokens were translated, and `unknown_words` the words that the
-vocabulary lacks. Size, time and memory of a request are limited. A refused request gets {"error": "..."}, with status
-400 (malformed), 408 (sent too slowly), 413 (too long) or 503 (too many requests, out of time, or stopping).
+A translation keeps the lines of its text. `cut` lists the sentences of which only the first tokens were translated, and
+`unknown_words` the words that the vocabulary lacks. `/health` counts the answers, and those that list a cut sentence.
+
+Size, time and memory of a request are limited. A refused request gets {"error": "..."}, with status 400 (malformed),
+408 (sent too slowly), 413 (too long) or 503 (too many requests, out of time, or stopping).
 """
 
 import argparse
 import asyncio
+import contextlib
+import itertools
 import json
+import os
 import re
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import uvicorn
 from starlette.applications import Starlette
@@ -27,7 +33,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n\s*")
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+")  # a line break ends one too
 SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")  # count as spaces, as in training
 BATCH_TOKENS = 512  # of the sources translated at once, padding included; the time is checked between batches
 MIN_TOKENS = 16  # that a sentence counts as, so that a batch has at most 32
@@ -130,7 +136,7 @@ class Service:
     def __init__(self, engine: Engine, options: argparse.Namespace) -> None:
         self.engine, self.options = engine, options
         self.turns = asyncio.Semaphore(options.parallel)
-        self.open_requests = 0
+        self.open_requests = self.answered = self.cut = 0
         self.is_stopping = False
 
     def app(self) -> Starlette:
@@ -138,8 +144,8 @@ class Service:
         return Starlette(routes=routes, exception_handlers={HTTPException: refusal, Exception: failure})
 
     async def health(self, request: Request) -> Response:
-        model = self.options.folder.name
-        return JSONResponse({"status": "ok", "model": model, "open_requests": self.open_requests})
+        counts = {"open_requests": self.open_requests, "answered": self.answered, "cut": self.cut}
+        return JSONResponse({"status": "ok", "model": self.options.folder.name, **counts})
 
     async def translate(self, request: Request) -> Response:
         try:
@@ -160,7 +166,7 @@ class Service:
             async with asyncio.timeout(self.options.seconds):
                 await self.turns.acquire()
             try:
-                return JSONResponse(await asyncio.to_thread(self.translate_text, text, end))
+                answer = await asyncio.to_thread(self.translate_text, text, end)
             finally:
                 self.turns.release()
         except TimeoutError:
@@ -168,6 +174,10 @@ class Service:
             raise HTTPException(503, problem, {"Retry-After": "1"}) from None
         finally:
             self.open_requests -= 1
+
+        self.answered += 1
+        self.cut += bool(answer["cut"])
+        return JSONResponse(answer)
 
     def batches(self, sentences: list[str]) -> Iterator[list[str]]:
         """Yield the sentences in batches of at most `BATCH_TOKENS`; a longer sentence is a separate batch."""
@@ -185,14 +195,18 @@ class Service:
 
     def translate_text(self, text: str, end: float) -> dict[str, str | list[str]]:
         """Return the answer to a text, batch by batch; raise TimeoutError after `end`, by the monotonic clock."""
-        sentences = [sentence for sentence in SENTENCE_END.split(text.strip()) if sentence]
+        lines = [[part for part in SENTENCE_END.split(line.strip()) if part] for line in text.strip().splitlines()]
+        sentences = [sentence for line in lines for sentence in line]
+
         translated: list[Translated] = []
         for batch in self.batches(sentences):
             if self.is_stopping or time.monotonic() > end:
                 raise TimeoutError
             translated += self.engine.translate(batch)
+
+        texts = (result.text for result in translated)
         return {
-            "translation": " ".join(result.text for result in translated),
+            "translation": "\n".join(" ".join(itertools.islice(texts, len(line))) for line in lines),
             "cut": [text for text, result in zip(sentences, translated, strict=True) if result.is_cut],
             "unknown_words": [word for result in translated for word in result.unknown_words],
         }
@@ -229,7 +243,12 @@ def text_of(body: bytes, characters: int) -> str:
         fields = json.loads(body)
     except (ValueError, RecursionError):
         raise HTTPException(400, f"The body is not JSON; {EXPECTED}.") from None
-    text = fields.get("text") if isinstance(fields, dict) else None
+    if not isinstance(fields, dict):
+        raise HTTPException(400, f"The body is not a JSON object; {EXPECTED}.")
+    for name in fields:
+        if name != "text":
+            raise HTTPException(400, f"{name[:40]!a}: unknown field; {EXPECTED}.")
+    text = fields.get("text")
     if not isinstance(text, str):
         raise HTTPException(400, f"text: missing, or not a string; {EXPECTED}.")
     if re.search("[\ud800-\udfff]", text):
@@ -240,30 +259,67 @@ def text_of(body: bytes, characters: int) -> str:
     return text
 
 
+def stop(problem: str) -> NoReturn:
+    """End the program with an error of one line."""
+    print(problem, file=sys.stderr)
+    raise SystemExit(2)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        stop(f"{message}. --help lists the options.")
+
+
+def number(kind: type[int] | type[float], least: float, most: float) -> Callable[[str], float]:
+    """Return a function that parses a number within limits."""
+
+    def parse(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if least <= (value := kind(text)) <= most:
+                return value
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected {kind.__name__} from {least:,} to {most:,}")
+
+    return parse
+
+
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout, allow_abbrev=False)
+    parser = Parser(description=__doc__, formatter_class=layout, allow_abbrev=False)
+    positive, cores = number(int, 1, 1_000_000), number(int, 1, 1_000)
+    seconds, port = number(float, 0.01, 86_400), number(int, 0, 65_535)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the model's folder")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (127.0.0.1: only this machine)")
-    parser.add_argument("--port", type=int, default=8000, help="port to listen at (8000)")
-    parser.add_argument("--parallel", type=int, default=1, help="requests translated at once, in CTranslate2 (1)")
-    parser.add_argument("--threads", type=int, default=1, help="threads for each of them (1)")
-    parser.add_argument("--waiting", type=int, default=32, help="requests that may wait for their turn (32)")
-    parser.add_argument("--seconds", type=float, default=30.0, help="time limit of a request (30)")
-    parser.add_argument("--characters", type=int, default=10_000, help="most characters of a text (10000)")
-    parser.add_argument("--tokens", type=int, default=256, help="tokens after which a sentence is cut (256)")
+    port_help = "port to listen at (the variable PORT, else 8000)"
+    parser.add_argument("--port", type=port, default=os.environ.get("PORT", "8000"), help=port_help)
+    parser.add_argument("--parallel", type=cores, default=1, help="requests translated at once, in CTranslate2 (1)")
+    parser.add_argument("--threads", type=cores, default=1, help="threads for each of them (1)")
+    parser.add_argument("--waiting", type=number(int, 0, 1_000_000), default=32, help="requests that may wait (32)")
+    parser.add_argument("--seconds", type=seconds, default=30.0, help="time limit of a request (30)")
+    parser.add_argument("--characters", type=positive, default=10_000, help="most characters of a text (10000)")
+    parser.add_argument("--tokens", type=positive, default=256, help="tokens after which a sentence is cut (256)")
     return parser.parse_args(arguments)
+
+
+def load_engine(options: argparse.Namespace) -> Engine:
+    """Return the engine of the model; a folder that does not load is an error of one line."""
+    folder: Path = options.folder
+    is_converted = (folder / "model.bin").exists()
+    if not (is_converted or (folder / "config.json").exists()):
+        stop(f"{folder}: contains no model; got neither model.bin nor config.json. Pass the folder of a model.")
+    if options.parallel > 1 and not is_converted:
+        stop(f"--parallel: torch translates one request at a time; got {options.parallel}, expected 1.")
+    try:
+        return CTranslate2Engine(folder, options) if is_converted else TorchEngine(folder, options)
+    except Exception as error:  # the libraries raise many kinds
+        first_line = str(error).partition("\n")[0]
+        stop(f"{folder}: does not load; {type(error).__name__}: {first_line}")
 
 
 def main() -> None:
     options = parse_arguments()
-    engine: Engine
-    if (options.folder / "model.bin").exists():
-        engine = CTranslate2Engine(options.folder, options)
-    elif options.parallel == 1:
-        engine = TorchEngine(options.folder, options)
-    else:
-        raise SystemExit(f"--parallel: torch translates one request at a time; got {options.parallel}, expected 1.")
+    engine = load_engine(options)
     grace = int(options.seconds) + 5  # after SIGTERM, for open requests
     uvicorn.run(Service(engine, options).app(), host=options.host, port=options.port, timeout_graceful_shutdown=grace)
 
