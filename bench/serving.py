@@ -3,14 +3,16 @@
 `python -m bench.serving MODEL LINES` translates each line of the text file LINES alone, and then all lines together,
 with beam 4. It prints a row an engine: the median milliseconds of a line alone, lines a second together, the resident
 MiB of the process afterwards, and the MB (10^6 bytes) of the weights on disk. Each engine has its own process, in which
-CTranslate2 runs without torch. Figures are medians over rounds, in which the engines take turns.
+CTranslate2 runs without torch. Figures are medians over rounds, in which the engines take turns; those of each round
+appear on standard error as soon as they are measured. `--engines` chooses the engines.
 
 With `--clients N` it measures the service of examples/ instead, on one core with CTranslate2 and with torch, both in
 int8. N clients on this machine send a line a request: at full load each sends the next as soon as it has its answer;
 at half load requests arrive at random, half as many a second, and a latency includes the time until a client is free.
 It prints the lines a second, those a second of the service's CPU time, the latency that half, 95% and 99% of the
 requests stay below, and the resident and the largest MiB of the service. Each load has at most `--requests` and takes
-at most a minute. Keep the clients off the service's core, or they slow it down.
+at most a minute, so three rounds with both engines take at most 13 minutes. Keep the clients off the service's core, or
+they slow it down.
 
 With `--calls` it measures instead what `translate()`, the pipeline and the service's engine cost beside `generate()`
 with its tokenizer: in one process, prepared int8, a line a call, in turns. It prints the median milliseconds of each,
@@ -19,6 +21,7 @@ and the median ratio to `generate()`.
 
 import argparse
 import contextlib
+import functools
 import importlib.util
 import itertools
 import json
@@ -39,7 +42,18 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from bench.measuring import ROOT, Row, clock, in_turns, make_parser, median_ratio, report, resident_mib, seconds_of
+from bench.measuring import (
+    ROOT,
+    Row,
+    clock,
+    in_turns,
+    make_parser,
+    median_ratio,
+    report,
+    resident_mib,
+    seconds_of,
+    spell,
+)
 from vaswani_transformer import prepare_for_inference, translate
 from vaswani_transformer.convert import to_ctranslate2
 from vaswani_transformer.pipeline import VaswaniTransformerTranslationPipeline
@@ -64,6 +78,14 @@ def run(texts):
     tokens = [tokenizer.encode(text).tokens for text in texts]
     return translator.translate_batch(tokens, beam_size=4, max_batch_size=32)
 """
+ENGINES = {  # the code, the folder and the precision of each
+    "plain": (OURS, "torch", "plain"),
+    "prepared float32": (OURS, "torch", "float32"),
+    "prepared int8": (OURS, "torch", "int8"),
+    "CTranslate2 float32": (CTRANSLATE2, "float32", "float32"),
+    "CTranslate2 int8": (CTRANSLATE2, "int8", "int8"),
+}
+SERVED = ("CTranslate2 int8", "prepared int8")  # what the service runs
 SERVICE = ROOT / "examples" / "service" / "service.py"
 LOAD_SECONDS = 60
 CHILD = """
@@ -83,8 +105,24 @@ print(json.dumps([alone, together, resident]))
 """
 
 
-def measure(code: str, folder: Path, dtype: str, lines: list[str], threads: int) -> list[float]:
-    """Return the seconds of a line alone and of all lines, and the MiB of a new process."""
+def medians(calls: dict[str, Callable[[], Row]], rounds: int) -> dict[str, Row]:
+    """Return the medians of each call's figures, and print those of each round to standard error."""
+
+    def aloud(name: str) -> Row:
+        print(f"{name}: begins", file=sys.stderr, flush=True)
+        row = calls[name]()
+        print(f"{name}:", ", ".join(f"{key} {spell(value)}" for key, value in row.items()), file=sys.stderr, flush=True)
+        return row
+
+    measured = in_turns({name: functools.partial(aloud, name) for name in calls}, rounds)
+    return {
+        name: {column: statistics.median(row[column] for row in rows) for column in rows[0]}
+        for name, rows in measured.items()
+    }
+
+
+def measure(code: str, folder: Path, dtype: str, lines: list[str], threads: int) -> Row:
+    """Return the speed alone and together, the MiB of a new process, and the MB of the weights."""
     finished = subprocess.run(
         [sys.executable, "-c", CHILD.format(engine=code), str(folder), dtype, str(threads)],
         input=json.dumps(lines),
@@ -93,37 +131,23 @@ def measure(code: str, folder: Path, dtype: str, lines: list[str], threads: int)
         check=True,
         env=os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
     )
-    return json.loads(finished.stdout.splitlines()[-1])
+    alone, together, resident = json.loads(finished.stdout.splitlines()[-1])
+    weights = [path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin")]
+    return {
+        "ms a line alone": 1000 * alone,
+        "lines a second together": len(lines) / together,
+        "resident MiB": resident,
+        "weights, MB": sum(path.stat().st_size for path in weights) / 1e6,
+    }
 
 
-def engine_rows(folders: dict[str, Path], lines: list[str], rounds: int, threads: int) -> list[Row]:
+def engine_rows(folders: dict[str, Path], lines: list[str], options: argparse.Namespace) -> list[Row]:
     """Return the figures of each engine."""
-    engines = {
-        "plain": (OURS, folders["torch"], "plain"),
-        "prepared float32": (OURS, folders["torch"], "float32"),
-        "prepared int8": (OURS, folders["torch"], "int8"),
-        "CTranslate2 float32": (CTRANSLATE2, folders["float32"], "float32"),
-        "CTranslate2 int8": (CTRANSLATE2, folders["int8"], "int8"),
-    }
-    calls = {
-        engine: lambda code=code, folder=folder, dtype=dtype: measure(code, folder, dtype, lines, threads)
-        for engine, (code, folder, dtype) in engines.items()
-    }
-    measured = in_turns(calls, rounds)
-    rows: list[Row] = []
-    for engine, (_, folder, _) in engines.items():
-        alone, together, resident = (statistics.median(column) for column in zip(*measured[engine], strict=True))
-        weights = [path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin")]
-        rows.append(
-            {
-                "engine": engine,
-                "ms a line alone": 1000 * alone,
-                "lines a second together": len(lines) / together,
-                "resident MiB": resident,
-                "weights, MB": sum(path.stat().st_size for path in weights) / 1e6,
-            }
-        )
-    return rows
+    calls = {}
+    for engine in options.engines:
+        code, folder, dtype = ENGINES[engine]
+        calls[engine] = functools.partial(measure, code, folders[folder], dtype, lines, options.threads)
+    return [{"engine": engine, **row} for engine, row in medians(calls, options.rounds).items()]
 
 
 @contextlib.contextmanager
@@ -217,14 +241,12 @@ def measure_service(folder: Path, lines: list[str], clients: int, requests: int,
 
 def service_rows(folders: dict[str, Path], lines: list[str], options: argparse.Namespace) -> list[Row]:
     """Return the figures of the service with each engine, medians over rounds."""
-    engines = {"CTranslate2 int8": folders["int8"], "prepared int8": folders["torch"]}
     sizes = (options.clients, options.requests, options.threads)
-    calls = {engine: lambda folder=folder: measure_service(folder, lines, *sizes) for engine, folder in engines.items()}
-    measured = in_turns(calls, options.rounds)
-    return [
-        {"service": engine} | {column: statistics.median(row[column] for row in rounds) for column in rounds[0]}
-        for engine, rounds in measured.items()
-    ]
+    calls = {
+        engine: functools.partial(measure_service, folders[ENGINES[engine][1]], lines, *sizes)
+        for engine in options.engines
+    }
+    return [{"service": engine, **row} for engine, row in medians(calls, options.rounds).items()]
 
 
 def service_engine(folder: Path, threads: int) -> Any:
@@ -278,8 +300,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("lines", type=Path, help="a text file with a sentence on each line")
     parser.add_argument("--clients", type=int, default=0, help="measure the service with this many clients (none)")
     parser.add_argument("--requests", type=int, default=300, help="most requests at each load (300)")
+    engines = "engines to measure (all); the service runs those in int8"
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES), help=engines)
     parser.add_argument("--calls", action="store_true", help="measure what calls cost beside generate()")
     options = parser.parse_args(arguments)
+    if options.clients:
+        options.engines = [engine for engine in options.engines if engine in SERVED]
+    if not options.engines:
+        parser.error(f"--engines: none that the service runs; expected {' or '.join(SERVED)}")
     torch.set_num_threads(options.threads)
     logging.set_verbosity_error()
     lines = options.lines.read_text(encoding="utf-8").splitlines()
@@ -290,13 +318,10 @@ def main(arguments: list[str] | None = None) -> None:
     tokenizer = load_tokenizer(str(options.model), local_files_only=True)
     with tempfile.TemporaryDirectory() as name:
         folders = {"torch": options.model, "float32": Path(name) / "float32", "int8": Path(name) / "int8"}
-        for dtype in ("float32", "int8"):
+        for dtype in {ENGINES[engine][1] for engine in options.engines} - {"torch"}:
             to_ctranslate2(model, tokenizer, folders[dtype], dtype)
-        if options.clients:
-            rows = service_rows(folders, lines, options)
-        else:
-            rows = engine_rows(folders, lines, options.rounds, options.threads)
-    report(rows, options)
+        rows_of = service_rows if options.clients else engine_rows
+        report(rows_of(folders, lines, options), options)
 
 
 if __name__ == "__main__":

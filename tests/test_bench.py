@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bench import family, latent_price, layer_complexity
 from bench.kills import write_recipe
+from bench.serving import medians
 from tests.builders import family_of_pairs
 from tests.forks import ForkedCommand, run_forked
 from tests.helpers import PAIRS, ROOT, model_of_pairs, run_main, save, write_pairs
@@ -38,7 +39,7 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
     "layer_complexity": (["--output=NEW/table1"], "self-attention, fused"),
     "latent_price": ([], "revealed words"),
     "memory": ([], "peak MiB"),
-    "serving": (["MADE/ar", "MADE/lines.txt"], "resident MiB"),
+    "serving": (["MADE/ar", "MADE/lines.txt", "--engines", "plain", "CTranslate2 int8"], "resident MiB"),
     "serving calls": (["MADE/ar", "MADE/lines.txt", "--calls"], "ratio to generate"),
     "serving clients": (["MADE/ar", "MADE/lines.txt", "--clients=2"], "ms at half load, 99%"),
     "table3": (["MADE/kills.yaml", *SMALL, "--output_dir=NEW/runs"], "paper's BLEU"),
@@ -71,6 +72,13 @@ def test_bench_prints_its_table(name: str, made: Path, tmp_path: Path) -> None:
     lines = output.splitlines()
     heading = next(number for number, line in enumerate(lines) if f" {column} |" in line)
     assert lines[heading].count("|") == lines[heading + 2].count("|") > 2
+
+
+def test_figures_of_the_service_appear_when_they_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = iter([1.0, 5.0, 2.0])
+    assert medians({"torch": lambda: {"ms": next(seconds)}}, rounds=3) == {"torch": {"ms": 2.0}}
+    lines = [f"torch: {text}" for ms in (1, 5, 2) for text in ("begins", f"ms {ms}")]
+    assert capsys.readouterr().err.splitlines() == lines
 
 
 class ForkedStep(ForkedCommand):
