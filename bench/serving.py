@@ -242,7 +242,7 @@ def measure_service(folder: Path, lines: list[str], clients: int, requests: int,
 def service_rows(folders: dict[str, Path], lines: list[str], options: argparse.Namespace) -> list[Row]:
     """Return the figures of the service with each engine, medians over rounds."""
     sizes = (options.clients, options.requests, options.threads)
-    calls = {
+    calls: dict[str, Callable[[], Row]] = {
         engine: functools.partial(measure_service, folders[ENGINES[engine][1]], lines, *sizes)
         for engine in options.engines
     }

@@ -290,7 +290,7 @@ def test_answer_keeps_the_lines_of_a_text() -> None:
     ("body", "problem"), [(b'{"text": "a", "beams": 5}', "'beams': unknown"), (b"[]", "The body is not")]
 )
 def test_body_with_a_mistake_is_refused_by_name(body: bytes, problem: str) -> None:
-    with pytest.raises(Exception, match=problem) as refused:
+    with pytest.raises(SERVICE["HTTPException"], match=problem) as refused:
         SERVICE["text_of"](body, 1000)
     assert refused.value.status_code == 400
 

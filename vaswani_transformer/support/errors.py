@@ -28,19 +28,24 @@ def one_line(error: BaseException) -> str:
     return "".join(escaped) or type(error).__name__
 
 
-def check_open(name: Literal["stdin", "stdout"], instead: str) -> None:
+def check_open(stream: Literal["stdin", "stdout"], instead: str) -> None:
     """Raise UserError if standard input or output is closed, as in a daemon; `instead` ends the message."""
-    if getattr(sys, name) is None:
-        raise UserError(f"standard {name.removeprefix('std')}put: is closed; {instead}.")
+    names = {"stdin": "standard input", "stdout": "standard output"}
+    if getattr(sys, stream) is None:
+        raise UserError(f"{names[stream]}: is closed; {instead}.")
 
 
-def open_closed_streams() -> None:
-    """Open the null device in place of closed standard streams, so that no file of the command gets their numbers."""
-    for number in range(3):
+def reserve_stream_numbers() -> None:
+    """Open the null device for each closed standard stream, and make errors writable.
+
+    Otherwise the first file that the command opens gets the number of the closed stream, and whatever a library prints
+    ends up in it. `sys.stdin` and `sys.stdout` stay None, by which `check_open` knows that they were closed.
+    """
+    for number in (0, 1, 2):  # input, output, errors
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
 
@@ -49,11 +54,10 @@ def open_closed_streams() -> None:
 def exit_on_user_error(*more_errors: type[Exception], what_now: str = "") -> Generator[None]:
     """Print a UserError and exit with status 2; after Ctrl-C print a line and exit with status 130.
 
-    Closed standard streams become the null device, but `sys.stdin` and `sys.stdout` stay None.
-
-    `more_errors` are handled like a UserError, and `what_now` is appended to the line after Ctrl-C.
+    `more_errors` are handled like a UserError. `what_now`, such as "; the same command resumes it", is appended to the
+    line after Ctrl-C.
     """
-    open_closed_streams()
+    reserve_stream_numbers()
     try:
         yield
     except (UserError, *more_errors) as error:
