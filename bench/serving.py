@@ -34,7 +34,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,7 @@ print(json.dumps([alone, together, resident]))
 """
 
 
-def medians(calls: dict[str, Callable[[], Row]], rounds: int) -> dict[str, Row]:
+def medians(calls: Mapping[str, Callable[[], Row]], rounds: int) -> dict[str, Row]:
     """Return the medians of each call's figures, and print those of each round to standard error."""
 
     def aloud(name: str) -> Row:

@@ -298,7 +298,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--waiting", type=number(int, 0, 1_000_000), default=32, help="requests that may wait (32)")
     parser.add_argument("--seconds", type=seconds, default=30.0, help="time limit of a request (30)")
     parser.add_argument("--characters", type=positive, default=10_000, help="most characters of a text (10000)")
-    parser.add_argument("--tokens", type=positive, default=256, help="tokens after which a sentence is cut (256)")
+    tokens_help = "tokens after which a sentence is cut (256); in CTranslate2 at most the model's positions less 50"
+    parser.add_argument("--tokens", type=positive, default=256, help=tokens_help)
     return parser.parse_args(arguments)
 
 
