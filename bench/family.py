@@ -1,11 +1,13 @@
 """The comparison of the non-autoregressive models by one command: `python -m bench.family FOLDER --output_dir=DIR`.
 
-FOLDER is what `python -m training.prepare multi30k-tokenized --output=FOLDER` writes. The command trains a teacher,
-translates the training sources with it, trains each model on these translations, and measures all of them in turn. It
-prints each step as the command that it runs, its minutes, and at the end a table and the sum of the minutes. The same
-command resumes an interrupted one: it skips what is finished, and each step goes on where it stopped.
+FOLDER contains `train.jsonl.gz`, `validation.jsonl.gz` and `test.jsonl.gz`, as `python -m training.prepare
+multi30k-tokenized --output=FOLDER` writes them. The command trains a teacher, translates the training sources with it,
+trains each model on these translations, and measures all of them in turn. It prints each step as the command that it
+runs, its minutes, and at the end a table and the sum of the minutes. The same command resumes an interrupted one: it
+skips what is finished, and each step goes on where it stopped.
 
-`--steps` and `--minutes` shorten the training of each model, to try the command; the scores then mean nothing.
+`--tiny` tries the command in minutes, with two training steps for each model; the scores then mean nothing. `--steps`
+and `--minutes` shorten the training of each model to other limits.
 """
 
 import argparse
@@ -24,6 +26,7 @@ from bench.measuring import ROOT, Row, make_parser, report
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import read_json, write_atomically
 
+DATA_FILES = ("train.jsonl.gz", "validation.jsonl.gz", "test.jsonl.gz")  # those that the recipes name
 RECIPES = Path(os.path.relpath(ROOT / "training" / "recipes"))
 FAST = ["--training.learning_rate_scale=0.7", "--model.dropout=0.1"]
 GLANCING = "--training.glancing=[0.5, 0.3]"
@@ -80,6 +83,15 @@ def steps_of(options: argparse.Namespace) -> Iterator[Step]:
     yield Step("decoding", ["-m", "bench.decode_family", *folders, f"--data={options.data}", *sizes, *distilled])
 
 
+def check_data(folder: Path) -> None:
+    """Raise a UserError if a folder lacks a file, before a training spends its time."""
+    if missing := [name for name in DATA_FILES if not (folder / name).is_file()]:
+        raise UserError(
+            f"{folder}: lacks {', '.join(missing)}. Choose a folder that python -m training.prepare "
+            "multi30k-tokenized --output=FOLDER has written."
+        )
+
+
 def training_step(name: str, arguments: list[str], made: Path) -> Step:
     arguments = ["-m", "training.train", *arguments, f"--output_dir={made / name}"]
     return Step(name, arguments, made / name / "results.json")
@@ -105,7 +117,7 @@ class Record:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.path = options.output_dir / "steps.json"
-        settings = {"data": options.data, "steps": options.steps, "minutes": options.minutes}
+        settings = {"data": str(options.data), "steps": options.steps, "minutes": options.minutes}
         self.tree: dict[str, Any] = {"settings": settings, "steps": {}}
         if self.path.exists():
             self.tree = read_json(self.path, "choose a different --output_dir")
@@ -160,7 +172,8 @@ def comparison(record: Record, decoded: list[Row]) -> list[Row]:
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = make_parser("family", __doc__, {"steps": 2, "sentences": 4, "warmup": 2})
-    parser.add_argument("data", metavar="FOLDER", help="the folder of training.prepare")
+    files = "the folder of training.prepare, with train.jsonl.gz, validation.jsonl.gz and test.jsonl.gz"
+    parser.add_argument("data", type=Path, metavar="FOLDER", help=files)
     parser.add_argument("--output_dir", type=Path, required=True, metavar="DIR", help="a folder for all runs")
     without_flow = [name for name in MODELS if name != "flowseq"]
     parser.add_argument(
@@ -170,12 +183,15 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, metavar="M", help="minutes of each training (no limit)")
     parser.add_argument("--sentences", type=int, default=150, help="timed one by one (150)")
     parser.add_argument("--warmup", type=int, default=20, help="sentences before them that do not count (20)")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    options.data = options.data.resolve()  # one spelling, so that the steps of a resumed command are the same
+    return options
 
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse_arguments(arguments)
     with exit_on_user_error(OSError, what_now="; the same command resumes the comparison"):
+        check_data(options.data)
         options.output_dir.mkdir(parents=True, exist_ok=True)
         record = Record(options)
         for step in steps_of(options):

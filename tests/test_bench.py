@@ -128,6 +128,33 @@ def test_comparison_of_the_family_resumes_and_prints_commands_minutes_and_a_tabl
     assert "was begun with other settings" in run_main(family.main, [*arguments, "--steps=3"], capsys)[1]
 
 
+def test_comparison_names_the_files_that_its_folder_lacks_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "validation.jsonl.gz").touch()
+    errors, status = run_main(family.main, [tmp_path / "data", f"--output_dir={tmp_path / 'runs'}"], capsys)[1:]
+    assert (errors, status) == (
+        f"{tmp_path / 'data'}: lacks train.jsonl.gz, test.jsonl.gz. Choose a folder that python -m training.prepare "
+        "multi30k-tokenized --output=FOLDER has written.\n",
+        2,
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+def test_comparison_resumes_with_a_different_spelling_of_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands = []
+    for folder in (tmp_path / "data", "data", "./data/"):
+        options = family.parse_arguments([str(folder), "--output_dir=runs"])
+        Path("runs").mkdir(exist_ok=True)
+        family.Record(options).save()
+        commands.append([step.command for step in family.steps_of(options)])
+    assert commands[0] == commands[1] == commands[2]
+
+
 @pytest.mark.parametrize("name", family.MODELS)
 def test_model_of_the_comparison_has_a_valid_recipe(name: str, tmp_path: Path) -> None:
     options = family.parse_arguments([str(tmp_path), f"--output_dir={tmp_path}", "--models", name])
