@@ -20,7 +20,8 @@ from transformers import PreTrainedModel
 
 import vaswani_transformer
 
-RECIPE_SETS = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_", "FSDP_ACTIVATION_CHECKPOINTING")
+# The recipe decides precision, compilation and checkpointing, so that one recipe gives one result under any launcher.
+IGNORED_VARIABLES = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_", "FSDP_ACTIVATION_CHECKPOINTING")
 PROCESS_GROUP_TIMEOUT = timedelta(hours=6)  # one process prepares the data while the others wait
 KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "sacrebleu")
@@ -55,7 +56,7 @@ def init_processes() -> None:
     to nearly 1 GiB.
     """
     for name in list(os.environ):
-        if name.startswith(RECIPE_SETS):
+        if name.startswith(IGNORED_VARIABLES):
             del os.environ[name]
     if uses_cpu():
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"  # Transformers before 5.20 cannot resume on "cpu:0"

@@ -203,7 +203,7 @@ class SelfAttention(MultiHeadAttention):
 
 
 class CausalSelfAttention(SelfAttention):
-    """Self-attention of the decoder, in which no position attends to a later one (3.2.3)."""
+    """Self-attention of the decoder (3.2.3); its mask, which the decoder makes, hides later positions."""
 
     is_causal = True
 

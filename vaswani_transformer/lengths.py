@@ -1,4 +1,4 @@
-"""Length prediction, shared by NAT, IterativeVAE, FlowSeq and CMLM: their heads decode targets of given lengths.
+"""What models that predict a length share: their losses, length beams and decoding. NAT's classifier is in nat.py.
 
 B batch, S source, T target, k target rows per source row, C length classes, l lengths of a length beam, n targets
 returned per source, V vocabulary, R iterations or refining layers. For lengths, n and m are the numbers of source and

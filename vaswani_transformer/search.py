@@ -1,7 +1,7 @@
 """The paper's beam search (6.1; Wu et al. 2016, section 7) and greedy search, by any model.
 
-B sources, A active sources (their results can still change), k beams and C candidates per source, T tokens so far, V
-vocabulary. Rows of a source are consecutive: row i belongs to source i // k.
+B sources, A sources still in the batch, k beams and C candidates per source, T tokens so far, V vocabulary.
+Rows of a source are consecutive: row i belongs to source i // k.
 """
 
 import functools

@@ -148,8 +148,8 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
         Args:
             texts: the training texts, or lists of them.
             vocab_size: number of entries; a small amount of text may yield fewer.
-            algorithm: "bpe", lossless for any text in NFC, or "wordpiece", lossless for texts in NFC of the characters
-                of `texts`. Other texts are encoded as their NFC.
+            algorithm: "bpe", lossless for any text in NFC, or "wordpiece", lossless for texts in NFC of the 1,000 most
+                frequent characters of `texts`. Other texts are encoded as their NFC.
 
         Raises:
             TypeError: `texts` is a single text or contains something other than texts.

@@ -60,6 +60,8 @@ def word_tokenizer(tokens: list[str]) -> Tokenizer:
     if any(token.startswith("▁") for token in tokens):
         tokenizer.decoder = decoders.Metaspace()
     else:
+        # `Replace` sees one token at a time: each gets a space at its end (\z), and only the fused text shows which
+        # "@@" is before a space. The last token's space is stripped.
         separate = decoders.Replace(Regex(r"\z"), " ")
         join_words = decoders.Replace("@@ ", "")
         strip_end = decoders.Strip(" ", 0, 1)
@@ -107,7 +109,8 @@ def fairseq_tokenizer(dictionary: Path, codes: Path | None) -> PreTrainedTokeniz
         return sentencepiece_tokenizer(tokens, codes)
     tokenizer = word_tokenizer(tokens) if codes is None else merging_tokenizer(tokens, read_merges(codes))
 
-    # A piece that only occurs inside merges is not a token of the model.
+    # Merges need intermediate pieces that the model has no embedding for. Their ids follow the model's, and the
+    # tokenizer replaces those that remain in a text by `<unk>`.
     settings = {}
     if (entries := tokenizer.get_vocab_size()) != len(tokens):
         settings[PASSING_KEY] = [len(tokens), entries]

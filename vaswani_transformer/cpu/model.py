@@ -182,10 +182,10 @@ class PreparedForConditionalGeneration(Prepared, VaswaniTransformerForConditiona
         """Return the stepper of a search, with the fast path if only the next token's logits are needed."""
         memory = inputs["encoder_outputs"][0]  # (B, S, d_model)
         mask = inputs.get("attention_mask")
-        needed = {name for name, value in inputs.items() if value is not None and value is not False}
+        passed = {name for name, value in inputs.items() if value is not None and value is not False}
         needs_only_logits = (
             not any(options.values())
-            and STEP_INPUTS.issuperset(needed)
+            and STEP_INPUTS.issuperset(passed)
             and bool(inputs.get("use_cache"))
             and type(self).forward is VaswaniTransformerForConditionalGeneration.forward
             and self.config._attn_implementation == "eager"

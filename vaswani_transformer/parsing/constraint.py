@@ -16,13 +16,16 @@ from ..translation.translator import Constraint
 from .linear import LINEAR_TOKEN, PLACE
 from .words import split_tokenized
 
+OPENING, WORD_PLACE, CLOSING, END = range(4)
+"""Kinds of tokens of linear trees."""
+
 
 @dataclass(frozen=True)
 class TreeTokens:
     """Tokens of linear trees in a vocabulary.
 
     ids: (C,), token ids.
-    kinds: (C,), 0 for an opening label, 1 for a place, 2 for a closing label, 3 for the end token.
+    kinds: (C,), `OPENING`, `WORD_PLACE`, `CLOSING` or `END`.
     steps: (V,), change of the depth: 1 for opening labels, -1 for closing labels, else 0.
     places: (V,), 1 for places, else 0.
     closing: (V,), id of the matching closing label for opening labels, else -1.
@@ -55,14 +58,14 @@ class TreeTokens:
         for text, closing_id in tokens.items():
             opening_id = tokens.get(f"({text[1:]}") if text.startswith(")") else None
             if opening_id is not None:
-                kinds[opening_id] = 0
+                kinds[opening_id] = OPENING
                 steps[opening_id] = 1
                 closing[opening_id] = closing_id
-                kinds[closing_id] = 2
+                kinds[closing_id] = CLOSING
                 steps[closing_id] = -1
-        kinds[place_ids] = 1
+        kinds[place_ids] = WORD_PLACE
         places[place_ids] = 1
-        kinds[tokenizer.eos_token_id] = 3
+        kinds[tokenizer.eos_token_id] = END
         ids = (kinds >= 0).nonzero()[:, 0]
         return cls(ids, kinds[ids], steps, places, closing)
 
@@ -123,7 +126,7 @@ class WellFormedTrees(LogitsProcessor):
         closing = tokens.closing[input_ids.gather(1, innermost)]  # (R, 1)
         can_close = (depth > 0) & (steps[:, -1] <= 0)
 
-        # A column for each kind of token; of the closing labels only one is permitted.
+        # A column for each kind of token, in the order of the kinds; of the closing labels only one is permitted.
         can_open = (words_left > 0) & (spare >= 2)
         can_place = words_left > 0
         can_end = (words_left <= 0) & (depth <= 0)
