@@ -97,14 +97,14 @@ def check_same_test_set(first: System, second: System) -> None:
     if len(first.sources) != len(second.sources):
         raise UserError(
             f"{second.name}: has a different test set; got {len(second.sources):,} sentences, expected the "
-            f"{len(first.sources):,} of {first.name}. Score both models on the same data."
+            f"{len(first.sources):,} of {first.name}. Score both models on the same data, which neither was trained on."
         )
     for name in ("sources", "references"):
         for number, (one, other) in enumerate(zip(getattr(first, name), getattr(second, name), strict=True), start=1):
             if one != other:
                 raise UserError(
                     f"{second.name}: has different {name}; got {other[:40]!r} in line {number}, expected {one[:40]!r}, "
-                    f"as in {first.name}. Score both models on the same data."
+                    f"as in {first.name}. Score both models on the same data, which neither was trained on."
                 )
 
 

@@ -81,7 +81,8 @@ def load_pairs(recipe: Recipe, splits: Iterable[str] = SPLITS) -> DatasetDict:
         if split in needed and name is not None:
             pairs[split] = read_split(data, split, str(name))
     if held_out and "train" in pairs:  # hold out all splits, whichever are requested
-        pairs.update(hold_out(pairs["train"], held_out, recipe.seed, data.max_length))
+        seed = recipe.seed if data.split_seed is None else data.split_seed
+        pairs.update(hold_out(pairs["train"], held_out, seed, data.max_length))
 
     if data.distilled is not None and "train" in wanted:
         pairs["train"] = read_files(data, "data.distilled", "json", distilled_files(data.distilled))

@@ -38,9 +38,10 @@ class FileData:
         path: folder of the files, in the current folder or else in the clone; or name of the data set on the Hub.
         train: name of a file in `path`, possibly compressed, with {language} in the name for text; for trees also
             patterns separated by spaces; on the Hub the name of a split.
-        validation: the same for the validation set, or a number of training pairs to hold out, drawn by `seed` among
-            those within `max_length` whose sentences occur once.
+        validation: the same for the validation set, or a number of training pairs to hold out, drawn among those within
+            `max_length` whose sentences occur once.
         test: the same for the test set; null for none.
+        split_seed: seed that draws the held-out pairs; null for that of the run.
     """
 
     kind: Literal["json", "csv", "parquet", "text", "hub", "trees"] = "json"
@@ -54,6 +55,7 @@ class FileData:
     train: str = "train.jsonl.gz"
     validation: PositiveInt | str = "validation.jsonl.gz"
     test: PositiveInt | str | None = "test.jsonl.gz"
+    split_seed: Seed | None = None
 
 
 @dataclass(frozen=True)

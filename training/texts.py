@@ -126,7 +126,9 @@ def csv_rows(path: Path, names: Names) -> Iterator[Row]:
     for name in names if header else ():
         if header.count(name) != 1:
             problem = f"has {header.count(name)} columns {name!r}, separated by {separator!r}"
-            raise missing_column(f"{path}, line {header_line}", problem, header)
+            has_other_separator = len(header) == 1 and re.search(r"[;,|\t]", header[0])
+            fix = f"Separate the columns by {separator!r}." if has_other_separator else SET_COLUMNS
+            raise missing_column(f"{path}, line {header_line}", problem, header, fix)
     if not header:
         return
     source, target = (header.index(name) for name in names)
@@ -216,9 +218,12 @@ def tree_rows(path: Path, _: Names) -> Iterator[Row]:
         yield f"{path}, line {number}", " ".join(cleaned.words), linearize(cleaned)
 
 
-def missing_column(place: str, problem: str, columns: Iterable[str]) -> UserError:
+SET_COLUMNS = "Set data.source and data.target."
+
+
+def missing_column(place: str, problem: str, columns: Iterable[str], fix: str = SET_COLUMNS) -> UserError:
     shown = ", ".join(repr(column)[1:-1] for column in columns)
-    return UserError(f"{place}: {problem}; got {shown[:200]}. Set data.source and data.target.")
+    return UserError(f"{place}: {problem}; got {shown[:200]}. {fix}")
 
 
 FORMATS: dict[str, Callable[[Path, Names], Iterator[Row]]] = {

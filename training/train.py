@@ -110,11 +110,7 @@ def check_same_run(recipe: Recipe, folder: Path) -> None:
         return
 
     check_same_recipe(recipe, folder)
-    if recipe.training.steps <= finished_steps(folder):
-        raise UserError(
-            f"{folder}: contains a finished run; choose a different --output_dir, or raise training.steps to train it "
-            "further."
-        )
+    check_unfinished(recipe, folder)
     tokenizer = recorded(folder, TOKENIZER, {})
     if not isinstance(tokenizer, dict):
         raise damaged_record(folder, TOKENIZER, tokenizer)
@@ -138,16 +134,29 @@ def check_same_recipe(recipe: Recipe, folder: Path) -> None:
             )
 
 
-def finished_steps(folder: Path) -> int:
-    """Return `training.steps` of the results in a run's folder; 0 if it has none."""
+def check_unfinished(recipe: Recipe, folder: Path) -> None:
+    """Check that a folder has no results, or that the limits which ended its run are raised."""
     if not (folder / RESULTS).exists():
-        return 0
+        return
     fix = "restore or remove it."
     results = read_json(folder / RESULTS, fix)
     try:
-        return int(results["recipe"]["training"]["steps"])
-    except (KeyError, TypeError, ValueError) as error:
+        limits = results["recipe"]["training"]
+        steps = int(limits["steps"])
+        done = int(results.get("steps", steps))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{folder / RESULTS}: is damaged; it names no training.steps; {fix}") from error
+
+    minutes = limits.get("minutes")
+    ended_by_time = minutes is not None and limits.get("patience") is None and done < steps
+    is_raised = recipe.training.steps > steps
+    if ended_by_time:
+        is_raised &= recipe.training.minutes is None or recipe.training.minutes > minutes
+    if not is_raised:
+        names = "training.steps and training.minutes" if ended_by_time else "training.steps"
+        raise UserError(
+            f"{folder}: contains a finished run; choose a different --output_dir, or raise {names} to train it further."
+        )
 
 
 def recorded(folder: Path, name: str, default: Any) -> Any:
@@ -267,6 +276,7 @@ def test_scores(trainer: PaperTrainer) -> dict[str, Any]:
     pairs = trainer.data.pairs["test"]
     set_seed(recipe.seed)  # for FlowSeq's latents
     search = recipe.generation_config(trainer.model.config, trainer.processing_class)
+    logger.info("Translating the %s sentences of the test set.", f"{len(pairs):,}")
     pair_results, scores = trainer.translate_split("test", search, scores=True)
     references = pairs["target"][:]
     if trainer.is_world_process_zero():
@@ -304,6 +314,7 @@ def report(results: dict[str, Any], recipe: Recipe) -> None:
     signature = scores[best.signature_key]
     print(f"{minutes:.1f} minutes in all. {recipe.note}".rstrip())
     print(f"{best.title} {scores[best.key]:.2f} on {scores['sentences']} unseen sentences ({signature})", flush=True)
+    logger.info("%s has the results, and %s the translations.", RESULTS, TRANSLATIONS)
     if scores["examples"]:
         folder = shlex.quote(recipe.output_dir)
         source = shlex.quote(scores["examples"][0]["source"])

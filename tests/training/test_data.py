@@ -84,6 +84,18 @@ def test_recipe_may_hold_pairs_out(folder: Path) -> None:
     assert {name: len(rows) for name, rows in pairs.items()} == dict.fromkeys(SPLITS, 1)
 
 
+def test_split_seed_holds_out_the_same_pairs_whatever_the_seed_of_the_run(tmp_path: Path) -> None:
+    for language in ("source", "target"):
+        (tmp_path / f"{language}.txt").write_text("".join(f"{language} {line}\n" for line in range(50)))
+    own = ["--data.validation=10", "--data.test=10", f"--data.path={tmp_path}"]
+
+    def tested(*arguments: str) -> list[str]:
+        return load_pairs(load_recipe(RECIPES / "own.yaml", [*own, *arguments]), ["test"])["test"]["source"][:]
+
+    assert tested() == tested("--seed=1") == tested("--seed=2")
+    assert tested("--data.split_seed=null", "--seed=1") == tested("--data.split_seed=1") != tested()
+
+
 def test_fingerprint_is_the_digest_of_the_texts_in_order() -> None:
     rows = datasets.Dataset.from_dict({"source": ["a", "b"], "target": ["c", "d"]})
     expected = hashlib.sha256(b"a\0c\0b\0d\0").hexdigest()

@@ -310,7 +310,16 @@ COLUMNS = r"Set data\.source and data\.target\.$"
         ("a.csv", b"en,de\na,b\nc,\n", r"a\.csv, line 3, 'de': the text is empty; correct it"),
         ("a.csv", b'en,de\n"a\n\nb",c\nd,e,f', r"a\.csv, line 5: has 3 cells, separated by ',', and the header 2; "),
         ("a.csv", b"en,de\na;b\n", r"a\.csv, line 2: has 1 cells, separated by ',', and the header 2; correct it"),
-        ("a.csv", b"en;de\na;b\n", rf"a\.csv, line 1: has 0 columns 'en', separated by ','; got en;de\. {COLUMNS}"),
+        (
+            "a.csv",
+            b"en;de\na;b\n",
+            r"a\.csv, line 1: has 0 columns 'en', separated by ','; got en;de\. Separate the col",
+        ),
+        (
+            "a.tsv",
+            b"en,de\na,b\n",
+            r"a\.tsv, line 1: has 0 columns 'en', .*; got en,de\. Separate the columns by '\\t'",
+        ),
         ("a.csv", b"en,de,de\na,b,c\n", r"a\.csv, line 1: has 2 columns 'de'"),
         ("a.csv", b'en,de\na,b\n"c"d,e\n', r"a\.csv, line 3: is not comma-separated values \(.*\); correct its quot"),
         ("a.csv", b'en,de\na,b\n"c,d\ne,f\n', r"a\.csv, line 3: is not comma-separated values \(unexpected end of"),

@@ -223,6 +223,17 @@ def test_run_with_checkpoints_and_no_recipe_is_an_error(arguments: list[str], tm
         runs.begin_in(arguments, folder)
 
 
+def test_run_that_ended_by_time_names_both_limits_to_raise(arguments: list[str], tmp_path: Path) -> None:
+    settings = [*arguments, "--training.steps=9", "--training.minutes=1"]
+    runs.begin_in(settings, folder := tmp_path / "run")
+    results = {"steps": 4, "recipe": {"training": {"steps": 9, "minutes": 1.0, "patience": None}}}
+    (folder / "results.json").write_text(json.dumps(results))
+    for more in ([], ["--training.steps=12"], ["--training.minutes=2"]):
+        with user_error(r"finished run; choose .*, or raise training\.steps and training\.minutes to train it further"):
+            runs.begin_in([*settings, *more], folder)
+    runs.begin_in([*settings, "--training.steps=12", "--training.minutes=2"], folder)
+
+
 def test_error_before_the_first_step_leaves_the_results_of_a_finished_run(arguments: list[str], tmp_path: Path) -> None:
     runs.begin_in([*arguments, "--training.steps=9"], folder := tmp_path / "run")
     results = json.dumps({"recipe": {"training": {"steps": 9}}})
