@@ -22,6 +22,12 @@ UNSPACED = {
 SPLIT_AT_SPACES = ("13a", "intl", "none")  # sacreBLEU tokenizers for languages that Moses tokenizes too
 
 
+def bleu_tokenizer(name: str, target: str) -> str:
+    """Return sacreBLEU's tokenizer that `score.tokenize` names; auto is that of the target language."""
+    code = re.split("[-_]", target.lower())[0]  # of a code such as "ja" or "zh-CN"
+    return UNSPACED.get(code, "13a") if name == "auto" else name
+
+
 @dataclass(frozen=True)
 class Metric:
     """Metric of a set of predictions.
@@ -70,10 +76,7 @@ class Task(ABC):
 
     def __init__(self, recipe: Recipe) -> None:
         self.target = recipe.data.target
-        self.tokenize = recipe.score.tokenize
-        if self.tokenize == "auto":
-            code = re.split("[-_]", self.target.lower())[0]  # of a code such as "ja" or "zh-CN"
-            self.tokenize = UNSPACED.get(code, "13a")
+        self.tokenize = bleu_tokenizer(recipe.score.tokenize, self.target)
         self.selection = ENERGY if recipe.training.selects_by_energy else self.best_metric
 
     @abstractmethod

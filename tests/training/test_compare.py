@@ -36,7 +36,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 def run_folder(folder: Path, translations: list[str], **recipe: Any) -> Path:
     """Write what the command reads of a finished run."""
     folder.mkdir()
-    tree = {"name": "own", "data": {"kind": "json", "path": "pairs"}} | recipe
+    tree = {"data": {"kind": "json", "path": "pairs", "target": "de"}, "score": {"tokenize": "auto"}} | recipe
     (folder / "recipe.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
     write(folder / "translations.jsonl", translations)
     return folder
@@ -89,6 +89,13 @@ def test_runs_with_different_tokenizers_of_bleu_need_the_option(run: Run, tmp_pa
         "score.tokenize: differs between the runs; got 13a and none. Set --tokenize.\n"
     )
     assert "tok:char" in run(first, second, "--tokenize=char")[0]
+
+
+def test_runs_of_a_family_that_is_not_registered_are_compared(run: Run, tmp_path: Path) -> None:
+    first = run_folder(tmp_path / "a", GOOD, model={"kind": "mirror"}, score={"tokenize": "none"})
+    output, errors, status = run(first, write(tmp_path / "b.jsonl", BAD))
+    assert (errors, status) == ("", 0)
+    assert "tok:none" in output
 
 
 def test_what_cannot_be_compared_is_an_error_of_one_line(run: Run, tmp_path: Path) -> None:
