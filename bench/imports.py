@@ -48,9 +48,12 @@ def measure(code: str, folder: Path) -> tuple[float, float]:
 
 def stage_rows(options: argparse.Namespace) -> list[Row]:
     """Return the figures of the process after each stage."""
-    names, codes = list(STAGES), list(STAGES.values())
-    programs = {name: "\n".join(codes[: count + 1]) for count, name in enumerate(names)}
-    calls = {name: functools.partial(measure, code, options.model) for name, code in programs.items()}
+    names = list(STAGES)
+    codes = list(STAGES.values())
+    calls = {}
+    for count in range(len(names) - options.last, len(names)):
+        program = "\n".join(codes[: count + 1])
+        calls[names[count]] = functools.partial(measure, program, options.model)
     rows: list[Row] = []
     for name, results in in_turns(calls, options.rounds).items():
         seconds, mib = (statistics.median(column) for column in zip(*results, strict=True))
@@ -59,8 +62,10 @@ def stage_rows(options: argparse.Namespace) -> list[Row]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = make_parser("imports", __doc__, {"rounds": 1}, rounds=5)
+    parser = make_parser("imports", __doc__, {"rounds": 1, "last": 1}, rounds=5)
     parser.add_argument("model", type=Path, help="the folder of a model")
+    count = len(STAGES)
+    parser.add_argument("--last", type=int, choices=range(1, count + 1), default=count, help=f"the last rows ({count})")
     options = parser.parse_args(arguments)
     report(stage_rows(options), options)
 

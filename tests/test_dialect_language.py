@@ -19,10 +19,10 @@ def test_glancing_answers_in_one_dialect_in_one_pass() -> None:
 
 
 def test_ctc_with_glancing_answers_in_one_dialect_in_one_pass() -> None:
-    """It needs more steps than GLAT, since it also learns where blanks stand; two seeds have .81 and .83."""
-    share = LANGUAGE.share_right(replace(LANGUAGE, steps=1200).train_family("ctc-glat"))
+    """It needs more steps than GLAT, since it also learns where blanks stand; without glancing it has .29 after 1,200."""
+    share = LANGUAGE.share_right(replace(LANGUAGE, steps=800).train_family("ctc-glat"))
     print("share right:", share)
-    assert share > 0.6
+    assert share > 0.5
 
 
 @pytest.mark.parametrize(("latent", "steps"), [("iterative_vae", 400), ("discrete", 800)])
