@@ -19,7 +19,7 @@ def test_glancing_answers_in_one_dialect_in_one_pass() -> None:
 
 
 def test_ctc_with_glancing_answers_in_one_dialect_in_one_pass() -> None:
-    """It needs more steps than GLAT, since it also learns where blanks stand; without glancing it has .29 after 1,200."""
+    """It needs more steps than GLAT, since it also learns where blanks stand; plain CTC has .29 after 1,200."""
     share = LANGUAGE.share_right(replace(LANGUAGE, steps=800).train_family("ctc-glat"))
     print("share right:", share)
     assert share > 0.5
