@@ -4,7 +4,7 @@ FOLDER contains `train.jsonl.gz`, `validation.jsonl.gz` and `test.jsonl.gz`, as 
 multi30k-tokenized --output=FOLDER` writes them. The command trains a teacher, translates the training sources with it,
 trains each model on these translations, and measures all of them in turn. It prints each step as the command that it
 runs, its minutes, and at the end a table and the sum of the minutes. The same command resumes an interrupted one: it
-skips what is finished, and each step goes on where it stopped.
+skips what is finished, and each step resumes where it stopped.
 
 `--tiny` tries the command in minutes, with two training steps for each model; the scores then mean nothing. `--steps`
 and `--minutes` shorten the training of each model to other limits.

@@ -14,9 +14,9 @@ requests stay below, and the resident and the largest MiB of the service. Each l
 at most a minute, so three rounds with both engines take at most 13 minutes. Keep the clients off the service's core, or
 they slow it down.
 
-With `--calls` it measures instead what `translate()`, the pipeline and the service's engine cost beside `generate()`
-with its tokenizer: in one process, prepared int8, a line a call, in turns. It prints the median milliseconds of each,
-and the median ratio to `generate()`.
+With `--calls` it compares instead the cost of `translate()`, the pipeline and the service's engine with that of
+`generate()` and its tokenizer: in one process, prepared int8, a line a call, in turns. It prints the median
+milliseconds of each, and the median ratio to `generate()`.
 """
 
 import argparse
@@ -302,7 +302,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--requests", type=int, default=300, help="most requests at each load (300)")
     engines = "engines to measure (all); the service runs those in int8"
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES), help=engines)
-    parser.add_argument("--calls", action="store_true", help="measure what calls cost beside generate()")
+    parser.add_argument("--calls", action="store_true", help="compare the cost of calls with generate()")
     options = parser.parse_args(arguments)
     if options.clients:
         options.engines = [engine for engine in options.engines if engine in SERVED]

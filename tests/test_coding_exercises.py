@@ -14,7 +14,7 @@ from tests.helpers import ROOT
 SECTIONS = CODING_PAGE.read_text(encoding="utf-8").split("\n## ")[1:]
 BLOCKS = {section.partition("\n")[0]: [match[1] for match in PYTHON.finditer(section)] for section in SECTIONS}
 WORKSHEET = (ROOT / "docs" / "worksheet.html").read_text(encoding="utf-8")
-WRONG = {  # for each exercise: a part of its solution, what stands in its place, and what the check says
+WRONG = {  # for each exercise: a part of its solution, its replacement, and what the check says
     "Scaled dot-product attention": [
         (
             " / query.shape[1] ** 0.5",

@@ -43,7 +43,7 @@ DATA = "data.json"
 RESULTS = "results.json"
 LOCK = ".lock"
 TRANSLATIONS = "translations.jsonl"
-TOKENIZER = "tokenizer"  # in data.json, beside the splits
+TOKENIZER = "tokenizer"  # in data.json, next to the splits
 RESTORE = "restore it, or choose a different --output_dir."
 # Fields that may change when a run resumes.
 FREE = {

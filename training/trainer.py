@@ -129,7 +129,7 @@ class PaperTrainer(Seq2SeqTrainer):
         self.progress.seconds = float((checkpoint / SECONDS).read_text())
         logger.info("Resuming from step %d of %d.", step_of(checkpoint), self.args.max_steps)
 
-        # Training that patience or a time limit ended goes on only for more steps than before.
+        # Training that patience or a time limit ended continues only with more steps than before.
         has_stopped = state.stateful_callbacks["TrainerControl"]["args"]["should_training_stop"]
         is_extended = self.args.max_steps > state.max_steps
         if state.global_step >= self.args.max_steps or (has_stopped and not is_extended):

@@ -55,7 +55,7 @@ def test_run_writes_model_recipe_results_and_checkpoints(finished_run: runs.Fini
 
 
 def terminal_output(command: list[str]) -> str:
-    """Run a command with a terminal of 100 columns as its standard error, and return what it writes there."""
+    """Run a command with a terminal of 100 columns as its standard error, and return its output."""
     terminal, program_side = pty.openpty()
     termios.tcsetwinsize(program_side, (24, 100))
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=program_side, cwd=ROOT)
@@ -245,7 +245,7 @@ def test_error_before_the_first_step_leaves_the_results_of_a_finished_run(argume
     assert (folder / "results.json").read_text() == results
     assert (folder / "translations.jsonl").exists()
 
-    # the corrected command goes on, and the results stay until there is a new model
+    # the corrected command continues, and the results stay until there is a new model
     there = []
 
     def save(_: PaperTrainer) -> None:

@@ -1,4 +1,4 @@
-"""Words that a vocabulary cannot encode, as they stand in a text."""
+"""Words that a vocabulary cannot encode, as they are written in a text."""
 
 from pathlib import Path
 from typing import Any

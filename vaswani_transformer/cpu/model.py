@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any, Never, TypeVar, cast
 
@@ -15,11 +14,9 @@ from transformers.utils import logging
 
 from ..attention import CausalSelfAttention, SelfAttention
 from ..embeddings import Dropout
-from ..generation import PaperBeamSearch
 from ..model import VaswaniTransformerForConditionalGeneration
 from ..pretrained import CACHE
 from ..search import Stepper
-from ..stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
 from .fast_path import DecoderStep, PreparedEncoder, PreparedStepper, fuse_qkv, is_plain
 from .linear import LAYOUTS, LinearPacker
 
@@ -44,21 +41,6 @@ def weights_of_linears(model: nn.Module) -> list[Tensor]:
     others = [module for module in model.modules() if type(module) is not nn.Linear]
     shared = {id(weight) for module in others for weight in module.parameters(recurse=False)}
     return [linear.weight for linear in linears if id(linear.weight) not in shared]
-
-
-def keep_signatures(*methods: Callable[..., Any]) -> None:
-    """Compute the signatures of methods once, since every call of `generate()` asks for them."""
-    for method in methods:
-        vars(method)["__signature__"] = inspect.signature(method)
-
-
-keep_signatures(
-    VaswaniTransformerForConditionalGeneration.forward,
-    VaswaniTransformerEncoder.forward,
-    VaswaniTransformerDecoder.forward,
-    PaperBeamSearch._beam_search,
-    PaperBeamSearch._sample,
-)
 
 
 class Prepared(PreTrainedModel):
@@ -164,7 +146,7 @@ class PreparedForConditionalGeneration(Prepared, VaswaniTransformerForConditiona
 
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> Any:
+    ) -> Any:  # Transformers declares a bool, and returns nothing
         """Make the default cache of `generate()` without its layers, which the search would discard."""
         is_default = (
             model_kwargs.get(CACHE) is None

@@ -10,7 +10,7 @@ from ..tokenizer import ALL_WORDS_KEY, WORD_START
 def unknown_words(tokenizer: Any, encoded: Any, texts: Sequence[str]) -> list[list[str]]:
     """Return the unknown words of each text.
 
-    These are words with an `<unk>`, as they stand in the text; white space is not a word. If the vocabulary contains
+    These are words with an `<unk>`, as the text has them; white space is not a word. If the vocabulary contains
     every word of its training texts, they include words with a letter or digit that are not a single entry.
 
     Args:
