@@ -55,7 +55,7 @@ def draw(seeds: list[int], labels: Tensor, make: Callable[[int, torch.Generator]
 
 @dataclass(frozen=True)
 class LengthBeam(SearchRecipe):
-    """Search with a non-autoregressive model.
+    """Search with a non-autoregressive model that predicts the length.
 
     Args:
         length_beam_size: number of candidate lengths for each translation.

@@ -174,7 +174,7 @@ def described(owner: type) -> dict[str, str]:
 
 
 def recipe_tables() -> Iterator[str]:
-    """Yield a table of each class of a recipe's fields; inherited fields are in the table of the base class."""
+    """Yield a table of each class of a recipe's fields, with the names of those in the table of a base class."""
     from training import families, fields, recipe
 
     groups = {
@@ -191,13 +191,31 @@ def recipe_tables() -> Iterator[str]:
     }
     for group, classes in groups.items():
         yield f"\n### {group}\n"
+        prefix = "" if group == "Recipe" else f"{group}."
         for owner in classes:
-            prefix = "" if group == "Recipe" else f"{group}."
-            defaults = {field.name: field.default for field in dataclasses.fields(owner)}
-            yield f"\n{(owner.__doc__ or '').splitlines()[0]}\n\n{HEADER}"
-            for name, text in described(owner).items():
-                shown = "" if defaults[name] is dataclasses.MISSING else yaml.safe_dump(defaults[name]).splitlines()[0]
-                yield row(f"{prefix}{name}", typing.get_type_hints(owner)[name], shown, text)
+            yield recipe_table(owner, prefix, inherited_fields(owner, classes))
+
+
+def inherited_fields(owner: type, classes: list[type]) -> list[str]:
+    """Return the fields that a class has from other tables of its group, without the first, which is that of all."""
+    bases = [base for base in classes[1:] if issubclass(owner, base) and base is not owner]
+    return [name for base in bases for name in described(base)]
+
+
+def recipe_table(owner: type, prefix: str, inherited: list[str]) -> str:
+    """Return the table of a class of a recipe's fields below its purpose; nothing of a class without fields."""
+    rows = []
+    for name, text in described(owner).items():
+        shown = yaml.safe_dump(getattr(owner, name)).splitlines()[0] if hasattr(owner, name) else ""
+        rows.append(row(prefix + name, typing.get_type_hints(owner)[name], shown, text))
+    if not rows and not inherited:
+        return ""
+
+    purpose = (owner.__doc__ or "").splitlines()[0]
+    if inherited:
+        names = " and ".join(f"`{prefix}{name}`" for name in inherited)
+        purpose += f" It {'also has' if rows else 'has'} {names}."
+    return f"\n{purpose}\n" + (f"\n{HEADER}{''.join(rows)}" if rows else "")
 
 
 def config_table(name: str) -> Iterator[str]:
@@ -289,9 +307,17 @@ def api_entry(level: str, name: str, owner: Any, called: str) -> str:
     return f"\n{level} {name}\n\n{call}{explained(inspect.getdoc(owner) or '')}\n"
 
 
+def member_entry(title: str, member: Any, shown: dict[Any, str]) -> str:
+    """Return the entry of a method or property, or a link to its first entry if several classes inherit it."""
+    first = shown.setdefault(member, title)
+    if first == title:
+        return api_entry("####", title, member, title.rpartition(".")[2])
+    return f"\n#### {title}\n\nThe same as [`{first}`](#{first.lower().replace('.', '')}).\n"
+
+
 def api_page() -> str:
     """Return docs/api.md."""
-    page = [API]
+    page, shown = [API], {}
     for section, names in SECTIONS.items():
         page.append(f"\n## {section}\n")
         for name, members in names.items():
@@ -303,7 +329,7 @@ def api_page() -> str:
             else:
                 page.append(api_entry("###", name, owner, called))
             for member in members:
-                page.append(api_entry("####", f"{name}.{member}", getattr(owner, member), member))
+                page.append(member_entry(f"{name}.{member}", getattr(owner, member), shown))
     return "".join(page)
 
 
