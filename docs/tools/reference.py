@@ -11,7 +11,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -196,7 +196,7 @@ def recipe_tables() -> Iterator[str]:
             yield recipe_table(owner, prefix, inherited_fields(owner, classes))
 
 
-def inherited_fields(owner: type, classes: list[type]) -> list[str]:
+def inherited_fields(owner: type, classes: Sequence[type]) -> list[str]:
     """Return the fields that a class has from other tables of its group, without the first, which is that of all."""
     bases = [base for base in classes[1:] if issubclass(owner, base) and base is not owner]
     return [name for base in bases for name in described(base)]
