@@ -65,6 +65,17 @@ def test_fairseq_learned_positions_begin_after_the_padding_id(tmp_path: Path) ->
         assert torch.equal(actual, table[PAD + 1 :])
 
 
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_one_stack_may_have_learned_positions(stack: str, tmp_path: Path) -> None:
+    """fairseq has a setting for each stack; FSMT, which has only sinusoids, cannot check such a model."""
+    table = torch.randn(64 + PAD + 1, D)
+    state = fairseq_state(fsmt()) | {f"{stack}.embed_positions.weight": table}
+    imported = from_fairseq(save_checkpoint(tmp_path / "c.pt", state))
+    assert imported.difference is None
+    actual = imported.model.get_parameter(f"model.{stack}.input_embedding.positions.table.weight")
+    assert torch.equal(actual, table[PAD + 1 :])
+
+
 @pytest.mark.parametrize("module", ["numpy._core", "numpy.core"])  # of NumPy 2 and 1
 def test_numpy_values_in_a_checkpoint_are_read(module: str, tmp_path: Path) -> None:
     state = fairseq_state(fsmt())

@@ -35,6 +35,13 @@ def test_sentence_that_evalb_skips_counts_with_the_punctuation_of_gold_trees() -
     assert (scores.matched, scores.gold, scores.predicted) == (25 + 4, 29 + 4, 31 + 4)
 
 
+def test_predicted_tree_with_only_punctuation_is_skipped_and_such_a_gold_tree_is_an_error() -> None:
+    """As EVALB, which tests the number of predicted words before it compares both numbers."""
+    words, marks = read("(TOP (NP (NN dog)))\n(TOP (NP (. dog)))")
+    assert score_trees([words], [marks], own_punctuation=True) == BracketScores(skipped=1)
+    assert score_trees([marks], [words], own_punctuation=True) == BracketScores(errors=1)
+
+
 @given(TREES, TREES)
 def test_brackets_match_at_most_once_and_as_often_the_other_way(one: Tree, other: Tree) -> None:
     other = Tree("TOP", tuple(Leaf("NN", word) for word in one.words)) if other.words != one.words else other

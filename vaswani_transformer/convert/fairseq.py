@@ -142,7 +142,7 @@ def read_fairseq(path: Path, config: Path | None) -> ForeignModel:
 def as_fsmt(original: ForeignModel, config: VaswaniTransformerConfig) -> PreTrainedModel | None:
     """Return the model as Transformers' FSMT; None if FSMT cannot represent it, as with learned positions."""
     sinusoids = concatenated_sinusoids(len(original.tables[0]), config.d_model, config.token_id("pad_token_id"))
-    if not torch.equal(original.tables[0], sinusoids):
+    if not all(torch.equal(table, sinusoids) for table in original.tables):
         return None
     fsmt_config = FSMTConfig(
         d_model=config.d_model,

@@ -27,7 +27,7 @@ class BracketScores:
         correct_tags: number of words with the correct tag, without punctuation.
         words: number of words without punctuation.
         sentences: number of sentences that count.
-        skipped: number of sentences with only punctuation.
+        skipped: number of sentences whose predicted tree has only punctuation.
         errors: number of sentences that EVALB skips because the trees differ in their words without punctuation.
     """
 
@@ -113,7 +113,7 @@ def score_sentence(gold: Tree, predicted: Tree, own_punctuation: bool) -> Bracke
     predicted_deleted = deleted_words(predicted) if own_punctuation else gold_deleted
     gold_leaves = counted_leaves(gold, gold_deleted)
     predicted_leaves = counted_leaves(predicted, predicted_deleted)
-    if not predicted_leaves:
+    if not predicted_leaves:  # EVALB skips such a sentence whatever the gold tree contains
         return BracketScores(skipped=1)
     if [leaf.word for leaf in gold_leaves] != [leaf.word for leaf in predicted_leaves]:
         return BracketScores(errors=1)
