@@ -490,36 +490,36 @@ class NarHead(ProjectedModel, GenerationMixin):
         probabilities are not renormalized. Both results are 0 where `is_read` (l B, T) is False, and without
         `has_scores` all log-probabilities are, but NaN where the logits are.
         """
+        # The logits of the positions that are read, chunk by chunk.
         wide = accumulation_dtype(states.dtype)
-        suppressed = torch.tensor(suppress_tokens or [], dtype=torch.long, device=states.device)
         chunks = self.logits_of(states, is_read, is_end)
         has_logits = is_read
-        if torch.compiler.is_compiling():  # a graph needs fixed shapes
+        if torch.compiler.is_compiling():  # a graph needs fixed shapes, so it computes all of them
             logits = self.lm_head(states.flatten(0, 1))  # (l B T, V)
             chunks = iter([(logits.to(wide), is_end.flatten())])
             has_logits = torch.ones_like(is_read)
 
-        best_chunks = []
-        log_prob_chunks = []
-        nan_chunks = []
-        for logits, ends in chunks:  # (N, V), (N,)
-            # The best token, which is never suppressed, except where the target ends.
-            suppressed_logits = logits.index_select(1, suppressed)
-            best = argmax(logits.index_fill_(1, suppressed, float("-inf")))  # (N,)
-            nan_chunks.append(logits.gather(1, best[:, None]).squeeze(1).isnan())
-            if self.config.end_token_id is not None:
-                best = best.masked_fill(ends, self.config.end_token_id)
-            best_chunks.append(best)
-
-            # Its probability among all tokens.
-            if has_scores:
-                logits.index_copy_(1, suppressed, suppressed_logits)
-                log_prob_chunks.append(logits.gather(1, best[:, None]).squeeze(1) - logits.logsumexp(1))
-
-        tokens = torch.zeros_like(is_read, dtype=torch.long).masked_scatter(has_logits, torch.cat(best_chunks))
-        log_probs = states.new_zeros(is_read.shape, dtype=wide)
-        if has_scores:
-            log_probs = log_probs.masked_scatter(has_logits, torch.cat(log_prob_chunks))
-        is_nan = torch.zeros_like(is_read).masked_scatter(has_logits, torch.cat(nan_chunks))
-        log_probs = log_probs.masked_fill(is_nan, float("nan"))
+        # The words of each chunk go back to their positions.
+        suppressed = torch.tensor(suppress_tokens or [], dtype=torch.long, device=states.device)
+        results = [self.best_words(logits, ends, suppressed, has_scores) for logits, ends in chunks]
+        best_tokens = torch.cat([tokens for tokens, _ in results])
+        best_log_probs = torch.cat([log_probs for _, log_probs in results])
+        tokens = torch.zeros_like(is_read, dtype=torch.long).masked_scatter(has_logits, best_tokens)
+        log_probs = states.new_zeros(is_read.shape, dtype=wide).masked_scatter(has_logits, best_log_probs)
         return tokens.masked_fill(~is_read, 0), log_probs.masked_fill(~is_read, 0)
+
+    def best_words(self, logits: Tensor, is_end: Tensor, suppressed: Tensor, has_scores: bool) -> tuple[Tensor, Tensor]:
+        """Return the results (N,) of `most_likely_words` for `logits` (N, V), which are overwritten."""
+        # The best token, which is never suppressed, except where the target ends.
+        suppressed_logits = logits.index_select(1, suppressed)
+        best = argmax(logits.index_fill_(1, suppressed, float("-inf")))  # (N,)
+        is_nan = logits.gather(1, best[:, None]).squeeze(1).isnan()
+        if self.config.end_token_id is not None:
+            best = best.masked_fill(is_end, self.config.end_token_id)
+
+        # Its probability among all tokens.
+        log_probs = torch.zeros_like(best, dtype=logits.dtype)
+        if has_scores:
+            logits.index_copy_(1, suppressed, suppressed_logits)
+            log_probs = logits.gather(1, best[:, None]).squeeze(1) - logits.logsumexp(1)
+        return best, log_probs.masked_fill(is_nan, float("nan"))
