@@ -17,6 +17,9 @@ GAP = 36  # pixels between two steps
 ROW = 43  # pixels from a row to the next
 PASS_ROW = 34
 
+Point = tuple[float, float]
+"""Pixels to the right and down."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -97,31 +100,38 @@ def draw_beam_tree(
     title = f"Beam search for {source!r}: {tokenizer.decode(list(best), skip_special_tokens=True)!r}"
     drawing = Drawing("beam-tree", title, width, height)
 
-    # Each candidate: the line from the target that it continues, its word, and its numbers.
+    # A column for each step. `ends` are the points where the lines to the continuations of a target begin.
     last = last_steps(steps)
     x = START
     drawing.text(8, top + 18, "<s>", anchor="start", size=14)
-    ends: dict[Target, list[tuple[float, float]]] = {(): [(START, top + 13)]}
-    for number, (step, width) in enumerate(zip(steps, widths, strict=True), start=1):
+    ends: dict[Target, list[Point]] = {(): [(START, top + 13)]}
+    for number, (step, column_width) in enumerate(zip(steps, widths, strict=True), start=1):
         x += GAP
         # Lines that stay longer cover the others, and bold ones all.
         order = sorted(enumerate(step), key=lambda pair: (last[pair[1].tokens], pair[1].tokens == best[:number]))
         for row, candidate in order:
             target = candidate.tokens
             y = top + 18 + ROW * row
-            weight = 1.2 if candidate.is_kept else 0.6
+            line_width = 1.2 if candidate.is_kept else 0.6
             if target == best[:number]:
-                weight = 2.4
+                line_width = 2.4
             drawing.parts.append(part(number, last[target], len(steps)))
-            drawing.line(*ends[target[:-1]], (x - 5, y - 5), color="currentColor", width=weight)
-            drawing.text(x, y, words[target], anchor="start", color="currentColor", size=14)
-            drawing.parts.append('<g class="numbers">')
-            for index, numbers in enumerate(candidate.numbers):
-                drawing.text(x, y + 13 + 11 * index, numbers, anchor="start", color="currentColor", size=11)
-            drawing.parts.append("</g></g>")
-            ends[target] = [(x + text_width(words[target]) + 6, y - 5), (x + width + 6, y - 5)]
-        x += width
+            drawing.line(*ends[target[:-1]], (x - 5, y - 5), color="currentColor", width=line_width)
+            draw_candidate(drawing, candidate, words[target], (x, y))
+            drawing.parts.append("</g>")
+            ends[target] = [(x + text_width(words[target]) + 6, y - 5), (x + column_width + 6, y - 5)]
+        x += column_width
     return drawing
+
+
+def draw_candidate(drawing: Drawing, candidate: Candidate, word: str, point: Point) -> None:
+    """Draw the last word of a candidate at a point, and its numbers below."""
+    x, y = point
+    drawing.text(x, y, word, anchor="start", color="currentColor", size=14)
+    drawing.parts.append('<g class="numbers">')
+    for index, line in enumerate(candidate.numbers):
+        drawing.text(x, y + 13 + 11 * index, line, anchor="start", color="currentColor", size=11)
+    drawing.parts.append("</g>")
 
 
 def draw_passes(

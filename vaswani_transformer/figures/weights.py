@@ -129,6 +129,25 @@ def last_pass(model: NarHead, batch: dict[str, Tensor], generate_kwargs: dict[st
     return Pass(input_tokens, labels, weights, target)
 
 
+def shown_pass(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    batch: dict[str, Tensor],
+    target: str | None,
+    generate_kwargs: dict[str, Any],
+) -> Pass:
+    """Return the pass of a model to show for one source, and for `target` if it is known."""
+    if is_non_autoregressive(model):
+        return last_pass(model, batch, generate_kwargs)
+    if target is None:
+        settings = {**generate_kwargs, "num_return_sequences": 1, "return_dict_in_generate": False}
+        labels = cast(Any, model).generate(**batch, **settings)[:, 1:]  # (1, T)
+    else:
+        targets = text_encoder(tokenizer)(text_target=target, return_tensors="pt")
+        labels = targets["input_ids"].to(model.device)  # (1, T)
+    return pass_of_target(model, batch, labels)
+
+
 @torch.no_grad()
 def attention_maps(
     model: PreTrainedModel,
@@ -158,16 +177,7 @@ def attention_maps(
     encoded = source_encoder(tokenizer)(source, return_tensors="pt")
     batch = {name: tensor.to(model.device) for name, tensor in encoded.items()}
     with eval_mode(model):
-        if is_non_autoregressive(model):
-            shown = last_pass(model, batch, generate_kwargs)
-        elif target is None:
-            settings = {**generate_kwargs, "num_return_sequences": 1, "return_dict_in_generate": False}
-            labels = cast(Any, model).generate(**batch, **settings)[:, 1:]  # (1, T)
-            shown = pass_of_target(model, batch, labels)
-        else:
-            targets = text_encoder(tokenizer)(text_target=target, return_tensors="pt")
-            labels = targets["input_ids"].to(model.device)  # (1, T)
-            shown = pass_of_target(model, batch, labels)
+        shown = shown_pass(model, tokenizer, batch, target, generate_kwargs)
 
     # Stack the layers.
     weights = {}
