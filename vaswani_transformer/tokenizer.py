@@ -77,28 +77,30 @@ def train_word_piece(texts: Iterable[str], vocab_size: int) -> Tokenizer:
             f"{len(names)} special tokens; use at least {min_size}."
         )
 
-    # Texts to marked words, and back.
+    # Texts to marked words: "so-called cats" becomes "▁so-▁called▁cats".
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN_TOKEN["unk_token"], fuse_unk=True))
     marks = [
         normalizers.NFC(),
         normalizers.Replace(WORD_START, LITERAL),
-        normalizers.Replace(Regex(r"(?<!\w)(?=\w)"), WORD_START),
-        normalizers.Replace(Regex(rf"(?<=\w) (?={WORD_START}\w)"), ""),
+        normalizers.Replace(Regex(r"(?<!\w)(?=\w)"), WORD_START),  # where a word begins
+        normalizers.Replace(Regex(rf"(?<=\w) (?={WORD_START}\w)"), ""),  # the implied space
     ]
     characters = "".join(counts)
     lowercase = normalizers.Lowercase()
     has_capitals = lowercase.normalize_str(characters) != characters
     tokenizer.normalizer = normalizers.Sequence(marks if has_capitals else [lowercase, *marks])
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(rf"{WORD_START}\w+"), "isolated")
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Fuse(),
-            decoders.Replace(Regex(rf"(?<=\w){WORD_START}+(?=\w)"), " "),
-            decoders.Replace(Regex(rf"{WORD_START}(?!{LITERAL[1]})"), ""),
-            decoders.Replace(LITERAL, WORD_START),
-        ]
-    )
 
+    # And back.
+    restored = [
+        decoders.Fuse(),
+        decoders.Replace(Regex(rf"(?<=\w){WORD_START}+(?=\w)"), " "),  # between two words
+        decoders.Replace(Regex(rf"{WORD_START}(?!{LITERAL[1]})"), ""),  # all other marks
+        decoders.Replace(LITERAL, WORD_START),
+    ]
+    tokenizer.decoder = decoders.Sequence(restored)
+
+    # The pieces.
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         initial_alphabet=alphabet,
