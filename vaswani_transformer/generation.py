@@ -344,6 +344,7 @@ def search_settings(
 
     The search handles limits and end tokens itself, and calls only the other criteria.
     """
+    # Limits and end tokens, which the search reads from the criteria.
     rows_per_source = max(config.num_beams, config.num_return_sequences)
     limits = torch.full((len(prompt) // rows_per_source,), config.max_length - prompt.shape[1], device=prompt.device)
     limits, end_tokens, remaining = split_criteria(criteria, prompt, limits)
@@ -351,9 +352,9 @@ def search_settings(
     if pad is None:
         pad = next(iter(end_tokens.tolist()), -1)
 
-    # Processors that can drop sources follow the search, on copies, since the caller may use them again.
-    follows = bool(processors) and all(hasattr(processor, "keep") for processor in processors)
-    if follows:
+    # Processors that can drop sources do so with the search, on copies, since the caller may use them again.
+    can_drop = bool(processors) and all(hasattr(processor, "keep") for processor in processors)
+    if can_drop:
         processors = type(processors)(map(copy.copy, processors))
 
     def keep(sources: Tensor) -> None:
@@ -373,19 +374,21 @@ def search_settings(
     def ends(tokens: Tensor) -> Tensor:
         return remaining(tokens, cast(Any, tuple(scores) or None))
 
+    # More candidates than beams, so that k open beams remain if each end token continues each of them.
+    candidates = max(2, 1 + len(as_token_ids(config.eos_token_id))) * config.num_beams
     settings = SearchSettings(
         limits=limits,
         end_tokens=end_tokens,
         pad_token=int(pad),
         num_beams=config.num_beams,
         num_returned=config.num_return_sequences,
-        candidates=max(2, 1 + len(as_token_ids(config.eos_token_id))) * config.num_beams,
+        candidates=candidates,
         alpha=config.length_penalty,
         length_penalty_type=getattr(config, "length_penalty_type", "power"),
         early_stopping=config.early_stopping,
         do_sample=bool(config.do_sample),
         process=process if processors or records_scores else None,
-        keep=keep if follows and not (records_scores or config.do_sample) else None,
+        keep=keep if can_drop and not (records_scores or config.do_sample) else None,
         ends=ends if remaining else None,
         compacts=compacts,
     )

@@ -225,6 +225,8 @@ class LengthHead(NarHead):
         rows = (first_rows + order).flatten()  # (n B,)
         lengths = lengths.flatten()[rows]  # (n B,)
         is_real = canvas(lengths).bool()  # (n B, T)
+
+        # Their tokens, and on request what led to them.
         start = self.config.token_id("target_start_token_id")
         pad = self.config.token_id("pad_token_id")
 
@@ -234,7 +236,8 @@ class LengthHead(NarHead):
 
         if not settings.return_dict_in_generate:
             return sequences(targets.tokens)
-        history = committed = None
+        history = None
+        committed = None
         if settings.return_history:
             history = torch.stack([sequences(tokens) for tokens in targets.history])
             if targets.committed is not None:

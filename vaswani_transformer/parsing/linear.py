@@ -70,6 +70,7 @@ def delinearize(text: str, words: Sequence[str]) -> ParsedSentence:
        last one below the root.
     4. Constituents open at the end are closed. Constituents without a word are dropped.
     """
+    # The tokens of the text, from left to right (rules 1 and 2).
     tokens = LINEAR_TOKEN.findall(text)
     is_well_formed = "".join(tokens) == SPACES.sub("", text)
     stack: list[tuple[str, list[Tree | Leaf]]] = [(ROOT, [])]  # labels of open constituents, with their children
@@ -91,8 +92,9 @@ def delinearize(text: str, words: Sequence[str]) -> ParsedSentence:
             is_well_formed = False
     is_well_formed &= used == len(words) and len(stack) == 1
 
-    # Words without a place.
-    if leftover := [Leaf(UNKNOWN_TAG, word) for word in words[used:]]:
+    # Words without a place, and constituents that are still open (rules 3 and 4).
+    leftover = [Leaf(UNKNOWN_TAG, word) for word in words[used:]]
+    if leftover:
         children = stack[-1][1]
         if len(stack) == 1 and children and isinstance(last := children[-1], Tree):
             children[-1] = Tree(last.label, (*last.children, *leftover))
