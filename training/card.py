@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
 from training.families import GlancingTraining
 from training.fields import HubData, Recipe
 from training.prepare import PUBLIC_SETS
 from training.recipe import recipe_of
-from training.tasks import make_task
+from training.tasks import Metric, Task, make_task
 from vaswani_transformer.support.command_line import CommandParser
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import read_json
@@ -23,10 +24,37 @@ def read_results(path: Path) -> dict[str, Any]:
     """Return the content of a run's results.json."""
     fix = "rerun the training command to finish the run."
     results = read_json(path, fix)
-    for name, content in {"name": str, "recipe": dict, "validation": dict}.items():
+    for name, content in {"name": str, "recipe": dict}.items():
         if not isinstance(results.get(name), content):
             raise UserError(f"{path}: is damaged; got {results.get(name)!r} for {name}; {fix}")
     return results
+
+
+def language_codes(recipe: Recipe) -> list[str]:
+    """Return the codes of the languages that a recipe tells, each once."""
+    return list(dict.fromkeys(code for code in recipe.data.languages if code is not None))
+
+
+def language_name(code: str | None) -> str | None:
+    """Return a language's English name, or its code if the name is not known."""
+    if code is None:
+        return None
+    return LANGUAGES[code].title() if code in LANGUAGES else f"`{code}`"
+
+
+def purpose(recipe: Recipe, task: Task) -> str:
+    """Return what a model was trained to do, with the names of the languages that its recipe tells."""
+    source, target = map(language_name, recipe.data.languages)
+    if task.verb == "parse":
+        return (
+            f"parse {source} sentences into constituency trees" if source else "parse sentences into constituency trees"
+        )
+    if task.verb == "answer":
+        return f"reply to prompts in {source}" if source else "reply to prompts"
+    if source is None and target is None:
+        return "translate. Its recipe names no languages"
+    unnamed = "a language that its recipe does not name"
+    return f"translate {source or unnamed} into {target or unnamed}"
 
 
 def variant(recipe: Recipe) -> str:
@@ -44,7 +72,7 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
     # The metadata, by which the Hub finds and compares models.
     model_type = recipe.family.model_class.config_class.model_type
     head = ModelCardData(
-        language=[code for code in (recipe.data.source, recipe.data.target) if len(code) == 2] or None,
+        language=language_codes(recipe) or None,
         license=license,
         library_name="transformers",
         pipeline_tag=task.hub_name,
@@ -64,6 +92,7 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
         results=results,
         recipe=recipe,
         task=task,
+        purpose=purpose(recipe, task),
         metric=task.selection,
         variant=variant(recipe),
         data=data,
@@ -87,7 +116,7 @@ def evaluation_results(results: dict[str, Any], recipe: Recipe, data: str) -> li
                 continue
             entry = EvalResult(
                 task_type=task.hub_name,
-                task_name=f"{task.verb} {recipe.data.source}-{recipe.data.target}",
+                task_name=f"{task.verb} {'-'.join(language_codes(recipe))}".strip(),
                 dataset_type=str(recipe.data.path),
                 dataset_name=data,
                 dataset_split=split,
@@ -115,21 +144,28 @@ def score_lines(results: dict[str, Any], recipe: Recipe) -> list[str]:
     """Return each score with its signature as a line; the `|` of a signature would break a table."""
     task = make_task(recipe)
     lines = []
-    for split, metrics in (("test", task.metrics), ("validation", (task.best_metric,))):
-        scores = results.get(split)
-        if scores is None:
-            continue
-        size = f", {scores['sentences']:,} sentences" if split == "test" else ""
-        for metric in metrics:
-            score = f"{metric.title} {scores[metric.key]:.2f}, `{scores[metric.signature_key]}`"
-            lines.append(f"{split} set{size}, {describe_search(scores)}: {score}")
-        if split == "test" and recipe.published:
+    if "test" in results:
+        test = results["test"]
+        lines += split_lines(f"test set, {test['sentences']:,} sentences", test, task.metrics)
+        if recipe.published:
             lines.append(f"published on the same test set: {recipe.published}")
+    lines += split_lines("validation set", results.get("validation", {}), (task.best_metric,))
+    if not lines:
+        lines.append("not measured")
     if recipe.note:
         lines.append(recipe.note)
     for example in results.get("test", {}).get("examples", [])[:1]:
         lines.append(f"the first test sentence, `{example['source']}`, becomes `{example['translation']}`")
     return lines
+
+
+def split_lines(split: str, scores: dict[str, Any], metrics: tuple[Metric, ...]) -> list[str]:
+    """Return a line for each metric that a split was scored by."""
+    return [
+        f"{split}, {describe_search(scores)}: {metric.title} {scores[metric.key]:.2f}, `{scores[metric.signature_key]}`"
+        for metric in metrics
+        if metric.key in scores
+    ]
 
 
 def describe_search(scores: dict[str, Any]) -> str:

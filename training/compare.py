@@ -72,7 +72,8 @@ def load_system(path: Path) -> System:
         recipe = read_yaml(path / RECIPE)  # not as a Recipe, because the family may be a user's own
         if recipe["data"]["kind"] == "trees":
             raise UserError(f"{path}: is the run of a parser; compare runs of translation or dialogue.")
-        tokenize = bleu_tokenizer(recipe["score"]["tokenize"], recipe["data"]["target"])
+        target = recipe["data"].get("target_language") or recipe["data"]["target"]
+        tokenize = bleu_tokenizer(recipe["score"]["tokenize"], target)
     rows = [read_row(file, number, line) for number, line in enumerate(file.read_bytes().splitlines(), start=1)]
     if not rows:
         raise UserError(f"{file}: contains no translations. {HOW_TO_MAKE}")

@@ -5,17 +5,27 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, restricted_number_type
+from jsonargparse.typing import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    restricted_number_type,
+    restricted_string_type,
+)
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.support.errors import UserError, one_line
 
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])  # what NumPy accepts
+LanguageCode = restricted_string_type("LanguageCode", "^[a-z]{2,3}([-_][A-Za-z0-9]+)*$")
+LANGUAGE_COLUMN = re.compile("([a-z]{2})([-_][A-Z][A-Za-z]+)?")  # a column such as de, pt_BR or zh-Hans
 
 
 @dataclass(frozen=True)
@@ -28,8 +38,11 @@ class FileData:
     Args:
         kind: json (JSON Lines), csv (comma-separated, or tab-separated in a .tsv file), parquet, text (one
             file per language, line by line), hub (a data set of the Hugging Face Hub) or trees (constituency trees).
-        source: language code, or any name, of the source; also the name of its column.
-        target: language code, or any name, of the target; also the name of its column.
+        source: name of the source's column, or of its language in the names of files.
+        target: name of the target's column, or of its language in the names of files.
+        source_language: code of the source's language, such as en or zh-Hans; null if `source` is its two-letter code,
+            or if the language is unknown.
+        target_language: the same for the target; BLEU's tokenizer depends on it.
         max_length: largest number of tokens of the source or target of a training pair, including </s>. Validation and
             test pairs may be up to 16 times as long.
         too_long: drop longer training pairs and count them, or stop with an error.
@@ -47,6 +60,8 @@ class FileData:
     kind: Literal["json", "csv", "parquet", "text", "hub", "trees"] = "json"
     source: str = "en"
     target: str = "de"
+    source_language: LanguageCode | None = None
+    target_language: LanguageCode | None = None
     max_length: PositiveInt = 256
     too_long: Literal["drop", "error"] = "drop"
     empty: Literal["error", "drop"] = "error"
@@ -56,6 +71,20 @@ class FileData:
     validation: PositiveInt | str = "validation.jsonl.gz"
     test: PositiveInt | str | None = "test.jsonl.gz"
     split_seed: Seed | None = None
+
+    @property
+    def languages(self) -> tuple[str | None, str | None]:
+        """Return the codes of the languages of source and target, without region or script; None if unknown."""
+        target = None if self.kind == "trees" else language_code(self.target_language, self.target)
+        return language_code(self.source_language, self.source), target
+
+
+def language_code(language: str | None, column: str) -> str | None:
+    """Return the code of a language without region or script, or of a column that is named by one; or None."""
+    if language is not None:
+        return re.split("[-_]", language)[0]
+    code = LANGUAGE_COLUMN.fullmatch(column)
+    return None if code is None else code[1]
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class Task(ABC):
     roles: ClassVar[tuple[str, str, str]] = ("source", "translation", "reference")
 
     def __init__(self, recipe: Recipe) -> None:
-        self.target = recipe.data.target
+        self.target = recipe.data.target_language or recipe.data.target
         self.tokenize = bleu_tokenizer(recipe.score.tokenize, self.target)
         self.selection = ENERGY if recipe.training.selects_by_energy else self.best_metric
 

@@ -127,6 +127,7 @@ RANGES = {
     "PositiveInt": "integer above 0",
     "NonNegativeInt": "integer of at least 0",
     "Seed": "integer of at least 0 and below 2^32",
+    "LanguageCode": "language code",
     "PositiveFloat": "number above 0",
     "NonNegativeFloat": "number of at least 0",
     "ClosedUnitInterval": "number from 0 to 1",

@@ -25,10 +25,10 @@ from vaswani_transformer.support.loading import LoadOptions
 gr: Any = pytest.importorskip("gradio")
 
 
-def results_of(source: str, target: str, *examples: str) -> dict[str, Any]:
+def results_of(source: str, target: str, *examples: str, **data: str) -> dict[str, Any]:
     """Return the `results.json` of a run with these languages and example translations."""
     test = {"test": {"examples": [{"source": text} for text in examples]}} if examples else {}
-    return {"recipe": {"data": {"source": source, "target": target}}, **test}
+    return {"recipe": {"data": {"source": source, "target": target, **data}}, **test}
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,7 @@ def test_non_autoregressive_model_shows_its_last_pass_under_the_pages_settings()
         (results_of("en", "de", "Hi."), "English to German", ["Hi."]),
         (results_of("sv", "de_CH", "Hej."), "Swedish to de_CH", ["Hej."]),
         (results_of("source", "target", "Hi."), None, ["Hi."]),
+        (results_of("src", "tgt", source_language="en", target_language="it"), "English to Italian", EXAMPLES["en"]),
         ([], None, []),
         (None, None, []),
     ],

@@ -63,11 +63,54 @@ def test_card_of_a_parser_speaks_of_trees_and_says_what_f1_is_of() -> None:
     results = json.loads(json.dumps(results_of(data=data, note=note)).replace('bleu"', 'f1"'))
     results["test"] |= {"precision": 71.0, "recall": 69.0, "exact_match": 20.0, "tagging_accuracy": 90.0}
     card = make_card(results, REPOSITORY)
-    assert "to parse `en` into `trees`" in card.text
+    assert "to parse English sentences into constituency trees." in card.text
     assert f"- {note}" in card.text
     assert f"F1 28.46, `{SIGNATURE}`" in card.text
     assert not re.search("translat|BLEU", card.text)
     assert card.data.get("language") == ["en"]
+
+
+@pytest.mark.parametrize(
+    ("data", "purpose", "languages"),
+    [
+        ({}, "translate English into German.", ["en", "de"]),
+        ({"source": "pt_BR", "target": "zh-Hans"}, "translate Portuguese into Chinese.", ["pt", "zh"]),
+        ({"source": "ga", "target": "fr"}, "translate `ga` into French.", ["ga", "fr"]),
+        ({"source": "source", "target": "target"}, "translate. Its recipe names no languages.", None),
+        ({"source": "q1", "target": "src"}, "translate. Its recipe names no languages.", None),
+        ({"target": "target"}, "translate English into a language that its recipe does not name.", ["en"]),
+        (
+            {"source": "src", "target": "tgt", "source_language": "haw", "target_language": "ja-JP"},
+            "translate Hawaiian into Japanese.",
+            ["haw", "ja"],
+        ),
+        ({"source": "prompt", "target": "reply"}, "reply to prompts.", None),
+        ({"source": "en", "target": "reply"}, "reply to prompts in English.", ["en"]),
+        ({"kind": "trees"}, "parse English sentences into constituency trees.", ["en"]),
+        ({"kind": "trees", "source": "text"}, "parse sentences into constituency trees.", None),
+    ],
+)
+def test_card_says_what_the_model_does_and_names_only_languages_that_the_recipe_tells(
+    data: dict[str, Any], purpose: str, languages: list[str] | None
+) -> None:
+    task = "dialogue" if data.get("target") == "reply" else "translation"
+    results = results_of(test=None, data=FileData(path="pairs", **data), task=task)
+    results["validation"] |= {"f1": 70.0, "bleu_2": 5.0, "bleu_2_signature": SIGNATURE}
+    card = make_card(results, REPOSITORY)
+    assert f"trained with vaswani-transformer to {purpose}\n" in card.text
+    assert card.data.get("language") == languages
+    assert {one.task_name.partition(" ")[2] for one in card.data.get("eval_results")} == {"-".join(languages or [])}
+
+
+def test_run_without_a_metric_has_a_card() -> None:
+    results = results_of()
+    del results["test"]["bleu"]
+    text = str(make_card(results, REPOSITORY))
+    assert "BLEU 28.46" not in text
+    assert "chrF 50.00" in text
+    assert "on that set.\n\n## Use" in text
+    del results["test"], results["validation"]
+    assert "## Scores\n\n- not measured\n\n## Use" in str(make_card(results, REPOSITORY))
 
 
 @pytest.mark.parametrize("variant", [*FAMILIES, "glat"])

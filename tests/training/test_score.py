@@ -209,6 +209,8 @@ def test_scores_depend_on_the_language_and_the_tokenization() -> None:
         assert set(scores) == expected | {"bleu_1", "bleu_2"}
         assert len({score["signature"] for score in scores.values()}) == len(scores)
         assert tokenize != "none" or scores["tokenized_bleu"]["signature"].endswith("|text:tokens")
+        named = Recipe(data=FileData(target="target", target_language=target), score=ScoreRecipe(tokenize=tokenize))
+        assert make_task(named).all_scores(*pair) == scores
 
 
 def test_model_of_another_kind_is_scored_by_its_own_search(score: Score, tmp_path: Path) -> None:

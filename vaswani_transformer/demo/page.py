@@ -196,7 +196,8 @@ def title_and_examples(options: LoadOptions) -> tuple[str, list[str]]:
     path = find_file(options.model, "results.json", options.revision)
     try:
         results = {} if path is None else json.loads(path.read_bytes())
-        codes = [str(results["recipe"]["data"][side]) for side in ("source", "target")]
+        data = results["recipe"]["data"]
+        codes = [str(data.get(f"{side}_language") or data[side]) for side in ("source", "target")]
         examples = [str(example["source"]) for example in results.get("test", {}).get("examples", [])]
     except (ValueError, KeyError, TypeError, AttributeError):  # missing or of a different tool
         return options.model, []
