@@ -7,6 +7,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
+from training.data import describe_seen
 from training.families import GlancingTraining
 from training.fields import HubData, Recipe
 from training.prepare import PUBLIC_SETS
@@ -147,6 +148,9 @@ def score_lines(results: dict[str, Any], recipe: Recipe) -> list[str]:
     if "test" in results:
         test = results["test"]
         lines += split_lines(f"test set, {test['sentences']:,} sentences", test, task.metrics)
+        seen = results.get("seen_in_training", {}).get("test")
+        if seen and (warning := describe_seen("test", test["sentences"], seen)):
+            lines.append(warning)
         if recipe.published:
             lines.append(f"published on the same test set: {recipe.published}")
     lines += split_lines("validation set", results.get("validation", {}), (task.best_metric,))

@@ -10,6 +10,8 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from accelerate import PartialState
 from datasets import Dataset, DatasetDict, Features, Value
 from transformers import AddedToken, PreTrainedConfig, PreTrainedTokenizerBase
@@ -43,6 +45,7 @@ class Data:
         tokenizer: tokenizer of the shared vocabulary.
         fingerprints: for each split, the number of pairs and the SHA-256 of their texts.
         unknown: for sources and targets of each split, the number of `tokens` and of `unknown` tokens.
+        seen: for validation and test, the numbers of pairs and of sources that are in the training pairs too.
     """
 
     pairs: DatasetDict
@@ -50,6 +53,7 @@ class Data:
     tokenizer: PreTrainedTokenizerBase
     fingerprints: dict[str, dict[str, Any]]
     unknown: dict[str, Counts]
+    seen: Counts
 
 
 def load_data(recipe: Recipe, run: Path | None = None) -> Data:
@@ -59,7 +63,12 @@ def load_data(recipe: Recipe, run: Path | None = None) -> Data:
         tokenizer = load_tokenizer(str(run)) if run is not None else make_tokenizer(recipe, pairs["train"])
         tokens = tokenize(recipe, pairs, tokenizer)
     fingerprints = {str(split): fingerprint(rows) for split, rows in pairs.items()}
-    return Data(pairs, tokens, tokenizer, fingerprints, count_unknown(tokens, tokenizer))
+    unknown = count_unknown(tokens, tokenizer)
+    seen = {str(split): count_seen(rows, pairs["train"]) for split, rows in pairs.items() if split != "train"}
+    for split, counts in seen.items():
+        if (warning := describe_seen(split, len(pairs[split]), counts)) and PartialState().is_main_process:
+            logger.warning("%s.", warning)
+    return Data(pairs, tokens, tokenizer, fingerprints, unknown, seen)
 
 
 # Texts
@@ -141,6 +150,27 @@ def fingerprint(pairs: Dataset) -> dict[str, Any]:
         texts = zip(batch["source"], batch["target"], strict=True)
         digest.update("".join(f"{source}\0{target}\0" for source, target in texts).encode())
     return {"pairs": len(pairs), "sha256": digest.hexdigest()}
+
+
+def count_seen(pairs: Dataset, train: Dataset) -> dict[str, int]:
+    """Count the `pairs` of a split that are training pairs too, and those whose `sources` are training sources."""
+    rows = list(zip(pairs["source"][:], pairs["target"][:], strict=True))
+    sources = pa.array({source for source, _ in rows}, pa.string())
+    seen: set[tuple[str, str]] = set()
+    for table in train.with_format("arrow").iter(100_000):
+        matches = table.filter(pc.is_in(table["source"], value_set=sources))
+        seen.update(zip(matches["source"].to_pylist(), matches["target"].to_pylist(), strict=True))
+    seen_sources = {source for source, _ in seen}
+    return {"pairs": sum(row in seen for row in rows), "sources": sum(source in seen_sources for source, _ in rows)}
+
+
+def describe_seen(split: str, size: int, seen: dict[str, int]) -> str:
+    """Return a warning of a split's pairs, or sources alone, that are in the training data; "" without any."""
+    if not seen["sources"]:
+        return ""
+    pairs, sources = (f"{seen[name]:,}" for name in ("pairs", "sources"))
+    overlap = f"{pairs} of {size:,} pairs are training pairs too, and {sources} sources are training sources"
+    return f"{split} set: {overlap}, so its scores may be too high"
 
 
 # Vocabulary and tokens

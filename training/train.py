@@ -24,7 +24,7 @@ from transformers import set_seed
 from transformers.utils.logging import disable_progress_bar
 
 from training.checkpoints import CHECKPOINTS, changed_file, last_checkpoint, sha256_of
-from training.data import Data, load_data
+from training.data import Data, describe_seen, load_data
 from training.evaluation import write_translations
 from training.fields import Recipe, to_dict
 from training.machine import commit, hardware, init_processes, versions
@@ -215,6 +215,7 @@ def write_results(trainer: PaperTrainer, taken: list[int], source: str | None, s
         "recipe": without_folders(to_dict(recipe)),
         "data": data.fingerprints,
         "tokens": data.unknown,
+        "seen_in_training": data.seen,
         "source": source,
         "commit": commit(),
         "versions": versions(),
@@ -312,6 +313,8 @@ def report(results: dict[str, Any], recipe: Recipe) -> None:
             print(f"{role:<12} {text}")
         print()
     signature = scores[best.signature_key]
+    if warning := describe_seen("test", scores["sentences"], results["seen_in_training"]["test"]):
+        print(f"{warning}.")
     print(f"{minutes:.1f} minutes in all. {recipe.note}".rstrip())
     print(f"{best.title} {scores[best.key]:.2f} on {scores['sentences']} unseen sentences ({signature})", flush=True)
     logger.info("%s has the results, and %s the translations.", RESULTS, TRANSLATIONS)

@@ -102,6 +102,14 @@ def test_card_says_what_the_model_does_and_names_only_languages_that_the_recipe_
     assert {one.task_name.partition(" ")[2] for one in card.data.get("eval_results")} == {"-".join(languages or [])}
 
 
+def test_card_says_that_test_pairs_are_in_the_training_data() -> None:
+    seen = {"validation": {"pairs": 0, "sources": 0}, "test": {"pairs": 1, "sources": 2}}
+    text = str(make_card(results_of() | {"seen_in_training": seen}, REPOSITORY))
+    assert "- test set: 1 of 16 pairs are training pairs too, and 2 sources are training sources, so its" in text
+    seen["test"] = seen["validation"]
+    assert "training sources" not in str(make_card(results_of() | {"seen_in_training": seen}, REPOSITORY))
+
+
 def test_run_without_a_metric_has_a_card() -> None:
     results = results_of()
     del results["test"]["bleu"]

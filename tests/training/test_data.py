@@ -216,6 +216,18 @@ def test_mask_is_added_after_all_other_tokens_for_a_cmlm(folder: Path) -> None:
     assert masked.get_vocab() == plain.get_vocab() | {"<mask>": len(plain)}
 
 
+def test_pairs_and_sources_of_the_test_set_that_are_in_the_training_data_are_a_warning(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    test = [*PAIRS[:1], ("two trees", "zwei Linden"), ("a house", "zwei bäume"), ("two trees", "zwei bäume")]
+    (folder / "test.jsonl").write_text("\n".join(json_line(*pair) for pair in test), encoding="utf-8")
+    (folder / "new.jsonl").write_text(json_line("four", "vier"), encoding="utf-8")
+    data = load_data(recipe_for(folder, validation="new.jsonl", test="test.jsonl"))
+    assert data.seen == {"validation": {"pairs": 0, "sources": 0}, "test": {"pairs": 2, "sources": 3}}
+    (message,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert message.startswith("test set: 2 of 4 pairs are training pairs too, and 3 sources are training sources, so")
+
+
 def test_vocabulary_that_cannot_spell_the_targets_is_a_warning_of_each_split(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

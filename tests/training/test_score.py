@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from tests.helpers import (
 )
 from training.data import fingerprint, load_pairs
 from training.evaluation import Evaluator, TokenizedPair
-from training.fields import FileData, Recipe, ScoreRecipe
+from training.fields import FileData, Recipe, ScoreRecipe, to_dict
 from training.machine import commit, hardware, versions
 from training.metrics import bleu, chrf, lm_scores, text_statistics, tokenized_bleu
 from training.recipe import load_recipe
@@ -109,6 +110,31 @@ def test_scores_name_model_data_commit_and_machine_and_define_the_statistics(
     expected = text_statistics(list(PAIRS.values()), REFERENCES)
     assert {name: scores[name] for name in expected} == expected
     assert f"{'length_ratio':<24} {scores['length_ratio']:>10.3f}\n" in output
+
+
+def test_pairs_of_the_training_data_that_the_record_of_the_run_names_are_a_warning(
+    score: Score, saved: Path, recipe: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(saved, folder)
+    tree = to_dict(load_recipe(recipe, ["--data.train=train.jsonl"]))
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    write_pairs(tmp_path / "train.jsonl", [("unseen", "unseen"), ("unheard", "unheard"), ("new", "new")])
+    scores, output = score(model=folder)
+    assert scores["seen_in_training"] == {"pairs": 0, "sources": 0}
+    assert "training pairs" not in output
+
+    test = list(zip(SOURCES, REFERENCES, strict=True))
+    seen = [*test[:2], test[0], (SOURCES[2], "un gato"), (SOURCES[3], "un gato"), ("un perro", REFERENCES[4])]
+    write_pairs(tmp_path / "train.jsonl", seen)
+    scores, output = score("--split=test", model=folder)
+    assert scores["seen_in_training"] == {"pairs": 2, "sources": 4}
+    assert output.endswith(
+        "test set: 2 of 6 pairs are training pairs too, and 4 sources are training sources, so its scores may be too "
+        "high.\n"
+    )
+    (tmp_path / "train.jsonl").unlink()
+    assert "seen_in_training" not in score(model=folder)[0]
 
 
 def test_text_that_would_take_very_long_is_an_error(run: Run, tmp_path: Path) -> None:

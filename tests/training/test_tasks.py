@@ -136,11 +136,13 @@ def test_command_calls_a_reply_no_translation(
     recipe = load_recipe(RECIPES[0], ["--data.path=somewhere"])
     example = {"source": "hi", "translation": "hello", "reference": "hey"}
     signature = {"bleu_2": 1.0, "bleu_2_signature": "s"}
-    results = {"test": {"examples": [example], "sentences": 1} | signature}
+    seen = {"test": {"pairs": 0, "sources": 1}}
+    results = {"test": {"examples": [example], "sentences": 1} | signature, "seen_in_training": seen}
     with caplog.at_level(logging.INFO):
         report(results | {"seconds": 1.0}, dataclasses.replace(recipe, output_dir="run"))
     output = capsys.readouterr().out
     assert output.startswith("prompt       hi\nreply        hello\nreference    hey\n")
+    assert "test set: 0 of 1 pairs are training pairs too, and 1 sources are training sources, so its scores" in output
     assert "Next, answer what you type" in caplog.text
     assert "vaswani-translate run --interactive\n" in caplog.text  # else it would wait for the end of the input
     assert "translat" not in output.lower()

@@ -197,7 +197,8 @@ def title_and_examples(options: LoadOptions) -> tuple[str, list[str]]:
     try:
         results = {} if path is None else json.loads(path.read_bytes())
         data = results["recipe"]["data"]
-        codes = [str(data.get(f"{side}_language") or data[side]) for side in ("source", "target")]
+        names = (("source_language", "source"), ("target_language", "target"))
+        codes = [str(data.get(language) or data[column]) for language, column in names]
         examples = [str(example["source"]) for example in results.get("test", {}).get("examples", [])]
     except (ValueError, KeyError, TypeError, AttributeError):  # missing or of a different tool
         return options.model, []
