@@ -15,6 +15,7 @@ from datasets import Dataset
 from evaluate import Metric
 from torch import nn
 from transformers import (
+    GenerationConfig,
     GenerationMixin,
     Pipeline,
     PreTrainedConfig,
@@ -56,6 +57,7 @@ LOADER_IMPORT = re.compile(r"^\s*(?:from\s+\.(\S+)\s+import|import\s+\.(\S+)\s*$
 # Private names of libraries that the code uses, beyond those that pretrained.py checks when it is imported.
 PRIVATE_NAMES: dict[Any, str] = {
     Pipeline: "_forward _load_tokenizer _pipeline_calls_generate _sanitize_parameters",
+    GenerationConfig: "_from_model_config",
     PreTrainedConfig: "_commit_hash",
     PreTrainedModel: "_keys_to_ignore_on_save",
     PreTrainedTokenizerFast: "_auto_class _convert_encoding _tokenizer",

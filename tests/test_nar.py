@@ -20,7 +20,17 @@ from transformers import (
     Seq2SeqTrainingArguments,
 )
 
-from tests.builders import END, FAMILY, LENGTH_FAMILY, MASK, family_of_pairs, targets, tiny_cmlm, tiny_nat
+from tests.builders import (
+    END,
+    EVERY_FAMILY,
+    FAMILY,
+    LENGTH_FAMILY,
+    MASK,
+    family_of_pairs,
+    targets,
+    tiny_cmlm,
+    tiny_nat,
+)
 from tests.helpers import FLOAT32, PAIRS, TINY, padded_batch, random_tokens, source_batch, tiny_model
 from vaswani_transformer import (
     MaskingCollator,
@@ -429,6 +439,15 @@ def test_settings_are_saved_and_overridden(tmp_path: Path) -> None:
     assert [len(history) for history in histories] == [4, 3, 2, 2]
 
 
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_setting_made_on_the_models_generation_config_is_saved(family: str, tmp_path: Path) -> None:
+    model = EVERY_FAMILY[family]()
+    model.generation_config.max_source_relative_length = 3
+    model.save_pretrained(tmp_path)
+    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert again.generation_config.max_source_relative_length == 3
+
+
 @pytest.mark.parametrize("family", FAMILY)
 def test_generate_accepts_a_complete_batch_of_a_trainer(family: str) -> None:
     model, source = FAMILY[family](), random_tokens(3, 5)
@@ -469,6 +488,8 @@ def test_every_setting_of_a_search_from_left_to_right_must_have_its_default() ->
         ("nat", {"length_penalty": float("inf")}, r"got inf, expected a finite number\. Leave"),
         ("flowseq", {"latent_temperature": -1}, "got -1, expected a finite number of at least 0.0"),
         ("flowseq", {"num_latent_samples": 3}, "got 3, expected at most 1, since at latent_temperature 0"),
+        ("iterative_vae", {"return_history": "no"}, "got 'no', expected True or False"),
+        ("ctc", {"return_dict_in_generate": 1.5}, r"got 1\.5, expected True or False"),
         ("nat", {"suppress_tokens": [99]}, r"got \[99\], expected ids from 0 to 98"),
         ("iterative_vae", {"latent_temperature": 0.5}, r"not supported by .*; got 0\.5, expected 0\.0"),
         ("nat", {"num_iterations": 2}, "not supported by .*; got 2, expected 1"),

@@ -17,6 +17,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.modeling_utils import PreTrainedModel
 
 from .config import VaswaniTransformerConfig
+from .settings import NAR_SETTINGS, SEARCH_SETTINGS
 
 FAMILY_PREFIX = "vaswani_"  # prefix of the package's model types
 KNOWN_VERSIONS = "5.17 to 5.24"
@@ -266,6 +267,8 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
             self.config.__dict__.pop("auto_map", None)
         if not (self.is_remote_code() and self.can_generate()):
             self.config.__dict__.pop("custom_pipelines", None)
+        if self.can_generate():
+            self.keep_own_settings(self.generation_config)
         super().save_pretrained(save_directory, *args, **kwargs)
 
         # Loading prefers a single file, so one of an earlier save would win over these shards.
@@ -273,6 +276,15 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
         name = ".".join(filter(None, ("model", kwargs.get("variant"))))
         if any(folder.glob(f"{name}-*-of-*.safetensors")):
             (folder / f"{name}.safetensors").unlink(missing_ok=True)
+
+    @staticmethod
+    def keep_own_settings(generation_config: GenerationConfig) -> None:
+        """Make Transformers load the settings of this package too.
+
+        It would drop them from a generation config that it derived from the model's configuration.
+        """
+        if not vars(generation_config).keys().isdisjoint((*SEARCH_SETTINGS, *NAR_SETTINGS)):
+            generation_config._from_model_config = False
 
     def check_saved_as_it_is(self, folder: Path) -> None:
         """Raise ValueError if a model loaded from `folder` would get an adapter, or a different scale of embeddings."""

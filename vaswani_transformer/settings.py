@@ -66,6 +66,8 @@ class SharedSettings:
         for setting in fields(self):
             value = getattr(self, setting.name)
             least = setting.metadata.get("least")
+            if isinstance(setting.default, bool) and value not in (True, False):
+                refuse(setting.name, "not a truth value", value, "True or False")
             if value is None or least is None:
                 continue
             check_number(setting.name, value, least)
