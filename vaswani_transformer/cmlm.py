@@ -124,7 +124,7 @@ class MaskingCollator:
 
 @strict
 class VaswaniCmlmConfig(LengthConfig):
-    """Hyperparameters of CMLM, in addition to those of `LengthConfig`.
+    """Hyperparameters of CMLM.
 
     Args:
         mask_token_id: id of `<mask>`; required by the model.

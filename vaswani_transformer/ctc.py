@@ -46,7 +46,7 @@ from .stacks import check_rows
 
 @strict
 class VaswaniCtcConfig(NarConfig):
-    """Hyperparameters of CTC, in addition to those of `NarConfig`; `label_smoothing` applies to each slot.
+    """Hyperparameters of CTC; `label_smoothing` applies to each slot.
 
     Args:
         upsampling: number of slots per source token. They must suffice for the words of a target and a blank between

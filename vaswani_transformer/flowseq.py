@@ -289,7 +289,7 @@ def normal_log_prob(noise: Tensor, is_real: Tensor) -> Tensor:
 
 @strict
 class VaswaniFlowSeqConfig(LengthDifferenceConfig):
-    """Hyperparameters of FlowSeq, in addition to those of `LengthDifferenceConfig`.
+    """Hyperparameters of FlowSeq.
 
     Args:
         flow_steps: K, the steps of the flow after its positional step; each has eight couplings.

@@ -42,7 +42,7 @@ latent_sample_type = checked_field(
 
 @strict
 class VaswaniIterativeVaeConfig(VaswaniNatConfig):
-    """Hyperparameters of IterativeVAE, in addition to those of `VaswaniNatConfig`; `label_smoothing` defaults to 0.
+    """Hyperparameters of IterativeVAE; `label_smoothing` defaults to 0.
 
     Args:
         latent: "revealed", the reference's words at random positions in training and the most probable words at

@@ -60,7 +60,7 @@ class LengthDifferenceConfig(LengthConfig):
 
 @strict
 class VaswaniNatConfig(LengthDifferenceConfig):
-    """Hyperparameters of NAT and GLAT, in addition to those of `LengthDifferenceConfig`.
+    """Hyperparameters of NAT and GLAT.
 
     Args:
         mask_diagonal: whether to mask the diagonal of the decoder's self-attention.
