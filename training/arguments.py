@@ -3,15 +3,17 @@
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
 from accelerate import PartialState
-from transformers import Seq2SeqTrainingArguments
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import PreTrainedModel, Seq2SeqTrainingArguments
 from transformers.integrations import get_available_reporting_integrations
 
 from training.checkpoints import CHECKPOINTS
-from training.fields import Recipe
+from training.fields import PaperOptimizer, Recipe, RectifiedOptimizer
 from training.machine import uses_cpu
 from training.tasks import Metric
 from vaswani_transformer.batching.optimization import paper_adam, paper_schedule
@@ -72,21 +74,22 @@ def reporting(report_to: str | list[str]) -> list[str]:
     return names
 
 
-def make_optimizer(recipe: Recipe, model: Any) -> tuple[torch.optim.Optimizer, Any]:
+def make_optimizer(recipe: Recipe, model: PreTrainedModel) -> tuple[Optimizer, LambdaLR]:
     """Return Adam with the schedule of equation (3) (5.3), or rectified Adam with exponential decay."""
-    training: Any = recipe.training
-    if training.optimizer == "paper":
+    # The group `training` also has the fields of the optimizer that it names.
+    fields = cast(PaperOptimizer | RectifiedOptimizer, recipe.training)
+    if isinstance(fields, PaperOptimizer):
         optimizer = paper_adam(model.parameters())
-        scale = training.learning_rate_scale
-        return optimizer, paper_schedule(optimizer, model.config.d_model, training.warmup_steps, scale)
+        scale = fields.learning_rate_scale
+        return optimizer, paper_schedule(optimizer, model.config.d_model, fields.warmup_steps, scale)
     optimizer = torch.optim.RAdam(
         [parameter for parameter in model.parameters() if parameter.requires_grad],
-        lr=training.learning_rate,
+        lr=fields.learning_rate,
         betas=(0.9, 0.98),
         eps=1e-8,
-        weight_decay=training.weight_decay,
+        weight_decay=fields.weight_decay,
         decoupled_weight_decay=True,
     )
-    decay = training.learning_rate_decay
-    steps = training.learning_rate_decay_steps
-    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: decay ** (done / steps))
+    decay = fields.learning_rate_decay
+    steps = fields.learning_rate_decay_steps
+    return optimizer, LambdaLR(optimizer, lambda done: decay ** (done / steps))

@@ -7,20 +7,28 @@ import signal
 import sys
 import time
 from collections.abc import Generator
-from typing import Any, NoReturn
+from types import FrameType
+from typing import NoReturn
 
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
-from transformers import EarlyStoppingCallback, ProgressCallback, TrainerCallback, TrainerControl, TrainerState
+from transformers import (
+    EarlyStoppingCallback,
+    ProgressCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from training.fields import Recipe
 
 logger = logging.getLogger(__name__)
 
 
-def is_best_evaluation(state: TrainerState, args: Any) -> bool:
+def is_best_evaluation(state: TrainerState, args: TrainingArguments) -> bool:
     """Return whether the last evaluation is better than the best before it, or equal with a lower loss."""
     metric = f"eval_{args.metric_for_best_model}"
     sign = 1 if args.greater_is_better else -1
@@ -33,7 +41,9 @@ def is_best_evaluation(state: TrainerState, args: Any) -> bool:
 class Patience(EarlyStoppingCallback):
     """Callback that ends training after a number of evaluations that are not better than the best."""
 
-    def check_metric_value(self, args: Any, state: TrainerState, control: TrainerControl, metric_value: float) -> None:
+    def check_metric_value(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metric_value: float
+    ) -> None:
         is_better = is_best_evaluation(state, args)
         self.early_stopping_patience_counter = 0 if is_better else self.early_stopping_patience_counter + 1
 
@@ -62,7 +72,7 @@ class Progress(TrainerCallback):
             seconds = min(seconds, 60 * self.training.minutes - self.seconds - elapsed)
         return max(0.0, seconds) / 60
 
-    def receive(self, number: int, frame: Any) -> None:
+    def receive(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
             self.end()
         self.signal = number
@@ -70,21 +80,29 @@ class Progress(TrainerCallback):
     def end(self) -> NoReturn:
         raise SystemExit(128 + (self.signal or 0))
 
-    def on_train_begin(self, args: Any, state: TrainerState, *_: Any, **__: Any) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         self.begun = self.saved = time.monotonic()
         self.first_step = state.global_step
         self.handlers = {number: signal.signal(number, self.receive) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         training = self.training
-        control.should_save |= bool(training.checkpoint_steps) and state.global_step % training.checkpoint_steps == 0
+        if training.checkpoint_steps is not None and state.global_step % training.checkpoint_steps == 0:
+            control.should_save = True
+
+        # Limits of time, by the clock of the main process.
         if training.minutes is not None or training.checkpoint_minutes is not None:
             now = time.monotonic()
             times = [self.seconds + now - self.begun, now - self.saved]
-            trained, since = broadcast_object_list(times)  # of the main process
-            control.should_save |= training.checkpoint_minutes is not None and since > 60 * training.checkpoint_minutes
-            if training.minutes is not None and trained > 60 * training.minutes:
-                control.should_evaluate = control.should_save = control.should_training_stop = True
+            seconds_trained, seconds_since_save = broadcast_object_list(times)
+            if training.checkpoint_minutes is not None and seconds_since_save > 60 * training.checkpoint_minutes:
+                control.should_save = True
+            if training.minutes is not None and seconds_trained > 60 * training.minutes:
+                control.should_evaluate = True
+                control.should_save = True
+                control.should_training_stop = True
+
+        # A signal.
         if self.signal is not None and args.world_size > 1:
             self.end()
         if self.signal is not None:
@@ -92,12 +110,12 @@ class Progress(TrainerCallback):
             self.is_interrupted = not control.should_save
             control.should_save = True
 
-    def on_save(self, *_: Any, **__: Any) -> None:
+    def on_save(self, *_: object, **__: object) -> None:
         self.saved = time.monotonic()
         if self.signal is not None:
             self.end()
 
-    def on_train_end(self, *_: Any, **__: Any) -> None:
+    def on_train_end(self, *_: object, **__: object) -> None:
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
 
@@ -129,10 +147,15 @@ class ProgressBar(ProgressCallback):
         if self.training_bar is not None:
             self.training_bar.set_postfix_str(values)
 
-    def on_train_begin(self, args: Any, state: TrainerState, *_: Any, **__: Any) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         self.current_step = state.global_step  # of a resumed run
-        settings: dict[str, Any] = {"total": state.max_steps, "initial": state.global_step, "dynamic_ncols": True}
-        self.training_bar = tqdm(**settings, bar_format=self.layout, disable=not self.is_shown)
+        self.training_bar = tqdm(
+            total=state.max_steps,
+            initial=state.global_step,
+            dynamic_ncols=True,
+            bar_format=self.layout,
+            disable=not self.is_shown,
+        )
 
-    def on_log(self, *_: Any, **__: Any) -> None:
+    def on_log(self, *_: object, **__: object) -> None:
         """Leave the values to `PaperTrainer.log`."""

@@ -88,8 +88,10 @@ def finish_checkpoint(checkpoint: Path, keep: int, best_step: int | None, is_int
         if is_interrupted:
             (checkpoint / INTERRUPTED).touch()
         mark_complete(checkpoint)
+
+        # Later checkpoints, which are damaged, or from which this run did not resume, do not count.
         run = checkpoint.parents[1]
-        step = step_of(checkpoint)  # later ones are damaged, or this run had resumed there
+        step = step_of(checkpoint)
         regular = complete_checkpoints(run, with_interrupted=False, last_step=step)
         spare = [path for path in regular[:-1] if step_of(path) != best_step][: max(0, len(regular) - keep)]
         replaced = [path for path in complete_checkpoints(run, last_step=step)[:-1] if path not in regular]

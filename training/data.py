@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import datasets
 import numpy as np
@@ -19,20 +19,28 @@ from transformers import AddedToken, PreTrainedConfig, PreTrainedTokenizerBase
 from training.fields import Recipe
 from training.texts import SIDES, read_files, read_split
 from vaswani_transformer import VaswaniTransformerTokenizer
+from vaswani_transformer.batching.steps import Lengths
 from vaswani_transformer.batching.tokens import ArrowRows
 from vaswani_transformer.parsing.linear import linear_tokens
 from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.support.files import read_json
 from vaswani_transformer.support.loading import load_tokenizer
-from vaswani_transformer.tokenizer import source_encoder
+from vaswani_transformer.tokenizer import ALL_WORDS_KEY, source_encoder
 
 logger = logging.getLogger(__name__)
 SPLITS = ("train", "validation", "test")
 MOST_UNKNOWN = 0.01  # share of target tokens above which there is a warning
-Counts = dict[str, dict[str, int]]
+Counts = dict[str, dict[str, int]]  # of `tokens` and `unknown` tokens, by side
 TOKEN_LETTERS = 16  # letters of a long token
 EVALUATION_LENGTHS = 16  # longest text of an evaluation, in units of `data.max_length`
 PAIRS_A_PROCESS = 50_000  # smallest number for which a further process pays off
+
+
+class Fingerprint(TypedDict):
+    """What identifies the pairs of a split: their number, and the SHA-256 of their texts."""
+
+    pairs: int
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,7 @@ class Data:
         pairs: texts of each split, in the columns `source` and `target`.
         tokens: `input_ids` and `labels` of each split, without training pairs that are too long.
         tokenizer: tokenizer of the shared vocabulary.
-        fingerprints: for each split, the number of pairs and the SHA-256 of their texts.
+        fingerprints: fingerprint of each split.
         unknown: for sources and targets of each split, the number of `tokens` and of `unknown` tokens.
         seen: for validation and test, the numbers of pairs and of sources that are in the training pairs too.
     """
@@ -51,7 +59,7 @@ class Data:
     pairs: DatasetDict
     tokens: DatasetDict
     tokenizer: PreTrainedTokenizerBase
-    fingerprints: dict[str, dict[str, Any]]
+    fingerprints: dict[str, Fingerprint]
     unknown: dict[str, Counts]
     seen: Counts
 
@@ -104,8 +112,11 @@ def distilled_files(name: str) -> list[Path]:
         return [Path(name)]
     files = sorted(Path(name).glob("*.jsonl"))
     shares = int(files[0].stem.rpartition("-of-")[2]) if files else 1
-    records = [record for file in files if (record := Path(f"{file}.record")).exists()]
-    finished = sum(read_json(record, "repeat training.distill.").get("is_finished") is True for record in records)
+    finished = 0
+    for file in files:
+        record = Path(f"{file}.record")
+        if record.exists() and read_json(record, "repeat training.distill.").get("is_finished") is True:
+            finished += 1
     if not finished == shares == len(files):
         problem = f"has {finished} of {shares} finished files"
         raise UserError(f"data.distilled: {name} {problem}; repeat training.distill.")
@@ -143,8 +154,8 @@ def hold_out(train: Dataset, sizes: dict[str, int], seed: int, max_length: int) 
     return splits
 
 
-def fingerprint(pairs: Dataset) -> dict[str, Any]:
-    """Return the number of pairs and the SHA-256 of their texts, each followed by a zero byte."""
+def fingerprint(pairs: Dataset) -> Fingerprint:
+    """Return the fingerprint of pairs; the digest is that of their texts, each followed by a zero byte."""
     digest = hashlib.sha256()
     for batch in pairs.select_columns(list(SIDES)).iter(1000):
         texts = zip(batch["source"], batch["target"], strict=True)
@@ -192,26 +203,19 @@ def make_tokenizer(recipe: Recipe, train: Dataset) -> PreTrainedTokenizerBase:
     added after all other tokens.
     """
     settings = recipe.tokenizer
-    is_parser = recipe.data.kind == "trees"
-    labels = linear_tokens(sample_texts(train, None, ("target",))) if is_parser else set()
-    if settings.path is not None:
+    labels: set[str] = set()
+    if recipe.data.kind == "trees":
+        labels = linear_tokens(sample_texts(train, None, ("target",)))
+    if settings.path is None:
+        tokenizer = learn_tokenizer(recipe, train, labels)
+    else:
         tokenizer = load_tokenizer(settings.path)
         if missing := sorted(labels - tokenizer.get_added_vocab().keys()):
             raise UserError(
                 f"tokenizer.path: {settings.path} does not contain all labels of the trees, such as {missing[0]!r}. "
                 "Leave it out to learn a vocabulary."
             )
-        tokenizer.init_kwargs.pop("holds_all_words", None)  # these texts may have other words
-    else:
-        texts = sample_texts(train, settings.sample, ("source",) if is_parser else SIDES)
-        size = settings.vocab_size - len(labels)
-        try:
-            tokenizer = VaswaniTransformerTokenizer.train_from_iterator(texts, size, settings.algorithm)
-        except ValueError as error:
-            raise UserError(f"tokenizer.vocab_size: {error}") from error
-        if settings.sample is not None and settings.sample < len(train):
-            tokenizer.init_kwargs.pop("holds_all_words", None)  # the other pairs may have other words
-        tokenizer.add_tokens([AddedToken(label, normalized=False) for label in sorted(labels)])
+        tokenizer.init_kwargs.pop(ALL_WORDS_KEY, None)  # these texts may have other words
 
     # What training needs of any tokenizer.
     if recipe.family.needs_mask and tokenizer.mask_token_id is None:
@@ -223,6 +227,22 @@ def make_tokenizer(recipe: Recipe, train: Dataset) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def learn_tokenizer(recipe: Recipe, train: Dataset, labels: set[str]) -> PreTrainedTokenizerBase:
+    """Return a tokenizer learned from the training pairs, or for parsing from their sentences, with added labels."""
+    settings = recipe.tokenizer
+    sides = ("source",) if recipe.data.kind == "trees" else SIDES
+    texts = sample_texts(train, settings.sample, sides)
+    size = settings.vocab_size - len(labels)
+    try:
+        tokenizer = VaswaniTransformerTokenizer.train_from_iterator(texts, size, settings.algorithm)
+    except ValueError as error:
+        raise UserError(f"tokenizer.vocab_size: {error}") from error
+    if settings.sample is not None and settings.sample < len(train):
+        tokenizer.init_kwargs.pop(ALL_WORDS_KEY, None)  # the other pairs may have other words
+    tokenizer.add_tokens([AddedToken(label, normalized=False) for label in sorted(labels)])
+    return tokenizer
+
+
 def tokenize(recipe: Recipe, pairs: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> DatasetDict:
     """Return `input_ids` and `labels` of every split, in training only of at most `data.max_length` tokens.
 
@@ -230,18 +250,25 @@ def tokenize(recipe: Recipe, pairs: DatasetDict, tokenizer: PreTrainedTokenizerB
     """
     encoder = source_encoder(tokenizer)
 
-    def encode(batch: dict[str, list[str]]) -> dict[str, list]:
+    def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
         encoded = encoder(
             batch["source"], text_target=batch["target"], split_special_tokens=True, return_attention_mask=False
         )
         return {"input_ids": encoded["input_ids"], "labels": encoded["labels"]}
 
     ids = Features({name: datasets.List(Value("int32")) for name in ("input_ids", "labels")})
-    settings: dict[str, Any] = {"batched": True, "remove_columns": list(SIDES), "features": ids, "desc": "Tokenizing"}
     tokens = DatasetDict()
     for split, rows in pairs.items():
-        tokens[split] = rows.map(encode, **settings, num_proc=processes_for(rows))
+        tokens[split] = rows.map(
+            encode,
+            batched=True,
+            remove_columns=list(SIDES),
+            features=ids,
+            desc="Tokenizing",
+            num_proc=processes_for(rows),
+        )
 
+    # Training pairs within the limit.
     train = tokens["train"]
     limit = recipe.data.max_length
     kept = np.flatnonzero(longer_sides(train) <= limit)
@@ -252,13 +279,14 @@ def tokenize(recipe: Recipe, pairs: DatasetDict, tokenizer: PreTrainedTokenizerB
         logger.warning("Dropped: %s.", problem)
         tokens["train"] = train.select(kept)
 
+    # Lengths and targets that the model supports.
     config = recipe.model_config(vocab_size=max(len(tokenizer), recipe.tokenizer.vocab_size))
     for split, rows in tokens.items():
         check_lengths(str(split), longer_sides(rows), recipe, config)
     return with_possible_targets(recipe, tokens)
 
 
-def longer_sides(rows: Dataset) -> Any:
+def longer_sides(rows: Dataset) -> Lengths:
     """Return the number of tokens of each pair's source or target, whichever is longer."""
     return np.maximum(ArrowRows(rows, "input_ids").lengths, ArrowRows(rows, "labels").lengths)
 
@@ -282,7 +310,7 @@ def with_possible_targets(recipe: Recipe, tokens: DatasetDict) -> DatasetDict:
     return tokens
 
 
-def check_lengths(split: str, lengths: Sequence[int], recipe: Recipe, config: PreTrainedConfig) -> None:
+def check_lengths(split: str, lengths: Sequence[int] | Lengths, recipe: Recipe, config: PreTrainedConfig) -> None:
     """Check that a model can process pairs of these lengths, and that an evaluation of them ends in time."""
     limit = EVALUATION_LENGTHS * recipe.data.max_length
     reason = f"{EVALUATION_LENGTHS} times data.max_length"
@@ -309,14 +337,19 @@ def count_unknown(tokens: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> di
                 counts[str(split)][side]["tokens"] += len(ids)
                 counts[str(split)][side]["unknown"] += int((ids == unknown).sum())
     if tokenizer.unk_token_id is not None and PartialState().is_main_process:
-        for split, sides in counts.items():
-            source, target = (sides[side]["unknown"] / max(1, sides[side]["tokens"]) for side in SIDES)
-            shares = f"Unknown tokens of {split}: {source:.2%} of source, {target:.2%} of target"
-            if target > MOST_UNKNOWN:
-                logger.warning("%s; train a tokenizer on these texts, or choose a different tokenizer.path.", shares)
-            else:
-                logger.info("%s.", shares)
+        log_unknown(counts)
     return counts
+
+
+def log_unknown(counts: dict[str, Counts]) -> None:
+    """Log the shares of unknown tokens; warn of a large share in targets, which the model would learn to write."""
+    for split, sides in counts.items():
+        source, target = (sides[side]["unknown"] / max(1, sides[side]["tokens"]) for side in SIDES)
+        shares = f"Unknown tokens of {split}: {source:.2%} of source, {target:.2%} of target"
+        if target > MOST_UNKNOWN:
+            logger.warning("%s; train a tokenizer on these texts, or choose a different tokenizer.path.", shares)
+        else:
+            logger.info("%s.", shares)
 
 
 def processes_for(rows: Dataset) -> int | None:

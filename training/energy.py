@@ -15,12 +15,13 @@ from torch.nn import functional
 
 from training.data import Data
 from training.fields import Recipe
-from training.models import load_autoregressive
+from training.models import load_trained
 from training.trainer import PaperTrainer
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.cmlm import mask_targets
 from vaswani_transformer.discrete import gumbel_noise
 from vaswani_transformer.loss import accumulation_dtype
+from vaswani_transformer.model import ProjectedModel
 
 
 def straight_through(scores: Tensor, soft: Tensor) -> Tensor:
@@ -125,10 +126,11 @@ class EnergyTrainer(PaperTrainer):
 
     log_parts = {"length_loss": "length_loss"}
 
-    def __init__(self, recipe: Recipe, model: Any, data: Data, run: Path) -> None:
+    def __init__(self, recipe: Recipe, model: ProjectedModel, data: Data, run: Path) -> None:
         super().__init__(recipe, model, data, run)
-        training: Any = recipe.training
-        teacher = load_autoregressive(training.energy_from, data.tokenizer, "training.energy_from")
+        training = self.training
+        teacher_class = VaswaniTransformerForConditionalGeneration
+        teacher = load_trained(training.energy_from, teacher_class, data.tokenizer, "training.energy_from")
         teacher.set_attn_implementation(model.config._attn_implementation)
         self.energy = Energy(teacher.to(self.args.device), training.energy_inputs, training.energy_outputs)
 
@@ -141,7 +143,7 @@ class EnergyTrainer(PaperTrainer):
         model: torch.nn.Module,
         inputs: dict[str, Any],
         return_outputs: bool = False,
-        num_items_in_batch: Any = None,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """Return the energy and the loss of the length."""
         with_logits = {**inputs, "skip_logits": False}

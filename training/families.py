@@ -3,10 +3,10 @@
 B batch, T target.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -20,9 +20,10 @@ from torch.nn.utils.rnn import pad_sequence
 from training.data import Data
 from training.energy import EnergyTrainer
 from training.fields import FAMILIES, BeamSearch, BeamTraining, Family, Recipe, SearchRecipe, TrainingRecipe
-from training.trainer import PaperTrainer
+from training.trainer import PaperTrainer, StepBatches
 from vaswani_transformer import (
     VaswaniCmlmForConditionalGeneration,
+    VaswaniCtcConfig,
     VaswaniCtcForConditionalGeneration,
     VaswaniFlowSeqForConditionalGeneration,
     VaswaniIterativeVaeForConditionalGeneration,
@@ -32,6 +33,7 @@ from vaswani_transformer import (
 from vaswani_transformer.batching.tokens import ArrowRows, Ragged
 from vaswani_transformer.cmlm import mask_targets, sample_masks
 from vaswani_transformer.flowseq import ActNorm
+from vaswani_transformer.model import ProjectedModel
 from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.support.modes import eval_mode
 
@@ -78,13 +80,14 @@ class GlancingTraining(TrainingRecipe):
     glancing_steps: PositiveInt | None = None
 
     @property
-    def evaluation_search(self) -> dict[str, Any]:
+    def evaluation_search(self) -> dict[str, float]:
         return {"length_beam_size": 1}
 
 
 class GlancingTrainer(PaperTrainer):
     """Trainer of NAT and GLAT, with scheduled glancing."""
 
+    training: GlancingTraining
     log_parts = {"length_loss": "length_loss", "accuracy": "glancing_accuracy"}
 
     def step_attributes(self, step: int) -> dict[str, float]:
@@ -98,7 +101,8 @@ class GlancingTrainer(PaperTrainer):
         if self.training.glancing is None:
             return batch
         shown = self.shown_tokens(batch)
-        return batch | {"glancing_draws": draw(seeds, shown, lambda length, coins: torch.rand(length, generator=coins))}
+        draws = draw(seeds, shown, lambda length, generator: torch.rand(length, generator=generator))
+        return {**batch, "glancing_draws": draws}
 
     def shown_tokens(self, batch: dict[str, Tensor]) -> Tensor:
         """Return the tokens that may be shown (B, T), -100 at padding."""
@@ -118,7 +122,7 @@ class CtcTraining(GlancingTraining):
     """Training of CTC, where `glancing` shows tokens of the best alignment."""
 
     @property
-    def evaluation_search(self) -> dict[str, Any]:
+    def evaluation_search(self) -> dict[str, float]:
         return {}
 
 
@@ -135,21 +139,28 @@ class CtcTrainer(GlancingTrainer):
 
 def needed_slots(targets: Ragged) -> NDArray[np.integer]:
     """Return the number of words of each target, without `</s>`, and of the blanks between equal neighbors."""
-    number = np.repeat(np.arange(len(targets.lengths)), targets.lengths)  # of each token's target
-    is_repeated = (targets.tokens[1:] == targets.tokens[:-1]) & (number[1:] == number[:-1])
-    return targets.lengths - 1 + np.bincount(number[1:][is_repeated], minlength=len(targets.lengths))
+    count = len(targets.lengths)
+    target_of_token = np.repeat(np.arange(count), targets.lengths)
+    has_same_target = target_of_token[1:] == target_of_token[:-1]
+    is_repeated = (targets.tokens[1:] == targets.tokens[:-1]) & has_same_target
+    return targets.lengths - 1 + np.bincount(target_of_token[1:][is_repeated], minlength=count)
 
 
 def fits_into_slots(recipe: Recipe, pairs: Dataset) -> NDArray[np.bool_]:
     """Return a mask of the pairs whose target fits into the slots that its source has."""
-    config: Any = recipe.model_config(vocab_size=2**31)  # any size, for the slots do not depend on it
+    # The slots do not depend on the size of the vocabulary, so it may be any.
+    config = cast(VaswaniCtcConfig, recipe.model_config(vocab_size=2**31))
     slots = config.upsampling * ArrowRows(pairs, "input_ids").lengths
     if config.position_embedding == "learned":
         slots = np.minimum(slots, config.max_position_embeddings)
+
+    # The tokens of all targets at once might not fit into memory.
     targets = ArrowRows(pairs, "labels")
-    starts = range(0, len(pairs), PAIRS)
-    needed = [needed_slots(targets.take(range(start, min(start + PAIRS, len(pairs))))) for start in starts]
-    return np.concatenate([np.zeros(0, np.int64), *needed]) <= slots
+    needed = [np.zeros(0, np.int64)]
+    for start in range(0, len(pairs), PAIRS):
+        rows = range(start, min(start + PAIRS, len(pairs)))
+        needed.append(needed_slots(targets.take(rows)))
+    return np.concatenate(needed) <= slots
 
 
 FAMILIES["ctc"] = Family(
@@ -184,7 +195,7 @@ class CmlmTraining(TrainingRecipe):
     energy_outputs: Operator = "softmax"
 
     @property
-    def evaluation_search(self) -> dict[str, Any]:
+    def evaluation_search(self) -> dict[str, float]:
         return {"length_beam_size": 1, "num_iterations": self.evaluation_iterations}
 
     @property
@@ -216,7 +227,7 @@ class CmlmTrainer(PaperTrainer):
         return mask_targets(batch, is_masked, tokenizer.mask_token_id, tokenizer.pad_token_id)
 
 
-def make_cmlm_trainer(recipe: Recipe, model: Any, data: Data, run: Path) -> PaperTrainer:
+def make_cmlm_trainer(recipe: Recipe, model: ProjectedModel, data: Data, run: Path) -> PaperTrainer:
     """Return the trainer of a CMLM, or of ENGINE if the recipe names a teacher."""
     trainer_class = EnergyTrainer if recipe.training.selects_by_energy else CmlmTrainer
     return trainer_class(recipe, model, data, run)
@@ -261,14 +272,15 @@ class LatentTrainer(GlancingTrainer):
     }
 
     def step_attributes(self, step: int) -> dict[str, float]:
-        done = min(1.0, (step + 1) / max(1, self.training.kl_warmup_steps))
-        return super().step_attributes(step) | {"kl_scale": self.training.kl_scale * done}
+        training = cast(LatentTraining, self.training)
+        done = min(1.0, (step + 1) / max(1, training.kl_warmup_steps))
+        return {**super().step_attributes(step), "kl_scale": training.kl_scale * done}
 
     def add_draws(self, batch: dict[str, Tensor], seeds: list[int]) -> dict[str, Tensor]:
         if not self.model.config.is_revealed:
             return super().add_draws(batch, seeds)
         draws = draw(seeds, batch["labels"], lambda length, generator: torch.rand(1 + length, generator=generator))
-        return batch | {"reveal_draws": draws}  # (B, 1 + T)
+        return {**batch, "reveal_draws": draws}  # (B, 1 + T)
 
     def sentence_statistics(self, logits: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the bound and its divergences, from samples that do not change the random state of training."""
@@ -306,7 +318,7 @@ class FlowTraining(TrainingRecipe):
     kl_warmup_steps: NonNegativeInt = 10_000
 
     @property
-    def evaluation_search(self) -> dict[str, Any]:
+    def evaluation_search(self) -> dict[str, float]:
         return {"length_beam_size": 1, "num_latent_samples": 1, "latent_temperature": 0.0}
 
 
@@ -326,6 +338,8 @@ class LatentSearch(LengthBeam):
 class FlowTrainer(PaperTrainer):
     """Trainer of FlowSeq in phases: without the prior, initialization of the flow, with the prior."""
 
+    training: FlowTraining
+    model: VaswaniFlowSeqForConditionalGeneration
     log_parts = {name: name for name in ("token_loss", "length_loss", "kl_loss", "log_determinant")}
 
     def check_evaluations(self) -> None:
@@ -350,15 +364,15 @@ class FlowTrainer(PaperTrainer):
             return torch.cat([words, torch.randn(length, self.model.config.d_model, generator=generator)], dim=1)
 
         draws = draw(seeds, batch["labels"], make)  # (B, T, 1 + d_model)
-        return batch | {"word_draws": draws[..., 0], "latent_noise": draws[..., 1:]}
+        return {**batch, "word_draws": draws[..., 0], "latent_noise": draws[..., 1:]}
 
-    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list, Any]:
-        batches, tokens = super().get_batch_samples(*args, **kwargs)
+    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> StepBatches:
+        batches, tokens = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.state.global_step >= self.training.decoder_steps and not float(self.model.flow.started):
             self.start_flow(batches)
         return batches, tokens
 
-    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+    def _determine_best_metric(self, metrics: dict[str, float], trial: object) -> bool:
         """Ignore evaluations before the flow starts, whose translations come from latents that are not trained yet."""
         has_prior = self.state.global_step > self.training.decoder_steps
         return has_prior and super()._determine_best_metric(metrics, trial)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+from datasets import Dataset
 from jsonargparse.typing import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -18,6 +20,7 @@ from jsonargparse.typing import (
     restricted_number_type,
     restricted_string_type,
 )
+from numpy.typing import NDArray
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from vaswani_transformer import VaswaniTransformerConfig
@@ -202,7 +205,7 @@ class TrainingRecipe:
     average_last: PositiveInt | None = None
 
     @property
-    def evaluation_search(self) -> dict[str, Any]:
+    def evaluation_search(self) -> dict[str, float]:
         """Return the settings of `generate()` that differ from `decoding` in evaluations."""
         return {}
 
@@ -223,7 +226,7 @@ class BeamTraining(TrainingRecipe):
     evaluation_beams: PositiveInt = 1
 
     @property
-    def evaluation_search(self) -> dict[str, Any]:
+    def evaluation_search(self) -> dict[str, float]:
         return {"num_beams": self.evaluation_beams}
 
 
@@ -274,7 +277,7 @@ class Family:
         make_trainer: maker of the trainer of a run, from recipe, model, data and folder.
         needs_mask: whether the vocabulary needs `<mask>`.
         has_phases: whether some steps train only a part of the weights.
-        fits: returns a mask of the tokenized pairs whose targets the model can produce; None for all.
+        fits: returns a mask of the tokenized pairs whose targets the model of a recipe can produce; None for all.
     """
 
     model_class: type[Any]
@@ -283,7 +286,7 @@ class Family:
     make_trainer: Callable[..., Any]
     needs_mask: bool = False
     has_phases: bool = False
-    fits: Callable[..., Any] | None = None
+    fits: Callable[["Recipe", Dataset], NDArray[np.bool_]] | None = None
 
 
 FAMILIES: dict[str, Family] = {}
@@ -328,7 +331,7 @@ class Recipe:
     def family(self) -> Family:
         return FAMILIES[self.kind]
 
-    def model_config(self, **ids: Any) -> VaswaniTransformerConfig:
+    def model_config(self, **ids: int | None) -> VaswaniTransformerConfig:
         """Return the model's configuration; `ids` are the vocabulary size and token ids."""
         fields = {name: value for name, value in self.model.items() if name not in ("kind", "paper")}
         try:

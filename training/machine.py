@@ -7,11 +7,10 @@ from collections import Counter
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
-from accelerate import PartialState
+from accelerate import FullyShardedDataParallelPlugin, PartialState
 from accelerate.utils import gather_object
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import DictValueType, StateDictOptions, set_model_state_dict
@@ -66,7 +65,7 @@ def init_processes() -> None:
     PartialState(cpu=uses_cpu(), timeout=PROCESS_GROUP_TIMEOUT)
 
 
-def shard(model: PreTrainedModel, plugin: Any) -> None:
+def shard(model: PreTrainedModel, plugin: FullyShardedDataParallelPlugin) -> None:
     """Shard a model's weights over all processes (FSDP2), with a group for each layer and one for all other weights.
 
     Accelerate's grouping would separate the tied embeddings. Weights stay in float32, as with DDP.
@@ -83,14 +82,19 @@ def load_weights(model: PreTrainedModel, weights: dict[str, Tensor]) -> None:
     set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True, strict=False))
 
 
+def git(*arguments: str) -> str:
+    """Return the output of a git command in the folder of this file."""
+    folder = Path(__file__).parent
+    command = ["git", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=30)
+    return done.stdout.strip()
+
+
 def commit() -> dict[str, str | bool] | None:
     """Return the checkout's commit and whether tracked files differ from it; None if git does not track this code."""
-    this_file = Path(__file__)
-    settings: dict[str, Any] = {"cwd": this_file.parent, "capture_output": True, "text": True, "check": True}
-    describe = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     try:
-        subprocess.run(["git", "ls-files", "--error-unmatch", this_file.name], timeout=30, **settings)
-        described = subprocess.run(describe, timeout=30, **settings).stdout.strip()
+        git("ls-files", "--error-unmatch", Path(__file__).name)
+        described = git("describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
     except (OSError, subprocess.SubprocessError):
         return None
     return {"hash": described.removesuffix("-dirty"), "dirty": described.endswith("-dirty")}
@@ -106,7 +110,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def hardware(device: torch.device) -> dict[str, Any]:
+def hardware(device: torch.device) -> dict[str, object]:
     """Describe the main process's machine and the accelerators of all processes, which must call this together.
 
     `cores` is the number available to this process, `memory` is in GiB, and `accelerators` counts devices by name.

@@ -6,20 +6,26 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any
+from typing import Any, NotRequired, TypedDict, cast
 
 import datasets
 import evaluate
 from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics.bleu import BLEUScore
 
 from vaswani_transformer.support.errors import UserError, one_line
 
 
-class CorpusScore(evaluate.Metric):
-    """A score of sacreBLEU over a corpus with one reference, by `compute(predictions, references, metric)`.
+class Score(TypedDict):
+    """A score with what is needed to compute it again."""
 
-    It returns `score`, `signature` and, of BLEU, `brevity_penalty`.
-    """
+    score: float
+    signature: str
+    brevity_penalty: NotRequired[float]  # of BLEU
+
+
+class CorpusScore(evaluate.Metric):
+    """A score of sacreBLEU over a corpus with one reference, by `compute(predictions, references, metric)`."""
 
     def _info(self) -> evaluate.MetricInfo:
         text = datasets.Value("string")
@@ -31,16 +37,19 @@ class CorpusScore(evaluate.Metric):
         )
 
     def _compute(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> dict[str, float | str]:
+        """Return a `Score`."""
         metric = kwargs["metric"]
-        score = metric.corpus_score(list(predictions), [list(references)])
-        brevity = {"brevity_penalty": score.bp} if isinstance(metric, BLEU) else {}
-        return {"score": score.score, "signature": str(metric.get_signature()), **brevity}
+        result = metric.corpus_score(list(predictions), [list(references)])
+        score: dict[str, float | str] = {"score": result.score, "signature": str(metric.get_signature())}
+        if isinstance(result, BLEUScore):
+            score["brevity_penalty"] = result.bp
+        return score
 
 
-def compute(metric: BLEU | CHRF, predictions: list[str], references: list[str]) -> dict[str, Any]:
+def compute(metric: BLEU | CHRF, predictions: list[str], references: list[str]) -> Score:
     with tempfile.TemporaryDirectory() as folder:  # for `evaluate`
-        score = CorpusScore(keep_in_memory=True, cache_dir=folder)
-        return score.compute(predictions=predictions, references=references, metric=metric) or {}
+        corpus_score = CorpusScore(keep_in_memory=True, cache_dir=folder)
+        return cast(Score, corpus_score.compute(predictions=predictions, references=references, metric=metric))
 
 
 def bleu_metric(tokenize: str, order: int = 4) -> BLEU:
@@ -51,8 +60,8 @@ def bleu_metric(tokenize: str, order: int = 4) -> BLEU:
         raise UserError(f"score.tokenize: {tokenize} cannot be used; {one_line(error)}") from error
 
 
-def bleu(predictions: list[str], references: list[str], tokenize: str = "13a", order: int = 4) -> dict[str, Any]:
-    """Return corpus BLEU, with `order` 1 or 2 BLEU-1 or BLEU-2: `score`, `signature`, `brevity_penalty`.
+def bleu(predictions: list[str], references: list[str], tokenize: str = "13a", order: int = 4) -> Score:
+    """Return corpus BLEU, with `order` 1 or 2 BLEU-1 or BLEU-2.
 
     With `tokenize="none"` the texts' own tokens count, which gives tokenized BLEU. The signature names a lower order.
     """
@@ -62,15 +71,15 @@ def bleu(predictions: list[str], references: list[str], tokenize: str = "13a", o
     return score
 
 
-def chrf(predictions: list[str], references: list[str]) -> dict[str, Any]:
-    """Return chrF, the F-score of character n-grams (Popovic 2015): `score`, `signature`. White space is ignored."""
+def chrf(predictions: list[str], references: list[str]) -> Score:
+    """Return chrF, the F-score of character n-grams (Popovic 2015). White space is ignored."""
     return compute(CHRF(), predictions, references)
 
 
 def tokenized_bleu(
     predictions: list[str], references: list[str], language: str | None, compounds: bool = False
-) -> dict[str, Any]:
-    """Return tokenized BLEU as before sacreBLEU (multi-bleu.perl): `score`, `signature`, `brevity_penalty`.
+) -> Score:
+    """Return tokenized BLEU as before sacreBLEU (multi-bleu.perl).
 
     Args:
         language: language of the Moses tokenizer; None for tokenized texts.
@@ -188,8 +197,16 @@ class TrigramModel:
         return total / max(count, 1)
 
 
-def lm_scores(training_targets: list[str], predictions: list[str], references: list[str]) -> dict[str, Any]:
-    """Return the `score` of predictions and of references in nats per word under a model of the training targets."""
+class WordScores(TypedDict):
+    """Mean negative log-likelihoods in nats per word."""
+
+    score: float  # of the predictions
+    reference: float
+    definition: str
+
+
+def lm_scores(training_targets: list[str], predictions: list[str], references: list[str]) -> WordScores:
+    """Return the scores of predictions and references under a model of the training targets."""
     model = TrigramModel(training_targets)
     return {
         "score": model.mean_nll(predictions),

@@ -1,13 +1,17 @@
 """The model of a run: new, or initialized with trained weights."""
 
-from typing import Any
+from typing import TypeVar
 
-from transformers import PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
-from training.fields import FAMILIES, Recipe
+from training.fields import Recipe
 from training.machine import uses_cpu
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.model import ProjectedModel
 from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.support.loading import load_model, load_tokenizer
+
+Model = TypeVar("Model", bound=ProjectedModel)
 
 ENCODER_SHAPE = (
     "d_model", "d_ff", "num_heads", "head_dim", "value_head_dim", "activation_function", "position_embedding",
@@ -18,7 +22,7 @@ MODEL_SHAPE = (*ENCODER_SHAPE, "encoder_layers", "decoder_layers", "tie_word_emb
 """Fields that must agree before all weights are copied."""
 
 
-def make_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, is_new: bool = True) -> Any:
+def make_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, is_new: bool = True) -> ProjectedModel:
     """Return the model of a run; in a new run it starts from the recipe's trained weights, if it names any."""
     # The tokenizer decides the vocabulary.
     ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "pad_token_id", "eos_token_id")}
@@ -36,10 +40,10 @@ def make_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, is_new: bool 
         copy_weights(model, trained, field)
     if is_new and training.encoder_from is not None:
         field = "training.encoder_from"
-        trained = load_autoregressive(training.encoder_from, tokenizer, field)
+        trained = load_trained(training.encoder_from, VaswaniTransformerForConditionalGeneration, tokenizer, field)
         copy_weights(model, trained, field, only_encoder=True)
 
-    # The recipe decides how it computes and decodes.
+    # The recipe decides how the model computes and decodes.
     model.generation_config = recipe.generation_config(model.config, tokenizer)
     attention = training.attention
     if attention == "auto":
@@ -51,12 +55,7 @@ def make_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, is_new: bool 
     return model
 
 
-def load_autoregressive(name: str, tokenizer: PreTrainedTokenizerBase, field: str) -> Any:
-    """Load a trained autoregressive model, as `load_trained` does."""
-    return load_trained(name, FAMILIES["autoregressive"].model_class, tokenizer, field)
-
-
-def load_trained(name: str, model_class: type[Any], tokenizer: PreTrainedTokenizerBase, field: str) -> Any:
+def load_trained(name: str, model_class: type[Model], tokenizer: PreTrainedTokenizerBase, field: str) -> Model:
     """Load the trained model that a recipe's `field` names.
 
     Raises:
@@ -75,7 +74,7 @@ def load_trained(name: str, model_class: type[Any], tokenizer: PreTrainedTokeniz
     return trained
 
 
-def copy_weights(model: Any, trained: Any, field: str, only_encoder: bool = False) -> None:
+def copy_weights(model: PreTrainedModel, trained: PreTrainedModel, field: str, only_encoder: bool = False) -> None:
     """Copy the weights of a trained model of the same shape, or only those of its encoder and embeddings.
 
     The embeddings of common tokens are copied; an added `<mask>` keeps its random embedding.

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any
 
 import yaml
 from datasets import DownloadConfig, DownloadManager
@@ -264,13 +263,15 @@ def prepare(name: str, output: Path, copy: Path | None) -> None:
     source = SOURCES[name]
     files = read_source(source, copy)
     texts = {f"{file}.gz": "".join(f"{row}\n" for row in rows).encode() for file, rows in source.cut(files).items()}
-    record: dict[str, Any] = {
+    sources = {file: sha256(content) for file, content in files.items()}
+    digests = {file: sha256(text) for file, text in texts.items()}
+    record: dict[str, object] = {
         "name": name,
         "page": source.page,
         "license": source.license,
         "rule": source.rule,
-        "sources": {file: sha256(content) for file, content in files.items()},
-        "files": {file: sha256(text) for file, text in texts.items()},
+        "sources": sources,
+        "files": digests,
     }
 
     # The folder is written once, completely or not at all.
@@ -287,10 +288,10 @@ def prepare(name: str, output: Path, copy: Path | None) -> None:
 
     print(f"source   {source.page}\nlicense  {source.license}\nrule     {source.rule}")
     if source.sums is None:
-        print(f"archive  {source.file} changes over time; got SHA-256 {record['sources'][source.file]}")
+        print(f"archive  {source.file} changes over time; got SHA-256 {sources[source.file]}")
     print(f"{'exists' if is_done else 'wrote':<8} {output}")
     for file, text in texts.items():
-        print(f"         {file:<20} {text.count(NEWLINE):>7,} lines, SHA-256 of the text {record['files'][file]}")
+        print(f"         {file:<20} {text.count(NEWLINE):>7,} lines, SHA-256 of the text {digests[file]}")
 
 
 def main(arguments: list[str] | None = None) -> None:

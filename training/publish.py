@@ -75,7 +75,8 @@ def upload(folder: Path, repository: str, private: bool | None, revision: str | 
             api.create_branch(repository, branch=revision, exist_ok=True)
         old_files = set(api.list_repo_files(repository, revision=revision)) - files.keys()
         stale = [name for name in sorted(old_files) if any(fnmatch(name, pattern) for pattern in REPLACED)]
-        changes: list[Any] = [CommitOperationAdd(name, path) for name, path in files.items()]
+        changes: list[CommitOperationAdd | CommitOperationDelete] = []
+        changes += [CommitOperationAdd(name, path) for name, path in files.items()]
         changes += [CommitOperationDelete(name) for name in stale]
         commit = api.create_commit(repository, changes, commit_message="Publish a run", revision=revision)
         return str(commit.commit_url)

@@ -6,12 +6,13 @@ The kinds of data, model and optimizer determine which fields exist.
 import argparse
 import dataclasses
 import re
+from collections.abc import Mapping
 from dataclasses import field, make_dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 
 from training.families import FAMILIES
 from training.fields import FileData, HubData, PaperOptimizer, Recipe, RectifiedOptimizer
@@ -36,29 +37,29 @@ class RecipeParser(ArgumentParser):
         text = re.sub(r"\w+\(\) argument must be .*'NoneType'", "got null", text)
         union = re.match(r"(\S+) Does not validate .* Errors: - (.*) Given value type: .* Given value: (.*)", text)
         if union is not None:
-            problems = [one for one in union[2].split(" - ") if "NoneType" not in one]
+            problems = [problem for problem in union[2].split(" - ") if "NoneType" not in problem]
             text = f"{union[1]} {'; or '.join(problems)}, got {union[3]}"
         raise UserError(f"{text.rstrip('.')}. --help lists the fields of its kinds.")
 
 
-def kinds_of(tree: dict[str, Any], arguments: list[str]) -> dict[str, str]:
+def kinds_of(tree: Mapping[str, object], arguments: list[str]) -> dict[str, str]:
     """Return the fields that determine which other fields exist, from the arguments, else from the YAML file."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in KINDS:
         parser.add_argument(f"--{name}", dest=name, nargs="?")
-    given = vars(parser.parse_known_args(arguments)[0])
+    in_arguments = vars(parser.parse_known_args(arguments)[0])
     kinds = {}
     for name, choices in KINDS.items():
         group, _, member = name.partition(".")
         fields = tree.get(group)
         in_file = fields.get(member) if isinstance(fields, dict) else None
-        kinds[name] = given[name] or in_file or next(iter(choices))
+        kinds[name] = in_arguments[name] or in_file or next(iter(choices))
         if kinds[name] not in list(choices):
             raise UserError(f"{name}: got {kinds[name]!r}, expected one of {', '.join(choices)}.")
     return kinds
 
 
-def recipe_parser(tree: dict[str, Any], arguments: list[str]) -> RecipeParser:
+def recipe_parser(tree: Mapping[str, object], arguments: list[str]) -> RecipeParser:
     """Return a parser for the fields of a recipe's kinds of data, model and optimizer."""
     kinds = kinds_of(tree, arguments)
     family = FAMILIES[kinds["model.kind"]]
@@ -98,16 +99,16 @@ def load_recipe(path: str | Path, arguments: list[str]) -> Recipe:
     return checked(parser, parser.parse_args([f"--recipe={path}", *arguments]))
 
 
-def recipe_of(tree: dict[str, Any]) -> Recipe:
+def recipe_of(tree: dict[str, object]) -> Recipe:
     """Return the recipe in a nested dictionary; inverse of `to_dict`."""
     parser = recipe_parser(tree, [])
     return checked(parser, parser.parse_object(tree))
 
 
-def checked(parser: RecipeParser, values: Any) -> Recipe:
+def checked(parser: RecipeParser, values: Namespace) -> Recipe:
     """Return the recipe of parsed values, after checking that its fields are consistent."""
-    values = parser.instantiate(values)
-    recipe = Recipe(**{each.name: getattr(values, each.name) for each in dataclasses.fields(Recipe)})
+    groups = parser.instantiate(values)
+    recipe = Recipe(**{group.name: getattr(groups, group.name) for group in dataclasses.fields(Recipe)})
     training = recipe.training
     data = recipe.data
     if data.path is None:
@@ -115,11 +116,14 @@ def checked(parser: RecipeParser, values: Any) -> Recipe:
         raise UserError(f"data.path: the recipe {recipe.name!r} needs {what}; give --data.path=...")
     if names := sorted(TOKENIZER_SETS & recipe.model.keys()):
         raise UserError(f"model.{names[0]}: the tokenizer sets it; see tokenizer.vocab_size and tokenizer.path.")
-    # validate the model's fields; a loaded vocabulary has its own size
+
+    # The fields of the model and of the search. A loaded vocabulary has a size of its own.
     entries = recipe.tokenizer.vocab_size if recipe.tokenizer.path is None else 2**31
     recipe.model_config(vocab_size=entries)
     check_settings("decoding.", dataclasses.asdict(recipe.decoding), entries, "correct it.")
-    if training.precision == "auto":  # resolved, so that a run keeps it on another machine
+
+    # The precision is resolved now, so that a run keeps it on a different machine.
+    if training.precision == "auto":
         precision = "fp32" if trains_slowly_in_bf16() else "bf16"
         recipe = dataclasses.replace(recipe, training=dataclasses.replace(training, precision=precision))
     return recipe

@@ -3,12 +3,12 @@
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from training.fields import Recipe
-from training.metrics import bleu, chrf, text_statistics, tokenized_bleu
+from training.metrics import Score, bleu, chrf, text_statistics, tokenized_bleu
 from vaswani_transformer.parsing import BracketScores, delinearize, score_trees
 from vaswani_transformer.parsing.constraint import tree_constraint
 from vaswani_transformer.parsing.linear import place_count
@@ -80,24 +80,24 @@ class Task(ABC):
         self.selection = ENERGY if recipe.training.selects_by_energy else self.best_metric
 
     @abstractmethod
-    def measure(self, predictions: list[str], references: list[str], metric: Metric) -> dict[str, Any]:
-        """Return the `score` of a metric and its `signature`."""
+    def measure(self, predictions: list[str], references: list[str], metric: Metric) -> Score:
+        """Return the score of a metric."""
 
     def statistics(self, predictions: list[str], references: list[str]) -> dict[str, float]:
         """Return descriptive statistics of the predictions by key."""
         return text_statistics(predictions, references)
 
-    def scores(self, predictions: list[str], references: list[str], *metrics: Metric) -> dict[str, Any]:
+    def scores(self, predictions: list[str], references: list[str], *metrics: Metric) -> dict[str, float | str]:
         """Return metrics and signatures by their keys in results.json."""
-        scores: dict[str, Any] = {}
+        scores: dict[str, float | str] = {}
         for metric in metrics:
             measured = self.measure(predictions, references, metric)
             scores[metric.key] = measured["score"]
             scores[metric.signature_key] = measured["signature"]
         return scores
 
-    def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, dict[str, Any]]:
-        """Return every common score of the task, by name, each as `score` and `signature`."""
+    def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, Score]:
+        """Return every common score of the task, by name."""
         return {metric.key: self.measure(predictions, references, metric) for metric in self.metrics}
 
     def constraint(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Constraint | None:
@@ -118,15 +118,15 @@ class TranslationTask(Task):
     best_metric = BLEU
     verb = "translate"
 
-    def measure(self, predictions: list[str], references: list[str], metric: Metric) -> dict[str, Any]:
+    def measure(self, predictions: list[str], references: list[str], metric: Metric) -> Score:
         if metric == CHRF:
             return chrf(predictions, references)
         return bleu(predictions, references, self.tokenize, ORDERS[metric])
 
-    def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, dict[str, Any]]:
-        """Return the scores that docs/results.md defines, by name, each as `score` and `signature`."""
+    def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, Score]:
+        """Return the scores that docs/results.md defines, by name."""
         is_tokenized = self.tokenize == "none"
-        scores: dict[str, dict[str, Any]] = {}
+        scores: dict[str, Score] = {}
         if not is_tokenized:
             scores["sacrebleu"] = self.measure(predictions, references, BLEU)
         for metric in (CHRF, BLEU_1, BLEU_2):
@@ -151,7 +151,7 @@ class DialogueTask(TranslationTask):
     verb = "answer"
     roles = ("prompt", "reply", "reference")
 
-    def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, dict[str, Any]]:
+    def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, Score]:
         return Task.all_scores(self, predictions, references)
 
 
@@ -171,7 +171,7 @@ class ParsingTask(Task):
     command = "vaswani-parse"
     roles = ("source", "parse", "reference")
 
-    def measure(self, predictions: list[str], references: list[str], metric: Metric) -> dict[str, Any]:
+    def measure(self, predictions: list[str], references: list[str], metric: Metric) -> Score:
         scores, _ = score_linear(predictions, references)
         return {"score": getattr(scores, metric.key), "signature": bracket_signature(scores)}
 
@@ -179,7 +179,7 @@ class ParsingTask(Task):
         """Return the percentage of the sentences whose output was malformed and was repaired."""
         return {"repaired": score_linear(predictions, references)[1]}
 
-    def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, dict[str, Any]]:
+    def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, Score]:
         """Return the metrics, and as `evalb_f1` the F1 of EVALB, which skips trees that disagree about punctuation."""
         evalb, _ = score_linear(predictions, references, own_punctuation=True)
         scores = super().all_scores(predictions, references)

@@ -43,6 +43,7 @@ STRINGS = ("string", "large_string", "dictionary<values=string", "null")  # Arro
 CLONE = Path(__file__).parents[1]
 ROWS = 1000  # pairs written to Arrow at a time
 CODE = [Path(str(file)).read_text(encoding="utf-8") for file in (__file__, linear.__file__, trees.__file__)]
+"""The code that reads files; after a change of it, no pairs in the cache are used."""
 
 Row = tuple[str, object, object]
 """Place of a pair, such as "pairs.csv, line 3", with its source and target as they are read."""
@@ -59,7 +60,7 @@ def open_file(path: Path) -> io.BufferedIOBase:
         magic = file.read(10)
     if magic.startswith(b"\x1f\x8b"):
         return gzip.open(path)
-    if re.match(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", magic):
+    if re.match(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", magic):  # with a block, or empty
         return bz2.open(path)
     if magic.startswith(b"\xfd7zXZ\0"):
         return lzma.open(path)
@@ -252,7 +253,7 @@ def read_split(data: FileData, split: str, name: str) -> Dataset:
         if "{language}" not in name:
             raise UserError(f"{where}: names one file for both languages; got {name}. Put {{language}} into the name.")
         names = [name.replace("{language}", language) for language in (data.source, data.target)]
-        return read_files(data, where, "text", [folder / each for each in names])
+        return read_files(data, where, "text", [folder / file_name for file_name in names])
     return read_files(data, where, data.kind, [folder / name])
 
 
@@ -264,8 +265,11 @@ def find_folder(data: FileData) -> Path | None:
 
 def tree_files(folder: Path, names: str) -> list[Path]:
     """Return the file of that name, or those that match patterns separated by spaces."""
+    patterns = names.split()
+    if (folder / names).exists():  # a name that contains spaces
+        patterns = [names]
     paths: list[Path] = []
-    for pattern in [names] if (folder / names).exists() else names.split():
+    for pattern in patterns:
         root = Path(pattern).anchor  # "/" of an absolute pattern
         matches = sorted((Path(root) if root else folder).glob(pattern.removeprefix(root)))
         if (folder / pattern).exists():

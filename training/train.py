@@ -12,7 +12,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ def open_run(recipe: Recipe) -> Generator[Path]:
         lock.release()
 
 
-def flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(tree: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     """Yield the dotted names and values of a nested dictionary."""
     for name, value in tree.items():
         if isinstance(value, dict):
@@ -147,6 +147,7 @@ def check_unfinished(recipe: Recipe, folder: Path) -> None:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{folder / RESULTS}: is damaged; it names no training.steps; {fix}") from error
 
+    # More steps extend a run; one that its time limit ended also needs more time.
     minutes = limits.get("minutes")
     ended_by_time = minutes is not None and limits.get("patience") is None and done < steps
     is_raised = recipe.training.steps > steps
@@ -159,13 +160,13 @@ def check_unfinished(recipe: Recipe, folder: Path) -> None:
         )
 
 
-def recorded(folder: Path, name: str, default: Any) -> Any:
+def recorded(folder: Path, name: str, default: object) -> object:
     """Return what a run recorded in data.json when it began, or `default`."""
     record = read_json(folder / DATA, RESTORE) if (folder / DATA).exists() else {}
     return record.get(name, default)
 
 
-def damaged_record(folder: Path, name: str, value: Any) -> UserError:
+def damaged_record(folder: Path, name: str, value: object) -> UserError:
     return UserError(f"{folder / DATA}: is damaged; got {value!r} for {name}; {RESTORE}")
 
 
@@ -195,7 +196,7 @@ def write_data(folder: Path, data: Data) -> None:
     with staged_files(folder) as staging:
         data.tokenizer.save_pretrained(staging)
         digests = {path.name: sha256_of(path) for path in sorted(staging.iterdir()) if path.is_file()}
-        write_atomically(folder / DATA, json.dumps(data.fingerprints | {TOKENIZER: digests}, indent=2))
+        write_atomically(folder / DATA, json.dumps({**data.fingerprints, TOKENIZER: digests}, indent=2))
 
 
 def remove_results(folder: Path) -> None:
@@ -205,7 +206,7 @@ def remove_results(folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
 
 
-def write_results(trainer: PaperTrainer, taken: list[int], source: str | None, seconds: float) -> dict[str, Any]:
+def write_results(trainer: PaperTrainer, averaged: list[int], source: str | None, seconds: float) -> dict[str, Any]:
     """Write results.json in the main process and return its content; all processes must call this."""
     recipe = trainer.recipe
     state = trainer.state
@@ -223,7 +224,7 @@ def write_results(trainer: PaperTrainer, taken: list[int], source: str | None, s
         "processes": trainer.args.world_size,
         "parameters": trainer.model.num_parameters(),
         "steps": state.global_step,
-        **({} if recipe.training.average_last is None else {"averaged_steps": taken}),
+        **({} if recipe.training.average_last is None else {"averaged_steps": averaged}),
         "flops": state.total_flos,
         f"best_validation_{trainer.task.selection.key}": state.best_metric,
         "curve": [entry for entry in state.log_history if "loss" in entry or "eval_loss" in entry],
@@ -284,8 +285,8 @@ def test_scores(trainer: PaperTrainer) -> dict[str, Any]:
         with write_errors(trainer.run / TRANSLATIONS, "make room, and the same command resumes the run"):
             write_translations(trainer.run / TRANSLATIONS, pair_results, pairs["source"][:], references)
     hypotheses = [result.hypothesis.text for result in pair_results]
-    scores |= task.scores(hypotheses, references, *task.metrics, *task.more_metrics)
-    scores |= task.statistics(hypotheses, references)
+    scores.update(task.scores(hypotheses, references, *task.metrics, *task.more_metrics))
+    scores.update(task.statistics(hypotheses, references))
     seconds = time.perf_counter() - start
 
     # A few examples, evenly spaced over the test set.
@@ -296,7 +297,7 @@ def test_scores(trainer: PaperTrainer) -> dict[str, Any]:
         target = pairs[row]["target"]
         translation, reference = (task.display(source, text) for text in (hypotheses[row], target))
         examples.append({"source": source, "translation": translation, "reference": reference})
-    return scores | {"sentences": len(pairs), "seconds": seconds, "examples": examples}
+    return {**scores, "sentences": len(pairs), "seconds": seconds, "examples": examples}
 
 
 def report(results: dict[str, Any], recipe: Recipe) -> None:
@@ -329,15 +330,20 @@ def report(results: dict[str, Any], recipe: Recipe) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; invalid input ends it with one line and exit status 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
+
+    # The help lists the fields of the kinds that the recipe and the arguments name.
     if not arguments or {"-h", "--help"} & set(arguments):
         tree = read_yaml(Path(arguments[0])) if arguments and not arguments[0].startswith("-") else {}
         recipe_parser(tree, arguments).print_help()
         sys.exit(0 if arguments else 2)
+
+    # One process logs, without the progress bars of the libraries.
     is_first = os.environ.get("RANK", "0") == "0"
     logging.basicConfig(format="%(message)s", level=logging.INFO if is_first else logging.WARNING)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # `datasets` forks
     disable_progress_bar()
     datasets.disable_progress_bars()
+
     what_now = "; the same command resumes the run from its last checkpoint"
     with exit_on_user_error(ValueError, ImportError, OSError, what_now=what_now):
         recipe = load_recipe(arguments[0], arguments[1:])

@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,10 +21,12 @@ from torch.utils.data import DataLoader
 from transformers import (
     DataCollatorForSeq2Seq,
     GenerationConfig,
+    PreTrainedTokenizerBase,
     PrinterCallback,
     Seq2SeqTrainer,
     TrainerState,
 )
+from transformers.trainer_utils import TrainOutput
 
 from training.arguments import make_optimizer, training_arguments
 from training.callbacks import Patience, Progress, ProgressBar, is_best_evaluation
@@ -47,10 +49,14 @@ from vaswani_transformer.batching import PairCollator, PairTokens, TokenBudgetBa
 from vaswani_transformer.batching.steps import batches_in_order
 from vaswani_transformer.batching.tokens import ArrowRows
 from vaswani_transformer.generation import CallSettings
+from vaswani_transformer.model import LMOutput, ProjectedModel
+from vaswani_transformer.nar import NarHead
 from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.support.files import staged_files, write_errors
 
 logger = logging.getLogger(__name__)
+StepBatches = tuple[list[dict[str, Tensor]], Tensor | int | None]
+"""Micro-batches of a step, and the number of its tokens with a loss on all processes."""
 
 
 class PaperTrainer(Seq2SeqTrainer):
@@ -70,11 +76,10 @@ class PaperTrainer(Seq2SeqTrainer):
     """Logged values of the model's output besides the loss: name in the output, and name in the log."""
 
     training: Any  # the family's fields of the recipe's group `training`
-    model: Any
-    processing_class: Any
-    optimizer: Any
+    model: Any  # the family's model
+    processing_class: PreTrainedTokenizerBase
 
-    def __init__(self, recipe: Recipe, model: Any, data: Data, run: Path) -> None:
+    def __init__(self, recipe: Recipe, model: ProjectedModel, data: Data, run: Path) -> None:
         self.recipe = recipe
         self.training = recipe.training
         self.data = data
@@ -137,7 +142,7 @@ class PaperTrainer(Seq2SeqTrainer):
         else:
             self.train(resume_from_checkpoint=str(checkpoint))
 
-    def train(self, *arguments: Any, **settings: Any) -> Any:
+    def train(self, *arguments: Any, **settings: Any) -> TrainOutput:
         with self.bar.above():
             return super().train(*arguments, **settings)
 
@@ -148,10 +153,10 @@ class PaperTrainer(Seq2SeqTrainer):
         task.scores(references, references, task.best_metric, *task.metrics, *task.more_metrics)
         for search in (self.search, self.recipe.generation_config(self.model.config, self.processing_class)):
             try:
-                if self.model.is_autoregressive:
-                    CallSettings(search, self.model, {}).check()
-                else:
+                if isinstance(self.model, NarHead):
                     self.model.read_settings(search, {})
+                else:
+                    CallSettings(search, self.model, {}).check()
             except ValueError as error:
                 raise UserError(f"decoding.{error}") from error
 
@@ -214,8 +219,8 @@ class PaperTrainer(Seq2SeqTrainer):
         """Add a family's random choices to a batch, such as masks, by a seed for each pair; labels may change."""
         return batch
 
-    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
-        """Return the batches of a step, and the number of its tokens with a loss on all processes.
+    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> StepBatches:
+        """Return the batches of a step.
 
         The random choices of a pair depend on the run's seed, the step and the pair's index in the step. So they do not
         depend on the number of processes and micro-batches, and are the same in a resumed run.
@@ -240,13 +245,15 @@ class PaperTrainer(Seq2SeqTrainer):
         self.learned_tokens += 0 if tokens is None else tokens
         return batches, tokens
 
-    def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+    def training_step(
+        self, model: torch.nn.Module, inputs: dict[str, Tensor], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
         loss = super().training_step(model, inputs, num_items_in_batch)
         # The Trainer multiplies the loss by the number of processes, since gradients are averaged.
         self.totals["loss"] += loss * torch.as_tensor(num_items_in_batch) / self.args.world_size
         return loss
 
-    def _prepare_input(self, data: Any) -> Any:
+    def _prepare_input(self, data: object) -> object:
         """Copy a batch to the device asynchronously."""
         if isinstance(data, Tensor):
             return data.to(self.args.device, non_blocking=True)
@@ -264,21 +271,23 @@ class PaperTrainer(Seq2SeqTrainer):
         model: torch.nn.Module,
         inputs: dict[str, Any],
         return_outputs: bool = False,
-        num_items_in_batch: Any = None,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        loss, outputs = cast(tuple[Tensor, LMOutput], super().compute_loss(model, inputs, True, num_items_in_batch))
         for name, log_name in self.log_parts.items():
             value = outputs.get(name)
             if value is None:
                 continue
             # The accuracy is a mean over the batch; other values are divided by the tokens of the complete step.
             tokens = inputs["labels"].ne(-100).sum() if name == "accuracy" else torch.as_tensor(num_items_in_batch)
-            first = self.model.config.decoder_layers - value.numel() + 1  # values per layer end at the last layer
-            for index, part in enumerate(value.detach().reshape(-1)):
-                self.totals[f"{log_name}_{first + index}" if value.dim() else log_name] += part * tokens
+            # Values for several layers are logged by the layer's number; the last one is that of the last layer.
+            first_layer = self.model.config.decoder_layers - value.numel() + 1
+            for layer, part in enumerate(value.detach().reshape(-1), start=first_layer):
+                key = f"{log_name}_{layer}" if value.dim() else log_name
+                self.totals[key] += part * tokens
         return (loss, outputs) if return_outputs else loss
 
-    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Tensor | None = None) -> Tensor | float:
         norm = super()._get_grad_norm(model, grad_norm)
         full = norm.full_tensor() if hasattr(norm, "full_tensor") else torch.as_tensor(norm)
         self.is_finite &= full.isfinite().to(self.is_finite.device)
@@ -322,7 +331,7 @@ class PaperTrainer(Seq2SeqTrainer):
 
     # An evaluation
 
-    def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
+    def evaluate(self, *_: object, metric_key_prefix: str = "eval", **__: object) -> dict[str, float]:
         """Log and return the loss per target token and the task's metric on the validation set."""
         start = time.perf_counter()
         self.check_finite()
@@ -389,7 +398,7 @@ class PaperTrainer(Seq2SeqTrainer):
         """Return further statistics of a model family by name, summed over each target's tokens (B,)."""
         return {}
 
-    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+    def _determine_best_metric(self, metrics: dict[str, float], trial: object) -> bool:
         """Remember the step of the best evaluation, whose checkpoint is kept."""
         is_best = is_best_evaluation(self.state, self.args)
         if is_best:
@@ -399,7 +408,7 @@ class PaperTrainer(Seq2SeqTrainer):
 
     # A checkpoint and the end
 
-    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+    def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
         self.check_finite()
         start = time.perf_counter()
         progress = self.progress
@@ -416,13 +425,16 @@ class PaperTrainer(Seq2SeqTrainer):
 
     def save_final_model(self) -> list[int]:
         """Save the mean of the last checkpoints, or the best one, as the final model; return their steps."""
+        # The weights of these checkpoints.
         last = self.recipe.training.average_last
         best = self.state.best_global_step or self.state.global_step
         checkpoints = [self.run / CHECKPOINTS / f"checkpoint-{best}"]
         if last is not None:
-            checkpoints = complete_checkpoints(self.run, False, self.state.global_step)[-last:]
+            step = self.state.global_step
+            checkpoints = complete_checkpoints(self.run, with_interrupted=False, last_step=step)[-last:]
         load_weights(self.model, mean_weights(checkpoints))
 
+        # What the log says of them.
         steps = [step_of(checkpoint) for checkpoint in checkpoints]
         if last is None:
             logger.info("Restored the best checkpoint, of step %d.", best)
@@ -430,6 +442,7 @@ class PaperTrainer(Seq2SeqTrainer):
             level = logging.INFO if len(steps) == last else logging.WARNING
             logger.log(level, "Averaged the checkpoints of steps %s.", ", ".join(map(str, steps)))
 
+        # The files.
         weights = self.accelerator.get_state_dict(self.model)  # every process must call
         if self.is_world_process_zero():
             advice = "make room, and the same command resumes the run"

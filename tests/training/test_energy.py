@@ -121,12 +121,13 @@ def engine(arguments: list[str], teacher: Path, tmp_path: Path) -> EnergyTrainer
 def test_loss_of_a_step_is_the_energy_and_the_weighted_loss_of_the_length(engine: EnergyTrainer) -> None:
     (batch,), tokens = engine.get_batch_samples(iter(engine.get_train_dataloader()), 1, engine.args.device)
     is_real = batch["labels"].ne(-100)
-    assert tokens == is_real.sum()
+    num_tokens = is_real.sum()
+    assert tokens == num_tokens
     model: Any = engine.model
     outputs = model.train()(**batch, skip_logits=False)
     energy = engine.energy(outputs.logits, is_real, batch["input_ids"], batch["attention_mask"]).sum()
     loss = engine.training_step(model, batch, tokens)
-    torch.testing.assert_close(loss, energy.detach() / tokens + 2 * outputs.length_loss.detach())
+    torch.testing.assert_close(loss, energy.detach() / num_tokens + 2 * outputs.length_loss.detach())
     engine.log({"loss": 0.0})
     logged = engine.state.log_history[-1]
     assert logged["loss"] == pytest.approx(logged["energy"] + 2 * logged["length_loss"], rel=1e-5)

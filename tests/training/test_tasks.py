@@ -77,7 +77,7 @@ def test_scores_of_linear_trees_are_those_of_the_trees(recipe: Recipe) -> None:
     expected = score_trees(GOLD_TREES, predicted)
     for metric in task.metrics:
         assert measured[metric.key] == getattr(expected, metric.key)
-        assert measured[metric.signature_key].startswith(
+        assert str(measured[metric.signature_key]).startswith(
             "evalb:COLLINS.prm|punctuation:gold-tags|sentences:6|skipped:1"
         )
     scores = task.all_scores([linearize(tree) for tree in predicted], TARGETS)

@@ -1,0 +1,110 @@
+"""Quality against time of each search: `python -m docs.tools.speed_quality FILE` draws it into docs/images.
+
+FILE is what `bench.decode_family --output=FILE` writes. Each dot is a search, with the 95% interval of its BLEU; a line
+joins the searches of a model. IterativeVAE is blue.
+"""
+
+import json
+import math
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+from vaswani_transformer.figures.svg import BLUE, GRAY, Drawing
+
+from .pictures import IMAGES
+
+HIGHLIGHTED = "IterativeVAE"
+LEFT, RIGHT, TOP, BOTTOM = 60, 560, 24, 360  # of the area of the dots, in pixels
+LABELS = 590  # where the names of the models begin
+LINE_HEIGHT = 18
+
+
+class Search(NamedTuple):
+    """Time and quality of one search of one model."""
+
+    milliseconds: float
+    bleu: float
+    lowest: float
+    highest: float
+
+
+def searches_of(path: Path) -> dict[str, list[Search]]:
+    """Return the searches of each model, by time."""
+    models = defaultdict(list)
+    for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+        name = row["model"].rpartition(", ")[0]
+        lowest, highest = row["95% interval"].split(" to ")
+        milliseconds = row["ms a sentence, median"]
+        models[name].append(Search(milliseconds, float(row["BLEU"]), float(lowest), float(highest)))
+    return {name: sorted(searches) for name, searches in models.items()}
+
+
+def spread(heights: list[float], distance: float) -> list[float]:
+    """Return increasing heights near the given increasing ones, so that neighbors are `distance` apart."""
+    groups: list[list[float]] = []  # neighbors that touch, which are centered on the mean of their heights
+    for height in heights:
+        groups.append([height])
+        while len(groups) > 1 and first_height(groups[-1], distance) < last_height(groups[-2], distance) + distance:
+            last = groups.pop()
+            groups[-1] += last
+    return [first_height(group, distance) + distance * place for group in groups for place in range(len(group))]
+
+
+def first_height(group: list[float], distance: float) -> float:
+    return sum(group) / len(group) - distance * (len(group) - 1) / 2
+
+
+def last_height(group: list[float], distance: float) -> float:
+    return first_height(group, distance) + distance * (len(group) - 1)
+
+
+def draw_speed_quality(models: dict[str, list[Search]]) -> Drawing:
+    """Draw BLEU over the milliseconds of a sentence, which are on a logarithmic axis."""
+    drawing = Drawing("speed-quality", "BLEU of each search, and its time for a sentence", 780, 410)
+    every = [search for searches in models.values() for search in searches]
+    slowest = 1.1 * max(search.milliseconds for search in every)
+    fastest = 0.9 * min(search.milliseconds for search in every)
+    lowest = math.floor(min(search.lowest for search in every))
+    highest = math.ceil(max(search.highest for search in every))
+
+    def x_of(milliseconds: float) -> float:
+        return LEFT + (RIGHT - LEFT) * math.log(milliseconds / fastest) / math.log(slowest / fastest)
+
+    def y_of(bleu: float) -> float:
+        return BOTTOM - (BOTTOM - TOP) * (bleu - lowest) / (highest - lowest)
+
+    # The axes.
+    drawing.line((LEFT, TOP), (LEFT, BOTTOM), (RIGHT, BOTTOM), width=0.7)
+    for bleu in range(lowest + lowest % 2, highest + 1, 2):
+        drawing.text(LEFT - 8, y_of(bleu) + 4.5, str(bleu), anchor="end")
+    for milliseconds in (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200):
+        if fastest <= milliseconds <= slowest:
+            drawing.text(x_of(milliseconds), BOTTOM + 20, str(milliseconds))
+    drawing.text(LEFT - 8, 14, "BLEU", anchor="end")
+    drawing.text((LEFT + RIGHT) / 2, BOTTOM + 42, "milliseconds a sentence")
+
+    # The searches of each model, and its name at the height of the slowest one.
+    by_height = sorted(models, key=lambda name: y_of(models[name][-1].bleu))
+    label_heights = spread([y_of(models[name][-1].bleu) for name in by_height], LINE_HEIGHT)
+    for name, label_height in zip(by_height, label_heights, strict=True):
+        color = BLUE if HIGHLIGHTED in name else GRAY
+        dots = [(x_of(search.milliseconds), y_of(search.bleu)) for search in models[name]]
+        for search, (x, y) in zip(models[name], dots, strict=True):
+            drawing.line((x, y_of(search.lowest)), (x, y_of(search.highest)), color=color, width=0.8)
+            drawing.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{color}"/>')
+        drawing.line(*dots, color=color, width=1.6)
+        drawing.line(dots[-1], (LABELS - 6, label_height), color=color, width=0.4)
+        drawing.text(LABELS, label_height + 4.5, name, anchor="start", color=color)
+    return drawing
+
+
+def main(path: Path, images: Path = IMAGES) -> None:
+    """Draw the searches of a file."""
+    drawing = draw_speed_quality(searches_of(path))
+    (images / f"figure-{drawing.name}.svg").write_text(drawing.svg(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
