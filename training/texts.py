@@ -46,7 +46,7 @@ CODE = [Path(str(file)).read_text(encoding="utf-8") for file in (__file__, linea
 """The code that reads files; after a change of it, no pairs in the cache are used."""
 
 Row = tuple[str, object, object]
-"""Place of a pair, such as "pairs.csv, line 3", with its source and target as they are read."""
+"""Location of a pair, such as "pairs.csv, line 3", with its source and target as they are read."""
 Names = tuple[str, str]
 """Names of the columns of source and target."""
 
@@ -173,16 +173,16 @@ def parse_json(path: Path, number: int, text: str) -> object:
         raise UserError(f"{path}, line {line}: is not valid JSON ({problem}); see data.path and data.kind.") from error
 
 
-def json_row(place: str, value: object, names: Names) -> Row:
+def json_row(location: str, value: object, names: Names) -> Row:
     """Return the texts of an object with both names, or with an object `translation` of both."""
     if isinstance(value, dict) and "translation" not in names and isinstance(value.get("translation"), dict):
         value = value["translation"]
     if not isinstance(value, dict):
-        raise UserError(f"{place}: got {json.dumps(value)[:40]}, expected an object with {' and '.join(names)}.")
+        raise UserError(f"{location}: got {json.dumps(value)[:40]}, expected an object with {' and '.join(names)}.")
     for name in names:
         if name not in value:
-            raise missing_column(place, f"{name!r} is missing", value)
-    return place, value[names[0]], value[names[1]]
+            raise missing_column(location, f"{name!r} is missing", value)
+    return location, value[names[0]], value[names[1]]
 
 
 def parquet_rows(path: Path, names: Names) -> Iterator[Row]:
@@ -222,9 +222,9 @@ def tree_rows(path: Path, _: Names) -> Iterator[Row]:
 SET_COLUMNS = "Set data.source and data.target."
 
 
-def missing_column(place: str, problem: str, columns: Iterable[str], fix: str = SET_COLUMNS) -> UserError:
+def missing_column(location: str, problem: str, columns: Iterable[str], fix: str = SET_COLUMNS) -> UserError:
     shown = ", ".join(repr(column)[1:-1] for column in columns)
-    return UserError(f"{place}: {problem}; got {shown[:200]}. {fix}")
+    return UserError(f"{location}: {problem}; got {shown[:200]}. {fix}")
 
 
 FORMATS: dict[str, Callable[[Path, Names], Iterator[Row]]] = {
@@ -240,21 +240,21 @@ FORMATS: dict[str, Callable[[Path, Names], Iterator[Row]]] = {
 
 def read_split(data: FileData, split: str, name: str) -> Dataset:
     """Read the pairs of a split from the files, or from the split of a data set on the Hub, that `name` names."""
-    where = f"data.{split}"
+    field = f"data.{split}"
     if isinstance(data, HubData):
-        return read_hub(data, where, name)
+        return read_hub(data, field, name)
     folder = find_folder(data)
     if folder is None:
-        places = dict.fromkeys((str(Path(str(data.path)).absolute()), str(CLONE / str(data.path))))
-        raise UserError(f"data.path: no such folder; looked for {' and '.join(places)}. Set --data.path=FOLDER.")
+        candidates = dict.fromkeys((str(Path(str(data.path)).absolute()), str(CLONE / str(data.path))))
+        raise UserError(f"data.path: no such folder; looked for {' and '.join(candidates)}. Set --data.path=FOLDER.")
     if data.kind == "trees":
-        return read_files(data, where, "trees", tree_files(folder, name))
+        return read_files(data, field, "trees", tree_files(folder, name))
     if data.kind == "text":
         if "{language}" not in name:
-            raise UserError(f"{where}: names one file for both languages; got {name}. Put {{language}} into the name.")
+            raise UserError(f"{field}: names one file for both languages; got {name}. Put {{language}} into the name.")
         names = [name.replace("{language}", language) for language in (data.source, data.target)]
-        return read_files(data, where, "text", [folder / file_name for file_name in names])
-    return read_files(data, where, data.kind, [folder / name])
+        return read_files(data, field, "text", [folder / file_name for file_name in names])
+    return read_files(data, field, data.kind, [folder / name])
 
 
 def find_folder(data: FileData) -> Path | None:
@@ -280,10 +280,10 @@ def tree_files(folder: Path, names: str) -> list[Path]:
     return paths
 
 
-def read_files(data: FileData, where: str, kind: str, paths: list[Path]) -> Dataset:
+def read_files(data: FileData, field: str, kind: str, paths: list[Path]) -> Dataset:
     """Read the pairs of files of a kind; those of kind text are a file per language."""
     digests = []
-    with read_errors(where, kind):
+    with read_errors(field, kind):
         for path in paths:
             with path.open("rb") as file:
                 digests.append(hashlib.file_digest(file, "sha256").hexdigest())
@@ -293,10 +293,10 @@ def read_files(data: FileData, where: str, kind: str, paths: list[Path]) -> Data
         names = (data.source, data.target)
         rows = itertools.chain.from_iterable(FORMATS[kind](path, names) for path in paths)
     has_tabs = [".tsv" in path.suffixes for path in paths]
-    return load_once(data, where, kind, [digests, has_tabs], rows)
+    return load_once(data, field, kind, [digests, has_tabs], rows)
 
 
-def read_hub(data: HubData, where: str, name: str) -> Dataset:
+def read_hub(data: HubData, field: str, name: str) -> Dataset:
     """Read a split of a data set: from its files if `datasets` would guess the types of their texts."""
     try:
         builder = load_dataset_builder(str(data.path), data.subset)
@@ -306,37 +306,37 @@ def read_hub(data: HubData, where: str, name: str) -> Dataset:
         if kind in ("csv", "json") or (kind == "parquet" and is_local):
             if name not in files:
                 raise UserError(
-                    f"{where}: {data.path} does not contain a split {name!r}, only {', '.join(map(str, files))}."
+                    f"{field}: {data.path} does not contain a split {name!r}, only {', '.join(map(str, files))}."
                 )
             paths = [Path(path) for path in DownloadManager().download(list(files[name]))]
-            return read_files(data, where, kind, paths)
+            return read_files(data, field, kind, paths)
         dataset = load_dataset(str(data.path), data.subset, split=name)
     except UserError:
         raise
     except Exception as error:  # each format has its own classes
         reason = one_line(error.__cause__ or error)
-        raise UserError(f"{where}: {data.path} cannot be loaded ({reason}); see data.path and data.kind.") from error
+        raise UserError(f"{field}: {data.path} cannot be loaded ({reason}); see data.path and data.kind.") from error
     tables = dataset.with_format("arrow").iter(ROWS)
     rows = arrow_rows(str(data.path), dataset.features.arrow_schema, tables, (data.source, data.target))
-    return load_once(data, where, kind, [dataset._fingerprint], rows)
+    return load_once(data, field, kind, [dataset._fingerprint], rows)
 
 
 # Checked texts
 
 
 @contextlib.contextmanager
-def read_errors(where: str, kind: str) -> Generator[None]:
+def read_errors(field: str, kind: str) -> Generator[None]:
     """Convert the errors of reading to one line."""
     try:
         yield
     except UserError as error:
-        raise UserError(f"{where}: {error}") from error
+        raise UserError(f"{field}: {error}") from error
     except (OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowException, UnicodeDecodeError) as error:
         reason = one_line(error)
-        raise UserError(f"{where}: cannot be read as {kind} ({reason}); see data.path and data.kind.") from error
+        raise UserError(f"{field}: cannot be read as {kind} ({reason}); see data.path and data.kind.") from error
 
 
-def load_once(data: FileData, where: str, kind: str, content: list[object], rows: Iterator[Row]) -> Dataset:
+def load_once(data: FileData, field: str, kind: str, content: list[object], rows: Iterator[Row]) -> Dataset:
     """Return the pairs of `rows` from the cache, which has them if the same `content` was read before."""
     identity = json.dumps([CODE, kind, data.source, data.target, data.empty, content])
     cache = Path(config.HF_DATASETS_CACHE, "vaswani-transformer-pairs")
@@ -346,21 +346,21 @@ def load_once(data: FileData, where: str, kind: str, content: list[object], rows
         with FileLock(f"{folder}.lock"):
             if not folder.exists():
                 with atomic_folder(folder) as staging:
-                    write_arrow(staging / "pairs.arrow", checked_pairs(data, where, kind, rows))
-    return without_empty(Dataset.from_file(str(folder / "pairs.arrow")), where)
+                    write_arrow(staging / "pairs.arrow", checked_pairs(data, field, kind, rows))
+    return without_empty(Dataset.from_file(str(folder / "pairs.arrow")), field)
 
 
-def checked_pairs(data: FileData, where: str, kind: str, rows: Iterator[Row]) -> Iterator[tuple[str, str]]:
-    with read_errors(where, kind):
-        for place, source, target in rows:
-            texts = checked_text(place, data.source, source), checked_text(place, data.target, target)
+def checked_pairs(data: FileData, field: str, kind: str, rows: Iterator[Row]) -> Iterator[tuple[str, str]]:
+    with read_errors(field, kind):
+        for location, source, target in rows:
+            texts = checked_text(location, data.source, source), checked_text(location, data.target, target)
             if data.empty == "error" and not all(texts):
                 name = data.source if not texts[0] else data.target
-                raise UserError(f"{place}, {name!r}: the text is empty; correct it or set data.empty=drop.")
+                raise UserError(f"{location}, {name!r}: the text is empty; correct it or set data.empty=drop.")
             yield texts
 
 
-def checked_text(place: str, name: str, value: object) -> str:
+def checked_text(location: str, name: str, value: object) -> str:
     """Return a text without white space at its ends."""
     if value is None:
         return ""
@@ -372,7 +372,7 @@ def checked_text(place: str, name: str, value: object) -> str:
         problem = "contains half a surrogate pair, which is not a character; correct it"
     else:
         return value.strip()
-    raise UserError(f"{place}, {name!r}: {problem}.")
+    raise UserError(f"{location}, {name!r}: {problem}.")
 
 
 def write_arrow(path: Path, pairs: Iterator[tuple[str, str]]) -> None:
@@ -383,13 +383,13 @@ def write_arrow(path: Path, pairs: Iterator[tuple[str, str]]) -> None:
             writer.write_batch(pa.record_batch(columns, schema=schema))
 
 
-def without_empty(pairs: Dataset, where: str) -> Dataset:
+def without_empty(pairs: Dataset, field: str) -> Dataset:
     """Return the pairs of two texts, and log the number of others."""
     lengths = [pc.call_function("binary_length", [pairs.data.column(side)]).to_numpy() for side in SIDES]
     kept = np.flatnonzero(np.minimum(*lengths))
     if not len(kept):
-        raise UserError(f"{where}: contains no pairs; choose a different file or split.")
+        raise UserError(f"{field}: contains no pairs; choose a different file or split.")
     if len(kept) < len(pairs):
-        logger.warning("%s: dropped pairs with an empty text: %s.", where, f"{len(pairs) - len(kept):,}")
+        logger.warning("%s: dropped pairs with an empty text: %s.", field, f"{len(pairs) - len(kept):,}")
         pairs = pairs.select(kept)
     return pairs

@@ -159,10 +159,8 @@ class Coupling(nn.Module):
 
     def forward(self, latents: Tensor, inputs: FlowInputs, inverts: bool = False) -> tuple[Tensor, Tensor]:
         # The halves c and v: even and odd features, or first and second half.
-        if self.is_interleaved:
-            shape, dim = (-1, 2), -1
-        else:
-            shape, dim = (2, -1), -2
+        dim = -1 if self.is_interleaved else -2
+        shape = (-1, 2) if self.is_interleaved else (2, -1)
         first, second = latents.unflatten(-1, shape).unbind(dim)  # (k B, T, h) each
         unchanged, values = (second, first) if self.is_reversed else (first, second)
 
@@ -176,7 +174,7 @@ class Coupling(nn.Module):
         shift, gate = self.affine(states).chunk(2, dim=-1)  # (k B, T, h) each
         log_scale = functional.logsigmoid(gate + 2)
 
-        # v', or from it v.
+        # v' from v, or if the layer inverts, v from v'.
         values = (values - shift) * (-log_scale).exp() if inverts else log_scale.exp() * values + shift
         halves = (values, unchanged) if self.is_reversed else (unchanged, values)
         return torch.stack(halves, dim).flatten(-2), log_scale.sum(-1)

@@ -81,7 +81,7 @@ class CallSettings:
 
     Attributes:
         inputs: arguments that are not settings.
-        given: settings of the call, including None.
+        in_call: settings of the call, including None.
         saved: settings of the model, excluding None.
         values: effective settings, excluding None.
         num_positions: number of learned positions of a model of this package; None for sinusoidal ones.
@@ -102,27 +102,27 @@ class CallSettings:
 
         # Arguments override the generation config. There, None means that Transformers' setting is not set; in an
         # argument, and for a setting of this package, it disables the saved value.
-        self.given = {name: value for name, value in configured.items() if value is not None or name in added}
+        self.in_call = {name: value for name, value in configured.items() if value is not None or name in added}
         for name in kwargs.keys() & settings:
-            self.given[name] = BEAM_DEFAULTS.get(name) if kwargs[name] is None else kwargs[name]
+            self.in_call[name] = BEAM_DEFAULTS.get(name) if kwargs[name] is None else kwargs[name]
 
         self.saved = {name: value for name, value in vars(model.generation_config).items() if value is not None}
         self.values = self.effective_values()
 
     def effective_values(self) -> dict[str, Any]:
         """Return the settings of the call, else those of the model, without limits that the call disables."""
-        values = {**self.saved, **self.given}
+        values = {**self.saved, **self.in_call}
 
         # A limit in the call replaces the saved limit per source.
-        has_call_limit = any(self.given.get(name) is not None for name in LIMITS)
-        if has_call_limit and "max_source_relative_length" not in self.given:
+        has_call_limit = any(self.in_call.get(name) is not None for name in LIMITS)
+        if has_call_limit and "max_source_relative_length" not in self.in_call:
             values.pop("max_source_relative_length", None)
         values = {name: value for name, value in values.items() if value is not None}
 
         # A saved `max_length` gives way to every other limit, since it may be Transformers' default.
         is_default = self.saved.get("max_length") == DEFAULT_LENGTH
         has_other_limit = "max_source_relative_length" in values or "max_new_tokens" in values
-        if "max_length" not in self.given and (is_default or has_other_limit):
+        if "max_length" not in self.in_call and (is_default or has_other_limit):
             values.pop("max_length", None)
 
         # Transformers forces the end token at one length for all targets, which does not suit a limit per source.
@@ -151,7 +151,7 @@ class CallSettings:
             if name in self.values:
                 check_number(name, self.values[name], least)
 
-        watermark = self.given.get("watermarking_config")
+        watermark = self.in_call.get("watermarking_config")
         if isinstance(watermark, dict):
             refuse("watermarking_config", "wrong type", watermark, "a WatermarkingConfig(...)")
 
@@ -228,7 +228,7 @@ class CallSettings:
         if limits is not None and len(limits):
             largest = int(limits.max())
             return largest if common is None else min(largest, common)
-        if common is None and "max_length" in self.saved.keys() & self.given.keys():
+        if common is None and "max_length" in self.saved.keys() & self.in_call.keys():
             return DEFAULT_LENGTH  # the call sets the saved `max_length` to None
         return common
 
@@ -252,7 +252,7 @@ class CallSettings:
         defaults["decoder_start_token_id"] = model.config.target_start_token_id
 
         # A saved generation config also contains these; only in a call they must agree with the model.
-        copied = {*TOKEN_IDS, "output_attentions", "output_hidden_states"} - self.given.keys()
+        copied = {*TOKEN_IDS, "output_attentions", "output_hidden_states"} - self.in_call.keys()
         for name in sorted(values.keys() - supported - copied - {"transformers_version"}):
             value = values[name]
             default = defaults.get(name)
@@ -270,7 +270,7 @@ class CallSettings:
             ValueError: a target may exceed the learned positions.
         """
         config = copy.copy(self.generation_config)
-        vars(config).update({name: self.values.get(name) for name in self.given})
+        vars(config).update({name: self.values.get(name) for name in self.in_call})
         config.length_penalty_type = self.values.get("length_penalty_type", "power")
         if self.values.get("num_beams", 1) == 1:  # Transformers would warn of saved ones
             config.length_penalty = 1.0

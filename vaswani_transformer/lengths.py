@@ -185,11 +185,11 @@ class LengthHead(NarHead):
         return lengths.repeat_interleave(samples, dim=1), is_candidate.repeat_interleave(samples, dim=1)
 
     def read_words(
-        self, states: Tensor, lengths: Tensor, is_read: Tensor, suppress_tokens: list[int] | None, has_scores: bool
+        self, states: Tensor, lengths: Tensor, is_predicted: Tensor, suppress_tokens: list[int] | None, has_scores: bool
     ) -> tuple[Tensor, Tensor]:
         """Return the result of `most_likely_words` (l B, T), with the end token last at each of `lengths` (l B,)."""
-        is_last = torch.arange(is_read.shape[1], device=lengths.device) == lengths[:, None] - 1  # (l B, T)
-        return self.most_likely_words(states, is_read, is_last, suppress_tokens, has_scores)
+        is_last = torch.arange(is_predicted.shape[1], device=lengths.device) == lengths[:, None] - 1  # (l B, T)
+        return self.most_likely_words(states, is_predicted, is_last, suppress_tokens, has_scores)
 
     def target_scores(
         self, source: MeasuredSource, targets: NarTargets, lengths: Tensor, settings: NarSettings

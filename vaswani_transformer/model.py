@@ -25,7 +25,7 @@ from .loss import (
     token_cross_entropy,
     without_padding,
 )
-from .pretrained import CACHE, VaswaniTransformerPreTrainedModel, as_encoder_output, given_cache
+from .pretrained import CACHE, VaswaniTransformerPreTrainedModel, as_encoder_output, pop_cache
 from .stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
 
 
@@ -128,7 +128,7 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
             ValueError: the inputs of encoder or decoder are inconsistent, or an adapter is on `shared` or cannot be
                 loaded by PEFT.
         """
-        past_key_values = given_cache(past_key_values, cast(dict[str, Any], kwargs))
+        past_key_values = pop_cache(past_key_values, cast(dict[str, Any], kwargs))
 
         # The encoder, unless this is a later step of a search.
         position_ids = kwargs.pop("position_ids", None)

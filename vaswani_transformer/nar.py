@@ -25,7 +25,7 @@ from .generation import CallSettings, check_call
 from .layers import VaswaniTransformerDecoderLayer
 from .loss import accumulation_dtype, chunk_size, reduce_loss, without_padding
 from .model import LMOutput, ProjectedModel, can_return_whole_tuple
-from .pretrained import as_encoder_output, check_inputs, check_mask, given_cache
+from .pretrained import as_encoder_output, check_inputs, check_mask, pop_cache
 from .restricted import AttentionMask
 from .settings import NarSettings, refuse
 from .stacks import VaswaniTransformerDecoder, check_rows
@@ -354,7 +354,7 @@ class NarHead(ProjectedModel, GenerationMixin):
     def remove_cache_arguments(self, kwargs: dict[str, Any]) -> None:
         """Remove the cache arguments that trainers and PEFT pass to every model; raise ValueError for a cache."""
         kwargs.pop("use_cache", None)
-        if given_cache(kwargs.pop("past_key_values", None), kwargs) is not None:
+        if pop_cache(kwargs.pop("past_key_values", None), kwargs) is not None:
             raise ValueError(
                 f"past_key_values: {type(self).__name__} predicts all words at once and uses no cache; got one, "
                 "expected None. Of PEFT's methods, PREFIX_TUNING needs a cache; use LORA or PROMPT_TUNING."
@@ -482,31 +482,31 @@ class NarHead(ProjectedModel, GenerationMixin):
         return limits
 
     def most_likely_words(
-        self, states: Tensor, is_read: Tensor, is_end: Tensor, suppress_tokens: list[int] | None, has_scores: bool
+        self, states: Tensor, is_predicted: Tensor, is_end: Tensor, suppress_tokens: list[int] | None, has_scores: bool
     ) -> tuple[Tensor, Tensor]:
         """Return the most likely tokens (l B, T) of `states` (l B, T, d_model), and their log-probabilities (l B, T).
 
         Positions where `is_end` (l B, T) always get the end token, and no other position has one of `suppress_tokens`;
-        probabilities are not renormalized. Both results are 0 where `is_read` (l B, T) is False, and without
+        probabilities are not renormalized. Both results are 0 where `is_predicted` (l B, T) is False, and without
         `has_scores` all log-probabilities are, but NaN where the logits are.
         """
-        # The logits of the positions that are read, chunk by chunk.
+        # The logits of the predicted positions, chunk by chunk.
         wide = accumulation_dtype(states.dtype)
-        chunks = self.logits_of(states, is_read, is_end)
-        has_logits = is_read
+        chunks = self.logits_of(states, is_predicted, is_end)
+        has_logits = is_predicted
         if torch.compiler.is_compiling():  # a graph needs fixed shapes, so it computes all of them
             logits = self.lm_head(states.flatten(0, 1))  # (l B T, V)
             chunks = iter([(logits.to(wide), is_end.flatten())])
-            has_logits = torch.ones_like(is_read)
+            has_logits = torch.ones_like(is_predicted)
 
         # The words of each chunk go back to their positions.
         suppressed = torch.tensor(suppress_tokens or [], dtype=torch.long, device=states.device)
         results = [self.best_words(logits, ends, suppressed, has_scores) for logits, ends in chunks]
         best_tokens = torch.cat([tokens for tokens, _ in results])
         best_log_probs = torch.cat([log_probs for _, log_probs in results])
-        tokens = torch.zeros_like(is_read, dtype=torch.long).masked_scatter(has_logits, best_tokens)
-        log_probs = states.new_zeros(is_read.shape, dtype=wide).masked_scatter(has_logits, best_log_probs)
-        return tokens.masked_fill(~is_read, 0), log_probs.masked_fill(~is_read, 0)
+        tokens = torch.zeros_like(is_predicted, dtype=torch.long).masked_scatter(has_logits, best_tokens)
+        log_probs = states.new_zeros(is_predicted.shape, dtype=wide).masked_scatter(has_logits, best_log_probs)
+        return tokens.masked_fill(~is_predicted, 0), log_probs.masked_fill(~is_predicted, 0)
 
     def best_words(self, logits: Tensor, is_end: Tensor, suppressed: Tensor, has_scores: bool) -> tuple[Tensor, Tensor]:
         """Return the results (N,) of `most_likely_words` for `logits` (N, V), which are overwritten."""

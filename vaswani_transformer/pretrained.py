@@ -54,7 +54,7 @@ _ATTENTION_PLAN = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise"
 _FEED_FORWARD_PLAN = {"layers.*.feed_forward.fc1": "colwise", "layers.*.feed_forward.fc2": "rowwise"}
 
 
-def given_cache(past_key_values: Cache | None, kwargs: dict[str, Any]) -> Cache | None:
+def pop_cache(past_key_values: Cache | None, kwargs: dict[str, Any]) -> Cache | None:
     """Remove the cache from `kwargs` and return it, under either of Transformers' names.
 
     A nonempty `cache` takes precedence over `past_key_values`, since PEFT's prefix tuning passes its prefix under the

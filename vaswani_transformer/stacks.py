@@ -22,7 +22,7 @@ from .pretrained import (
     VaswaniTransformerPreTrainedModel,
     check_mask,
     embed_text,
-    given_cache,
+    pop_cache,
     tensor_parallel_plan,
 )
 from .restricted import AttentionMask, window_mask
@@ -152,7 +152,7 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
             and `cross_attentions`.
         """
         inputs_embeds = embed_text(self.embed_tokens, input_ids, inputs_embeds, prefix="decoder_")  # (k B, T, d_model)
-        past_key_values = given_cache(past_key_values, kwargs)
+        past_key_values = pop_cache(past_key_values, kwargs)
         if use_cache and past_key_values is None:
             past_key_values = empty_cache(self.config)
 
@@ -185,7 +185,8 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
         """
         for index, layer in enumerate(cast(Iterable[Any], self.layers)):
             # A layer's slot in the cache is its index in the list, also after layers were removed.
-            layer.self_attn.layer_idx = layer.cross_attn.layer_idx = index
+            layer.self_attn.layer_idx = index
+            layer.cross_attn.layer_idx = index
             hidden_states = layer(
                 hidden_states,
                 mask,
@@ -226,7 +227,8 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
         positions = text_positions(inputs_embeds, None)  # (1, T)
         if cache is None:
             return positions, length
-        return positions + past, past + length if isinstance(past, int) else None
+        max_position = past + length if isinstance(past, int) else None
+        return positions + past, max_position
 
     def source_mask(
         self, inputs_embeds: Tensor, encoder_hidden_states: Tensor | None, attention_mask: Tensor | None

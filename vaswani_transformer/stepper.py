@@ -12,14 +12,14 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderD
 from transformers.generation import GenerationConfig
 from transformers.modeling_outputs import BaseModelOutput
 
-from .pretrained import CACHE, given_cache
+from .pretrained import CACHE, pop_cache
 from .stacks import empty_cache
 
 SOURCE_INPUTS = ("attention_mask", "position_ids")
 TARGET_INPUTS = ("decoder_attention_mask", "decoder_position_ids")
 
 
-class GivenCache(EncoderDecoderCache):
+class CallerCache(EncoderDecoderCache):
     """A caller's cache, with a row for each beam; a cache of the search has a row for each source."""
 
     def __init__(self, cache: EncoderDecoderCache) -> None:
@@ -30,9 +30,9 @@ class GivenCache(EncoderDecoderCache):
 def caller_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
     """Return the inputs of a `generate()` call with the cache under Transformers' name."""
     inputs = dict(inputs)
-    cache = given_cache(inputs.pop("past_key_values", None), inputs)
+    cache = pop_cache(inputs.pop("past_key_values", None), inputs)
     if cache is not None:
-        inputs[CACHE] = GivenCache(cache) if isinstance(cache, EncoderDecoderCache) else cache
+        inputs[CACHE] = CallerCache(cache) if isinstance(cache, EncoderDecoderCache) else cache
         prompt = inputs.get("decoder_input_ids")
         has_mask = inputs.get("decoder_attention_mask") is not None
         if prompt is not None and not has_mask and 0 < cache.get_seq_length() < prompt.shape[1]:
@@ -173,16 +173,16 @@ class ModelStepper:
         """Return the requested outputs of each step: logits, attentions, hidden states."""
         outputs: dict[str, Any] = {CACHE: self.cache}
 
-        def each_step(name: str) -> tuple[Any, ...]:
+        def recorded(name: str) -> tuple[Any, ...]:
             return tuple(getattr(step, name) for step in self.records or [])
 
         if config.output_logits:
-            outputs["logits"] = tuple(logits[:, -1].float() for logits in each_step("logits"))
+            outputs["logits"] = tuple(logits[:, -1].float() for logits in recorded("logits"))
         if config.output_attentions:
             outputs["encoder_attentions"] = encoder_outputs.get("attentions")
-            outputs["decoder_attentions"] = each_step("decoder_attentions")
-            outputs["cross_attentions"] = each_step("cross_attentions")
+            outputs["decoder_attentions"] = recorded("decoder_attentions")
+            outputs["cross_attentions"] = recorded("cross_attentions")
         if config.output_hidden_states:
             outputs["encoder_hidden_states"] = encoder_outputs.get("hidden_states")
-            outputs["decoder_hidden_states"] = each_step("decoder_hidden_states")
+            outputs["decoder_hidden_states"] = recorded("decoder_hidden_states")
         return outputs

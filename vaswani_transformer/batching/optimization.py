@@ -43,11 +43,12 @@ def paper_adam(parameters: Iterable[nn.Parameter]) -> Adam:
         ValueError: `parameters` contain something other than parameters.
     """
     parameters = list(parameters)
-    if others := [parameter for parameter in parameters if not isinstance(parameter, Tensor)]:
-        raise ValueError(
-            "parameters: expected parameters, not groups or (name, parameter) pairs; got a "
-            f"{type(others[0]).__name__}. Pass model.parameters()."
-        )
+    for parameter in parameters:
+        if not isinstance(parameter, Tensor):
+            raise ValueError(
+                "parameters: expected parameters, not groups or (name, parameter) pairs; got a "
+                f"{type(parameter).__name__}. Pass model.parameters()."
+            )
 
     groups: dict[DeviceMesh | None, list[nn.Parameter]] = {}
     is_fusable = True

@@ -64,9 +64,9 @@ def split_fused(state: dict[str, Tensor]) -> dict[str, Tensor]:
     split = {}
     for key, weight in state.items():
         if match := re.fullmatch(r"(.*attn\.)in_proj_(weight|bias)", key):
-            prefix, kind = match.groups()
+            prefix, parameter = match.groups()
             for name, projection in zip("qkv", weight.chunk(3), strict=True):
-                split[f"{prefix}{name}_proj.{kind}"] = projection
+                split[f"{prefix}{name}_proj.{parameter}"] = projection
         else:
             key = key.replace("layer_norms.0.", "self_attn_layer_norm.")
             key = key.replace("layer_norms.1.", "final_layer_norm.")

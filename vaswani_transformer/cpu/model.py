@@ -71,7 +71,8 @@ class Prepared(PreTrainedModel):
         memo = {id(weight): weight for weight in weights_of_linears(model)}
         vars(self).update(copy.deepcopy(vars(model), memo))
 
-        # A module that keeps float32 comes first, so that the second packer finds none of its layers.
+        # A module that keeps float32 comes first, so that the second packer finds none of its layers. In float32 there
+        # is always a packed layout, since "torch" is a plain product.
         float32_packer = LinearPacker("float32", recorded)
         packer = LinearPacker(dtype, recorded)
         if not packer.supported:

@@ -63,8 +63,10 @@ def load_errors(name: str) -> Generator[None]:
 
 def find_file(name: str, file: str, revision: str = "main", local_files_only: bool = False, **_: Any) -> Path | None:
     """Return the path of a model's file, downloaded if necessary; None if the model does not have it."""
-    if Path(name).is_dir():
-        return path if (path := Path(name, file)).is_file() else None
+    folder = Path(name)
+    if folder.is_dir():
+        path = folder / file
+        return path if path.is_file() else None
     try:
         return Path(hf_hub_download(name, file, revision=revision, local_files_only=local_files_only))
     except EntryNotFoundError:
