@@ -166,10 +166,10 @@ def fingerprint(pairs: Dataset) -> Fingerprint:
 def count_seen(pairs: Dataset, train: Dataset) -> dict[str, int]:
     """Count the `pairs` of a split that are training pairs too, and those whose `sources` are training sources."""
     rows = list(zip(pairs["source"][:], pairs["target"][:], strict=True))
-    sources = pa.array({source for source, _ in rows}, pa.string())
+    among_sources = pc.SetLookupOptions(pa.array({source for source, _ in rows}, pa.string()))
     seen: set[tuple[str, str]] = set()
     for table in train.with_format("arrow").iter(100_000):
-        matches = table.filter(pc.is_in(table["source"], value_set=sources))
+        matches = table.filter(pc.call_function("is_in", [table["source"]], among_sources))
         seen.update(zip(matches["source"].to_pylist(), matches["target"].to_pylist(), strict=True))
     seen_sources = {source for source, _ in seen}
     return {"pairs": sum(row in seen for row in rows), "sources": sum(source in seen_sources for source, _ in rows)}

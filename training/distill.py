@@ -174,7 +174,7 @@ def main(arguments: list[str] | None = None) -> None:
     disable_progress_bar()
     datasets.disable_progress_bars()
     with exit_on_user_error(OSError, ValueError, what_now="; the same command resumes the distillation"):
-        totals = distill(options, load_recipe(options.recipe, overrides))
+        totals = distill(options, load_recipe(options.recipe, overrides, vars(options)))
         if PartialState().is_main_process:
             print(json.dumps(totals))
 

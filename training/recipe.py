@@ -6,7 +6,7 @@ The kinds of data, model and optimizer determine which fields exist.
 import argparse
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field, make_dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,6 +17,7 @@ from jsonargparse import ArgumentParser, Namespace
 from training.families import FAMILIES
 from training.fields import FileData, HubData, PaperOptimizer, Recipe, RectifiedOptimizer
 from training.machine import trains_slowly_in_bf16
+from vaswani_transformer.support.command_line import did_you_mean
 from vaswani_transformer.support.errors import UserError, one_line
 from vaswani_transformer.support.search_settings import check_settings
 
@@ -29,7 +30,12 @@ TOKENIZER_SETS = {"vocab_size", "bos_token_id", "pad_token_id", "eos_token_id", 
 
 
 class RecipeParser(ArgumentParser):
-    """Parser of jsonargparse with one-line errors."""
+    """Parser of jsonargparse with one-line errors.
+
+    command_options: names of options of the command itself, which an error may suggest.
+    """
+
+    command_options: Iterable[str] = ()
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise a one-line UserError with the field, the problem and the value."""
@@ -39,7 +45,16 @@ class RecipeParser(ArgumentParser):
         if union is not None:
             problems = [problem for problem in union[2].split(" - ") if "NoneType" not in problem]
             text = f"{union[1]} {'; or '.join(problems)}, got {union[3]}"
-        raise UserError(f"{text.rstrip('.')}. --help lists the fields of its kinds.")
+        raise UserError(f"{text.rstrip('.')}{self.hint(text)} --help lists the fields of its kinds.")
+
+    def hint(self, error: str) -> str:
+        """Return the end of an error's sentence, with the name closest to the unknown one, if it names one."""
+        unknown = re.search(r"unrecognized arguments: (--[\w.-]+)|(?:Group '(\w+)' .*|Option) '([\w.]+)'", error)
+        if unknown is None:
+            return "."
+        option, group, field = unknown.groups()
+        name = option or (f"{group}.{field}" if group else field)
+        return did_you_mean(name, [*self.get_defaults().keys(), *self.command_options])
 
 
 def kinds_of(tree: Mapping[str, object], arguments: list[str]) -> dict[str, str]:
@@ -91,11 +106,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return tree
 
 
-def load_recipe(path: str | Path, arguments: list[str]) -> Recipe:
-    """Load the recipe of a YAML file, with fields overridden by `--any.field=value` arguments."""
+def load_recipe(path: str | Path, arguments: list[str], command_options: Iterable[str] = ()) -> Recipe:
+    """Load the recipe of a YAML file, with fields overridden by `--any.field=value` arguments.
+
+    `command_options` are the names of the options that a command has beside these fields.
+    """
     tree = read_yaml(Path(path))
     arguments = [re.sub("=~(?=/)", f"={Path.home()}", argument) for argument in arguments]
     parser = recipe_parser(tree, arguments)
+    parser.command_options = command_options
     return checked(parser, parser.parse_args([f"--recipe={path}", *arguments]))
 
 

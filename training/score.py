@@ -202,7 +202,7 @@ def main(arguments: list[str] | None = None) -> None:
     logging.disable_progress_bar()
     datasets.disable_progress_bars()
     with exit_on_user_error(ValueError, OSError):
-        scores, write = score(options, load_recipe(options.recipe, overrides))
+        scores, write = score(options, load_recipe(options.recipe, overrides, vars(options)))
         report(scores)
         if options.output is not None:
             with write_errors(f"--output={options.output}", "the scores are printed above"):

@@ -111,6 +111,13 @@ def test_gpu_that_only_emulates_bf16_trains_in_fp32(has_instructions: bool, monk
         ("model: {kind: lstm}", r"model\.kind: got 'lstm', expected one of autoregressive, nat, ctc, cmlm"),
         ("data: {kind: json}", r"data\.path: the recipe 'run' needs the folder of its data; give --data\.path="),
         ("data: {path: x}\nmodel: {vocab_size: 9}", r"model\.vocab_size: the tokenizer sets it; see tokenizer"),
+        (
+            "data: {path: x}\ntraining: {lerning_rate_scal: 1}",
+            r"'lerning_rate_scal'; did you mean training\.learning",
+        ),
+        ("data: {path: x}\ntrainin: {steps: 1}", r"'trainin\.steps' is not accepted; did you mean training\.steps\?"),
+        ("data: {path: x}\nsteps: 1", r"'steps' is not accepted; did you mean training\.steps\? --help lists"),
+        ("data: {path: x}\nfoo: 1", r"'foo' is not accepted\. --help lists"),
         ("data: {path: x}\nmodel: {d_modl: 9}", r"model: d_modl: not a field of VaswaniTransformerConfig"),
     ],
 )
@@ -125,6 +132,15 @@ def test_invalid_file_is_an_error_of_one_line(tmp_path: Path, text: str, message
     [
         (["--training.steps=0"], r"^training\.steps: Not of type PositiveInt: 0 does not conform to restriction v>0"),
         (["--training.minutes=-1"], r"^training\.minutes: .* v>0, got -1\. --help lists the fields"),
+        (["--training.step=100"], r"arguments: --training\.step=100; did you mean --training\.steps\? --help lists"),
+        (["--trainin.steps", "9"], r"arguments: --trainin\.steps 9; did you mean --training\.steps\? --help lists"),
+        (["--output-dir=x"], r"arguments: --output-dir=x; did you mean --output_dir\? --help lists"),
+        (["--steps=9", "--foo=1"], r"arguments: --steps=9 --foo=1; did you mean --training\.steps\? --help lists"),
+        (["--foo=1"], r"arguments: --foo=1\. --help lists"),
+        (
+            ["--data.source_language=English"],
+            r"^data\.source_language: Not of type LanguageCode: .*, got English\. --help",
+        ),
         (["--training.optimizer=radam"], r"does not accept option 'warmup_steps'"),
         (["--seed=4294967296"], r"^seed: Not of type Seed: 4294967296 does not conform to restriction v>=0 and v<42"),
         (["--decoding.length_penalty=1e9"], r"^decoding\.length_penalty: .*got 1000000000.0, expected a number "),

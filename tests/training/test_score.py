@@ -263,6 +263,11 @@ def test_model_of_another_kind_is_scored_by_its_own_search(score: Score, tmp_pat
         ),
         (["--output={recipe}"], "--output={recipe}: the file exists, or its folder does not; choose a new file.\n"),
         (["--translations={recipe}"], "--translations={recipe}: the file exists, or its folder does not; choose"),
+        (["--translation=new"], "unrecognized arguments: --translation=new; did you mean --translations? --help lists"),
+        (
+            ["--decoding.num_beam=2"],
+            "unrecognized arguments: --decoding.num_beam=2; did you mean --decoding.num_beams",
+        ),
         (["--device=nowhere"], "--device=nowhere: cannot be loaded"),
         (["--score.tokenize=ko-mecab"], "score.tokenize: ko-mecab cannot be used; Korean tokenization requires extra"),
         (["--decoding.length_penalty=.inf"], "decoding.length_penalty: out of range; got inf, expected a number from"),

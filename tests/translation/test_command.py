@@ -269,7 +269,8 @@ def test_batch_too_large_for_the_device_ends_the_command_with_the_way_out(
         (["--length_penalty=-700"], "argument --length_penalty: got '-700', expected a number from -10 to 10"),
         (["--length_penalty=nan"], "argument --length_penalty: got 'nan', expected a number from -10 to 10"),
         (["--length_penalty=long"], "argument --length_penalty: got 'long', expected a number from -10 to 10"),
-        (["--beam=1"], "unrecognized arguments: --beam=1"),
+        (["--beam=1"], "unrecognized arguments: --beam=1; did you mean --beams? --help lists the options.\n"),
+        (["--nothing"], "unrecognized arguments: --nothing. --help lists the options.\n"),
         ([], "standard input, line 2: not UTF-8 ('utf-8' codec can't decode byte 0xff in position 0: "),
     ],
 )

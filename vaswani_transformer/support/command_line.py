@@ -2,7 +2,10 @@
 
 import argparse
 import contextlib
+import re
 import sys
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import NoReturn
 
 from .search_settings import RANGES
@@ -15,7 +18,23 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the line, without the usage, and exit with status 2."""
-        self.exit(2, f"{self.prog}: {message}. --help lists the options.\n")
+        unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
+        options = re.findall(r"--([\w-]+)", self.format_usage())
+        hint = did_you_mean(unknown[1], options) if unknown else "."
+        self.exit(2, f"{self.prog}: {message}{hint} --help lists the options.\n")
+
+
+def did_you_mean(unknown: str, names: Iterable[str]) -> str:
+    """Return the end of an error's sentence, with the name that is closest to an unknown one, if any is close.
+
+    The last part of a name, such as `steps` of `training.steps`, also counts.
+    """
+    option = unknown.lstrip("-")
+    names = list(names)
+    candidates = {name.rpartition(".")[2]: name for name in reversed(names)}
+    candidates.update((name, name) for name in names)
+    close = get_close_matches(option, candidates, n=1)
+    return f"; did you mean {unknown[: -len(option)]}{candidates[close[0]]}?" if close else "."
 
 
 def positive_argument(text: str) -> int:
