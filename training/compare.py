@@ -84,13 +84,12 @@ def read_row(file: Path, number: int, line: bytes) -> dict[str, str]:
     """Return a row of a file of translations."""
     try:
         row = json.loads(line)
-    except ValueError:
-        row = None
-    if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in TEXTS):
+        "".join(row[name] for name in TEXTS).encode()  # fails for half of a surrogate pair
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"{file}, line {number}: is not a translation; got {line[:40].decode(errors='replace')!r}, expected a JSON "
             f"object with the texts {', '.join(TEXTS)}. {HOW_TO_MAKE}"
-        )
+        ) from error
     return row
 
 

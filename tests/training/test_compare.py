@@ -105,12 +105,17 @@ def test_what_cannot_be_compared_is_an_error_of_one_line(run: Run, tmp_path: Pat
     scores = tmp_path / "scores.json"
     scores.write_text('{\n  "bleu": 20\n}', encoding="utf-8")
     (tmp_path / "empty.jsonl").touch()
+    half = write(tmp_path / "half.jsonl", [*GOOD[:3], "\ud800"])
+    nested = tmp_path / "nested.jsonl"
+    nested.write_text("[" * 100_000, encoding="utf-8")
     parser = run_folder(tmp_path / "parser", GOOD, data={"kind": "trees", "path": "trees"})
     (tmp_path / "unfinished").mkdir()
 
     for path, message in (
         (shorter, "has a different test set; got 3 sentences, expected the 4 of"),
         (other, "has different sources; got 'neun' in line 2, expected 'drei vier'"),
+        (half, "line 4: is not a translation"),
+        (nested, "line 1: is not a translation; got '[["),
         (scores, "line 1: is not a translation; got '{', expected a JSON object with the texts source, translation"),
         (tmp_path / "empty.jsonl", "contains no translations. Make the file with training"),
         (parser, "is the run of a parser"),
