@@ -442,7 +442,7 @@ def test_settings_are_saved_and_overridden(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_setting_made_on_the_models_generation_config_is_saved(family: str, tmp_path: Path) -> None:
     model = EVERY_FAMILY[family]()
-    model.generation_config.update(max_source_relative_length=3)
+    model.generation_config.update(allow_custom_entries=True, max_source_relative_length=3)
     model.save_pretrained(tmp_path)
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
     assert again.generation_config.max_source_relative_length == 3
