@@ -70,18 +70,18 @@ def draw_attention(
     queries = maps.queries(stack)
     keys = maps.keys(stack)
     index = indices("layer", layer, len(weights))[-1]  # the last for None
-    shown = indices("head", heads, weights.shape[1])
-    drawn = indices("word", word, len(queries))
+    head_indices = indices("head", heads, weights.shape[1])
+    query_indices = indices("word", word, len(queries))
 
     # Words are vertical, so their number sets the width and the longest ones the height.
     width = max(5, 0.33 * max(len(queries), len(keys)) + 0.6)
     height = 2 + 0.06 * width + 0.085 * (longest(queries) + longest(keys))
     figure = new_figure(width, height)
     axes = figure.subplots()
-    draw_lines(axes, weights[index], shown, drawn)
-    draw_words(axes, queries, keys, drawn)
+    draw_lines(axes, weights[index], head_indices, query_indices)
+    draw_words(axes, queries, keys, query_indices)
     figure.suptitle(f"{TITLES[stack]}, layer {index + 1} of {len(weights)}", fontsize=11, color=INK)
-    add_legend(figure, CAPTIONS[stack], shown, weights.shape[1])
+    add_legend(figure, CAPTIONS[stack], head_indices, weights.shape[1])
     return figure
 
 
@@ -94,9 +94,12 @@ def draw_lines(axes: "Axes", weights: np.ndarray, heads: list[int], queries: lis
     gap = min(0.1, 0.6 / len(heads))
     for rank, head in enumerate(heads):
         offset = gap * (rank - (len(heads) - 1) / 2)
-        drawn = [pair for pair in np.argwhere(weights[head] > FAINTEST) if pair[0] in queries]  # (query, key)
-        lines = [((query + offset, 1.0), (key + offset, 0.0)) for query, key in drawn]
-        rgba = [(*to_rgb(colors[head]), float(weights[head, query, key])) for query, key in drawn]
+        lines = []
+        rgba = []
+        for query, key in np.argwhere(weights[head] > FAINTEST):
+            if query in queries:
+                lines.append(((query + offset, 1.0), (key + offset, 0.0)))
+                rgba.append((*to_rgb(colors[head]), float(weights[head, query, key])))
         axes.add_collection(LineCollection(lines, colors=rgba, linewidths=1.6, capstyle="round"))
 
 
@@ -140,27 +143,27 @@ def draw_heat_maps(
     queries = maps.queries(stack)
     keys = maps.keys(stack)
     index = indices("layer", layer, len(weights))[-1]  # the last for None
-    shown = indices("head", heads, weights.shape[1])
+    head_indices = indices("head", heads, weights.shape[1])
 
     # Inches of a map with its title, and of the words left of and below all maps.
     map_width = 0.19 * len(keys) + 0.3
     map_height = 0.19 * len(queries) + 0.45
-    columns = max(1, min(4, len(shown), int(16 / map_width)))
-    rows = math.ceil(len(shown) / columns)
+    columns = max(1, min(4, len(head_indices), int(16 / map_width)))
+    rows = math.ceil(len(head_indices) / columns)
     width = columns * map_width + 0.085 * longest(queries) + 1.2
     height = rows * map_height + 0.085 * longest(keys) + 0.5
     figure = new_figure(width, height, "compressed")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-    for axes in grid.flat[len(shown) :]:
+    for axes in grid.flat[len(head_indices) :]:
         axes.set_axis_off()
 
     # Only the first map of a row and the last of a column have words.
     style = {**words_style(), "fontsize": 9}
-    for cell, (axes, head) in enumerate(zip(grid.flat, shown, strict=False)):
+    for cell, (axes, head) in enumerate(zip(grid.flat, head_indices, strict=False)):
         axes.spines[:].set_color(RULE)
         axes.set_title(f"head {head + 1}", fontsize=9, color=MUTED, pad=4)
         image = axes.imshow(weights[index, head], cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-        is_lowest = cell + columns >= len(shown)
+        is_lowest = cell + columns >= len(head_indices)
         axes.tick_params(length=0, labelbottom=is_lowest, labelleft=cell % columns == 0)
         axes.set_xticks(range(len(keys)), keys, rotation=90, **style)
         axes.set_yticks(range(len(queries)), queries, **style)

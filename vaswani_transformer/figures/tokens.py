@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from itertools import takewhile
 from typing import cast
 
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -13,9 +12,13 @@ Target = tuple[int, ...]
 """Tokens up to and including one of them."""
 
 
-def common_prefix(text: str, other: str) -> str:
-    pairs = zip(text, other, strict=False)
-    return "".join(letter for letter, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+def common_prefix(first: str, second: str) -> str:
+    length = 0
+    for first_letter, second_letter in zip(first, second, strict=False):
+        if first_letter != second_letter:
+            break
+        length += 1
+    return first[:length]
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, targets: Iterable[Target]) -> dict[Target, str]:

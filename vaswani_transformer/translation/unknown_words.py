@@ -18,15 +18,17 @@ def unknown_words(tokenizer: Any, encoded: Any, texts: Sequence[str]) -> list[li
         encoded: its result for `texts`.
         texts: the texts.
     """
-    rows = list(zip(texts, encoded["input_ids"], strict=True))
     unknown_id = tokenizer.unk_token_id
-    if not encoded.is_fast:
-        return [split_words_with(unknown_id, tokenizer, text) if unknown_id in ids else [] for text, ids in rows]
-    has_all_words = tokenizer.init_kwargs.get(ALL_WORDS_KEY, False)
-    return [
-        aligned_words_with(unknown_id, encoding, text, ids, has_all_words) if has_all_words or unknown_id in ids else []
-        for (text, ids), encoding in zip(rows, encoded.encodings, strict=True)
-    ]
+    has_all_words = encoded.is_fast and tokenizer.init_kwargs.get(ALL_WORDS_KEY, False)
+    words: list[list[str]] = []
+    for row, (text, ids) in enumerate(zip(texts, encoded["input_ids"], strict=True)):
+        if unknown_id not in ids and not has_all_words:
+            words.append([])
+        elif encoded.is_fast:
+            words.append(aligned_words_with(unknown_id, encoded.encodings[row], text, ids, has_all_words))
+        else:
+            words.append(split_words_with(unknown_id, tokenizer, text))
+    return words
 
 
 def split_words_with(unknown_id: int, tokenizer: Any, text: str) -> list[str]:
