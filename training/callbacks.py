@@ -102,7 +102,7 @@ class Progress(TrainerCallback):
                 control.should_save = True
                 control.should_training_stop = True
 
-        # A signal.
+        # After a signal, one process saves this step, and several end without saving.
         if self.signal is not None and args.world_size > 1:
             self.end()
         if self.signal is not None:
