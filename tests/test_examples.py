@@ -22,7 +22,7 @@ from tests.forks import run_forked
 from tests.helpers import ROOT, model_of_pairs, run_main, run_python, tiny_model
 from tests.hub import Hub, client_environment, serving
 from tests.training.runs import TWO_PROCESSES
-from training import score
+from training import compare, score
 from training.recipe import RECIPES, load_recipe
 from training.train import run
 
@@ -149,6 +149,15 @@ def test_shipped_model_is_fine_tuned_on_pairs_and_scored_on_those_held_out(
     results = run(load_recipe(training[0], [*training[1:], *small]))
     assert json.loads(Path("before.json").read_text())["data"]["fingerprint"] == results["data"]["test"]
     assert (clone / "runs" / "domain" / "model.safetensors").exists()
+
+    (new,) = commands_with("training.train", "--output_dir=runs/new")
+    data = [load_recipe(recipe, arguments).data for recipe, *arguments in (new, training)]
+    assert len({(one.validation, one.test, one.split_seed) for one in data}) == 1
+    run(load_recipe(new[0], [*new[1:], *SMALL]))
+    (comparison,) = commands_with("training.compare")
+    output, errors, status = run_main(compare.main, comparison, capsys)
+    assert (errors, status) == ("", 0)
+    assert "A runs/new\nB runs/domain\n" in output
 
 
 @pytest.mark.slow

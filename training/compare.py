@@ -1,7 +1,10 @@
-"""Compare the translations of two models: `python -m training.compare A B [--sentences=10] [--output=FILE]`.
+"""Compare models by their test set: `python -m training.compare RUN RUN [...] [--output=FILE]`.
 
-A and B are folders of runs, or files that `training.score --translations=FILE` wrote, of the same test set. The command
-prints the scores of both, a paired bootstrap test (Koehn 2004), and the sentences that differ most.
+Two folders of runs, or files that `training.score --translations=FILE` wrote, are compared by their translations: the
+command prints the scores of both, a paired bootstrap test (Koehn 2004), and the sentences that differ most.
+
+Of three or more runs, those of one recipe with different seeds are a group. The command prints the mean, standard
+deviation, lowest and highest of each metric in each group, and the difference of two groups.
 """
 
 import argparse
@@ -17,6 +20,8 @@ from sacrebleu.significance import PairedTest
 from training.metrics import bleu_metric, text_statistics
 from training.recipe import read_yaml
 from training.score import check_new_file
+from training.seeds import load_run, summarize
+from training.seeds import report as report_groups
 from training.tasks import bleu_tokenizer
 from training.train import RECIPE, TRANSLATIONS
 from vaswani_transformer.support.command_line import CommandParser
@@ -45,14 +50,16 @@ class System:
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = CommandParser(prog="python -m training.compare", description=__doc__, allow_abbrev=False)
-    for name in ("A", "B"):
-        parser.add_argument(name, type=Path, help="the folder of a run, or a file with translations as JSON Lines")
-    parser.add_argument("--sentences", type=int, default=10, metavar="N", help="show the N that differ most (10)")
+    help_of_runs = "the folder of a run; of two also a file with translations as JSON Lines"
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=help_of_runs)
+    parser.add_argument(
+        "--sentences", type=int, default=10, metavar="N", help="of two, show the N that differ most (10)"
+    )
     parser.add_argument(
         "--tokenize",
         choices=BLEU.TOKENIZERS,
         metavar="NAME",
-        help="sacreBLEU's tokenizer (that of the runs' recipe, or 13a)",
+        help="sacreBLEU's tokenizer for two (that of the runs' recipe, or 13a)",
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="a new file for the comparison as JSON")
     return parser.parse_args(arguments)
@@ -158,7 +165,7 @@ def sentence_differences(first: System, second: System) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -abs(row["difference"]))
 
 
-def report(result: dict[str, Any], sentences: int) -> None:
+def report_pair(result: dict[str, Any], sentences: int) -> None:
     """Print the scores of both systems, the test, and the sentences that differ most."""
     for name, path in result["systems"].items():
         print(f"{name} {path}")
@@ -184,13 +191,30 @@ def report(result: dict[str, Any], sentences: int) -> None:
                 print(f"  {name:<10} {row[name]}")
 
 
+def compare_pair(options: argparse.Namespace) -> dict[str, Any]:
+    """Print and return the comparison of two sets of translations."""
+    first, second = map(load_system, options.runs)
+    result = compare(first, second, chosen_tokenizer([first, second], options.tokenize))
+    report_pair(result, options.sentences)
+    return result
+
+
+def compare_seeds(options: argparse.Namespace) -> dict[str, Any]:
+    """Print and return the summary of three or more runs."""
+    if options.tokenize is not None:
+        raise UserError("--tokenize: is an option for two runs; the scores of more are those that each run has kept.")
+    summary = summarize([load_run(path) for path in options.runs])
+    report_groups(summary)
+    return summary
+
+
 def main(arguments: list[str] | None = None) -> None:
     options = parse_arguments(arguments)
     with exit_on_user_error(OSError):
         check_new_file("output", options.output)
-        systems = [load_system(options.A), load_system(options.B)]
-        result = compare(*systems, chosen_tokenizer(systems, options.tokenize))
-        report(result, options.sentences)
+        if len(options.runs) == 1:
+            raise UserError("RUN: got 1, expected at least two.")
+        result = compare_pair(options) if len(options.runs) == 2 else compare_seeds(options)
         if options.output is not None:
             with write_errors(f"--output={options.output}", "the comparison is printed above"):
                 write_atomically(options.output, json.dumps(result, indent=2, ensure_ascii=False))

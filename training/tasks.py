@@ -212,7 +212,12 @@ def bracket_signature(scores: BracketScores, punctuation: str = "gold") -> str:
     return f"evalb:COLLINS.prm|punctuation:{punctuation}-tags|{counts}"
 
 
+def task_class(data_kind: str, task: str) -> type[Task]:
+    """Return the class of a recipe's task."""
+    if data_kind == "trees":
+        return ParsingTask
+    return DialogueTask if task == "dialogue" else TranslationTask
+
+
 def make_task(recipe: Recipe) -> Task:
-    if recipe.data.kind == "trees":
-        return ParsingTask(recipe)
-    return DialogueTask(recipe) if recipe.task == "dialogue" else TranslationTask(recipe)
+    return task_class(recipe.data.kind, recipe.task)(recipe)
