@@ -286,6 +286,13 @@ def test_answer_keeps_the_lines_of_a_text() -> None:
     assert answer["translation"] == "One. Two!\n\nThree\nfour."
 
 
+def test_line_break_in_a_translation_adds_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Slow()
+    monkeypatch.setattr(engine, "translate", lambda sentences: [SERVICE["Translated"]("a\nb", False, [])])
+    answer = SERVICE["Service"](engine, DEFAULTS).translate_text("hello", time.monotonic() + 60)
+    assert answer["translation"] == "a b"
+
+
 @pytest.mark.parametrize(
     ("body", "problem"), [(b'{"text": "a", "beams": 5}', "'beams': unknown"), (b"[]", "The body is not")]
 )

@@ -204,7 +204,7 @@ class Service:
                 raise TimeoutError
             translated += self.engine.translate(batch)
 
-        texts = (result.text for result in translated)
+        texts = (re.sub(r"[\r\n]", " ", result.text) for result in translated)
         return {
             "translation": "\n".join(" ".join(itertools.islice(texts, len(line))) for line in lines),
             "cut": [text for text, result in zip(sentences, translated, strict=True) if result.is_cut],
