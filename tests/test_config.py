@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from huggingface_hub.errors import StrictDataclassError
-from transformers import PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from tests.builders import EVERY_FAMILY
-from tests.helpers import random_tokens, tiny_config
-from vaswani_transformer import VaswaniTransformerConfig
+from tests.helpers import TINY, random_tokens, tiny_config
+from vaswani_transformer import VaswaniIterativeVaeConfig, VaswaniTransformerConfig
 
 # The base model of the paper, 3.1 to 3.4, 5.1 and 5.4, and the ids and the epsilon that saved models rely on.
 BASE: dict[str, Any] = {
@@ -144,6 +144,14 @@ def test_saved_config_is_checked_too(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(tiny_config().to_dict() | {"dropout": 2}))
     with pytest.raises(StrictDataclassError, match="dropout"):
         VaswaniTransformerConfig.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("overrides", [{"num_heads": 7}, {"hint": False}, {"max_length_difference": -1}], ids=str)
+def test_field_that_replaces_a_saved_one_is_checked_with_the_others(overrides: dict[str, Any], tmp_path: Path) -> None:
+    VaswaniIterativeVaeConfig(**TINY).save_pretrained(tmp_path)
+    [name] = overrides
+    with pytest.raises(StrictDataclassError, match=name):
+        AutoConfig.from_pretrained(tmp_path, **overrides)
 
 
 def test_unknown_paper_model_is_an_error_with_the_list() -> None:

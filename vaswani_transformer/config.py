@@ -274,10 +274,16 @@ class VaswaniTransformerConfig(PreTrainedConfig):
         """Build the configuration from the contents of a config.json.
 
         `custom_pipelines` is dropped, since the installed package registers the pipeline.
+
+        Raises:
+            huggingface_hub.errors.StrictDataclassError: a field, also one of `kwargs`, is not valid.
         """
         if not cls.__module__.startswith(TRANSFORMERS_DYNAMIC_MODULE_NAME):
             config_dict = {name: value for name, value in config_dict.items() if name != "custom_pipelines"}
-        return super().from_dict(config_dict, **kwargs)
+        loaded = super().from_dict(config_dict, **kwargs)
+        config = loaded[0] if isinstance(loaded, tuple) else loaded
+        config.validate()  # `kwargs` may have replaced fields
+        return loaded
 
     @classmethod
     def from_paper(cls, name: str, **overrides: int | float | str | bool | None) -> Self:
