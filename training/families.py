@@ -3,6 +3,7 @@
 B batch, T target.
 """
 
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -279,11 +280,22 @@ class LatentTrainer(GlancingTrainer):
     def add_draws(self, batch: dict[str, Tensor], seeds: list[int]) -> dict[str, Tensor]:
         if not self.model.config.is_revealed:
             return super().add_draws(batch, seeds)
-        draws = draw(seeds, batch["labels"], lambda length, generator: torch.rand(1 + length, generator=generator))
-        return {**batch, "reveal_draws": draws}  # (B, 1 + T)
+        return {**batch, "reveal_draws": self.reveal_draws(batch["labels"], seeds)}  # (B, 1 + T)
+
+    @staticmethod
+    def reveal_draws(labels: Tensor, seeds: list[int]) -> Tensor:
+        """Return what determines the revealed latents (B, 1 + T) of `labels` (B, T)."""
+        return draw(seeds, labels, lambda length, generator: torch.rand(1 + length, generator=generator))
 
     def sentence_statistics(self, logits: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the bound and its divergences, from samples that do not change the random state of training."""
+        """Return the bound and its divergences, from samples that do not change the random state of training.
+
+        Revealed latents depend on the run's seed and the target, so batches of a different size have the same bound.
+        """
+        if self.model.config.is_revealed:
+            targets = [row[row.ne(-100)].numpy() for row in inputs["labels"].cpu()]
+            seeds = [zlib.crc32(target.tobytes(), self.recipe.seed) for target in targets]
+            inputs = inputs | {"reveal_draws": self.reveal_draws(inputs["labels"], seeds)}
         device = self.args.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(self.recipe.seed)

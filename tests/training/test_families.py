@@ -5,17 +5,20 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from datasets import Dataset
 from safetensors.torch import load_file
+from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM
 
-from tests.helpers import load_tokenizer, run_main
+from tests.builders import targets, tiny_iterative_vae
+from tests.helpers import FLOAT32, load_tokenizer, run_main, source_batch
 from tests.training import runs
-from training.families import FAMILIES, FlowTrainer, fits_into_slots
+from training.families import FAMILIES, FlowTrainer, LatentTrainer, fits_into_slots
 from training.recipe import load_recipe
 from training.train import main
 from vaswani_transformer.support.modes import eval_mode
@@ -117,6 +120,24 @@ def test_log_has_the_parts_of_the_loss_at_every_step(finished: FolderOf, family:
         for step, entry in enumerate(entries):
             total = entry["layer_loss_1"] + entry["layer_loss_2"] + entry["length_loss"]
             assert entry["loss"] == pytest.approx(total + min(1, (step + 1) / 8) * entry["kl_loss"], rel=1e-5)
+
+
+def test_bound_of_revealed_latents_does_not_depend_on_the_batches_of_an_evaluation() -> None:
+    model = tiny_iterative_vae()
+    trainer: Any = SimpleNamespace(
+        model=model, recipe=SimpleNamespace(seed=7), args=SimpleNamespace(device=model.device)
+    )
+    trainer.reveal_draws = LatentTrainer.reveal_draws
+    labels = targets(5, 4, 2)
+    batch = source_batch([3, 6, 4], labels=labels)
+
+    def bounds(rows: list[int]) -> Tensor:
+        inputs = {name: values[rows] for name, values in batch.items()}
+        longest = inputs["labels"].ne(-100).sum(1).max()
+        inputs["labels"] = inputs["labels"][:, :longest]
+        return LatentTrainer.sentence_statistics(trainer, torch.empty(0), inputs)["bound"].sum()
+
+    torch.testing.assert_close(bounds([0, 1, 2]), bounds([2]) + bounds([1, 0]), **FLOAT32)
 
 
 @pytest.mark.slow
