@@ -2,12 +2,12 @@
 
 FOLDER contains `train.jsonl.gz`, `validation.jsonl.gz` and `test.jsonl.gz`, as `python -m training.prepare
 multi30k-tokenized --output=FOLDER` writes them. The command trains a teacher, translates the training sources with it,
-trains each model on these translations, and measures all of them in turn. It prints each step as the command that it
-runs, its minutes, and at the end a table and the sum of the minutes. The same command resumes an interrupted one: it
-skips what is finished, and each step resumes where it stopped.
+trains each model on these translations, and measures all of them in turn. It prints the command of each step and the
+minutes that it took, and at the end a table and the sum of the minutes. If it is interrupted, run the same command
+again: it skips the finished steps, and the interrupted step resumes where it stopped.
 
 `--tiny` tries the command in minutes, with two training steps for each model; the scores then mean nothing. `--steps`
-and `--minutes` shorten the training of each model to other limits.
+and `--minutes` limit the training of each model.
 """
 
 import argparse
@@ -42,8 +42,17 @@ MODELS: dict[str, tuple[str, list[str]]] = {  # the recipe of each model, and wh
     "ctc-glat": ("multi30k-ctc", ["--model.dropout=0.1", GLANCING]),
     "flowseq": ("multi30k-flowseq", []),
 }
-COLUMNS = ("model", "passes", "BLEU", "95% interval", "BP", "BLEU without repeats", "repeats")
-COLUMNS += ("ms a sentence, median", "sentences a second, batch 32")
+COLUMNS = (  # of `bench.decode_family` that the table repeats
+    "model",
+    "passes",
+    "BLEU",
+    "95% interval",
+    "BP",
+    "BLEU without repeats",
+    "repeats",
+    "ms a sentence, median",
+    "sentences a second, batch 32",
+)
 
 
 @dataclass(frozen=True)
@@ -62,43 +71,51 @@ class Step:
 def steps_of(options: argparse.Namespace) -> Iterator[Step]:
     """Yield the steps in order: the teacher, its translations, the models, and the measurement of all."""
     data = f"--data.path={options.data}"
-    made = options.output_dir
-    teacher = [str(RECIPES / "multi30k-teacher.yaml"), data]
-    short = shorter_training(options)
-    limit = ["--decoding.max_source_relative_length=0"] if short else []  # a bad teacher ends no translation
-    yield training_step("teacher", [*teacher, *short, *limit], made)
-    search = ["--length_penalty=1.4", f"--output_dir={made / 'distilled'}"]
-    yield Step("distilled", ["-m", "training.distill", str(made / "teacher"), *teacher, *search])
+    runs = options.output_dir
+    teacher = runs / "teacher"
+    distilled = runs / "distilled"
+    limits = training_limits(options)
 
-    learned = [f"--tokenizer.path={made / 'teacher'}", f"--training.encoder_from={made / 'teacher'}"]
-    learned.append(f"--data.distilled={made / 'distilled'}")
+    # The teacher, and its translations of the training sources.
+    recipe_of_teacher = [str(RECIPES / "multi30k-teacher.yaml"), data]
+    fields = list(limits)
+    if limits:  # a teacher that has hardly trained never ends a translation
+        fields.append("--decoding.max_source_relative_length=0")
+    yield training_step("teacher", [*recipe_of_teacher, *fields], runs)
+    search = ["--length_penalty=1.4", f"--output_dir={distilled}"]
+    yield Step("distilled", ["-m", "training.distill", str(teacher), *recipe_of_teacher, *search])
+
+    # The models, which start from the teacher's encoder and learn its translations.
+    fields = [f"--tokenizer.path={teacher}", f"--training.encoder_from={teacher}", f"--data.distilled={distilled}"]
     for name in options.models:
         recipe, changes = MODELS[name]
-        yield training_step(name, [str(RECIPES / f"{recipe}.yaml"), data, *learned, *changes, *short], made)
+        yield training_step(name, [str(RECIPES / f"{recipe}.yaml"), data, *fields, *changes, *limits], runs)
 
-    folders = [f"--model={name}={made / name}" for name in ("teacher", *options.models)]
-    sizes = ["--beams", "1", "--iterations", "1", "10", "--threads", "1", f"--sentences={options.sentences}"]
-    sizes += [f"--warmup={options.warmup}", "--tokenize=none", f"--output={made / 'decoding.json'}"]
-    distilled = ["--distilled", *options.models]
-    yield Step("decoding", ["-m", "bench.decode_family", *folders, f"--data={options.data}", *sizes, *distilled])
+    # The measurement.
+    measurement = ["-m", "bench.decode_family"]
+    measurement += [f"--model={name}={runs / name}" for name in ("teacher", *options.models)]
+    measurement += [f"--data={options.data}", "--beams", "1", "--iterations", "1", "10", "--threads", "1"]
+    measurement += [f"--sentences={options.sentences}", f"--warmup={options.warmup}", "--tokenize=none"]
+    measurement += [f"--output={runs / 'decoding.json'}", "--distilled", *options.models]
+    yield Step("decoding", measurement)
 
 
 def check_data(folder: Path) -> None:
     """Raise a UserError if a folder lacks a file, before a training spends its time."""
     if missing := [name for name in DATA_FILES if not (folder / name).is_file()]:
         raise UserError(
-            f"{folder}: lacks {', '.join(missing)}. Choose a folder that python -m training.prepare "
-            "multi30k-tokenized --output=FOLDER has written."
+            f"{folder}: files are missing; got no {', '.join(missing)}. Choose a folder that python -m "
+            "training.prepare multi30k-tokenized --output=FOLDER has written."
         )
 
 
-def training_step(name: str, arguments: list[str], made: Path) -> Step:
-    arguments = ["-m", "training.train", *arguments, f"--output_dir={made / name}"]
-    return Step(name, arguments, made / name / "results.json")
+def training_step(name: str, arguments: list[str], runs: Path) -> Step:
+    arguments = ["-m", "training.train", *arguments, f"--output_dir={runs / name}"]
+    return Step(name, arguments, runs / name / "results.json")
 
 
-def shorter_training(options: argparse.Namespace) -> list[str]:
-    """Return the fields that shorten a training."""
+def training_limits(options: argparse.Namespace) -> list[str]:
+    """Return the fields of a recipe that end a training sooner."""
     fields = []
     if options.steps is not None:
         names = ("steps", "evaluation_steps", "checkpoint_steps")
@@ -109,10 +126,10 @@ def shorter_training(options: argparse.Namespace) -> list[str]:
 
 
 class Record:
-    """The seconds of each step so far, and the commands of those that are finished, in a file of the folder.
+    """The seconds that each step has taken, and the command of each finished step, in a file of the folder.
 
     Raises:
-        UserError: the folder was begun with other data, steps or minutes.
+        UserError: the folder was started with other data, steps or minutes.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -123,7 +140,7 @@ class Record:
             self.tree = read_json(self.path, "choose a different --output_dir")
         if self.tree["settings"] != settings:
             raise UserError(
-                f"{options.output_dir}: was begun with other settings; got {settings}, expected "
+                f"{options.output_dir}: was started with other settings; got {settings}, expected "
                 f"{self.tree['settings']}. Choose a different --output_dir."
             )
         self.steps = self.tree["steps"]
@@ -134,24 +151,27 @@ class Record:
     def take(self, step: Step) -> None:
         """Run the command of a step, unless it is finished."""
         entry = self.steps.setdefault(step.name, {"seconds": 0.0, "finished": None})
-        is_trained = step.last_file is not None and step.last_file.exists()  # even if nobody recorded it
+        is_trained = step.last_file is not None and step.last_file.exists()  # also if a kill prevented the record
         if entry["finished"] == step.command or is_trained:
             print(f"{step.command}\n# finished before, {entry['seconds'] / 60:.1f} minutes\n", flush=True)
             return
+
+        # Whatever ends the command, its seconds count.
         print(step.command, flush=True)
         start = time.monotonic()
         process = Popen([sys.executable, *step.arguments])
         try:
             status = process.wait()
         except KeyboardInterrupt:
-            process.wait()  # it saves its checkpoint
+            process.wait()  # the training saves a checkpoint
             raise
         finally:
             entry["seconds"] += time.monotonic() - start
             self.save()
         if status:
             raise UserError(
-                f"{step.name}: the command above failed with status {status}; correct it and run this again."
+                f"{step.name}: the command above failed with status {status}. Correct the problem that it reports, "
+                "then run the comparison again."
             )
         entry["finished"] = step.command
         self.save()
@@ -164,27 +184,29 @@ class Record:
 def comparison(record: Record, decoded: list[Row]) -> list[Row]:
     """Return the rows of the table: the measurement of each search, and the minutes of each model's training."""
     rows = []
-    for row in decoded:
-        name = row["model"].rpartition(", ")[0]
-        rows.append({column: row[column] for column in COLUMNS} | {"minutes of training": record.minutes(name)})
+    for measured in decoded:
+        row = {column: measured[column] for column in COLUMNS}
+        name = measured["model"].rpartition(", ")[0]  # without its search
+        row["minutes of training"] = record.minutes(name)
+        rows.append(row)
     return rows
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = make_parser("family", __doc__, {"steps": 2, "sentences": 4, "warmup": 2})
-    files = "the folder of training.prepare, with train.jsonl.gz, validation.jsonl.gz and test.jsonl.gz"
+    files = "folder with train.jsonl.gz, validation.jsonl.gz and test.jsonl.gz, from training.prepare"
     parser.add_argument("data", type=Path, metavar="FOLDER", help=files)
-    parser.add_argument("--output_dir", type=Path, required=True, metavar="DIR", help="a folder for all runs")
+    parser.add_argument("--output_dir", type=Path, required=True, metavar="DIR", help="folder for all runs")
     without_flow = [name for name in MODELS if name != "flowseq"]
     parser.add_argument(
-        "--models", nargs="+", choices=MODELS, default=without_flow, help="what to compare (all but flowseq)"
+        "--models", nargs="+", choices=MODELS, default=without_flow, help="models to compare (all but flowseq)"
     )
-    parser.add_argument("--steps", type=int, metavar="N", help="optimizer steps of each model (the recipes')")
+    parser.add_argument("--steps", type=int, metavar="N", help="optimizer steps of each model (the recipe's)")
     parser.add_argument("--minutes", type=float, metavar="M", help="minutes of each training (no limit)")
-    parser.add_argument("--sentences", type=int, default=150, help="timed one by one (150)")
-    parser.add_argument("--warmup", type=int, default=20, help="sentences before them that do not count (20)")
+    parser.add_argument("--sentences", type=int, default=150, help="sentences timed one by one (150)")
+    parser.add_argument("--warmup", type=int, default=20, help="untimed sentences before them (20)")
     options = parser.parse_args(arguments)
-    options.data = options.data.resolve()  # one spelling, so that the steps of a resumed command are the same
+    options.data = options.data.resolve()  # the same commands, however a resumed comparison spells the folder
     return options
 
 

@@ -50,7 +50,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
 
 
 def relative(actual: Tensor, expected: Tensor) -> float:
-    """Return the norm of the difference relative to the norm of what is expected."""
+    """Return the norm of the difference, relative to the norm of the expected tensor."""
     actual = actual.detach().cpu().double()
     expected = expected.detach().cpu().double()
     return float((actual - expected).norm() / expected.norm().clamp(min=1e-30))
@@ -70,7 +70,7 @@ def measure(model: Any, inputs: Batch) -> Batch:
     is_target = inputs["labels"].ne(-100)
     with torch.no_grad():
         logits = model.eval()(**inputs).logits
-    if logits.shape[:2] == is_target.shape:  # CTC's are of slots
+    if logits.shape[:2] == is_target.shape:  # CTC's logits are of slots
         logits = logits[is_target]
     loss = model.train()(**inputs).loss
     loss.backward()
@@ -114,6 +114,8 @@ def parallel_part(setting: Setting, dtype: torch.dtype) -> Iterator[Row]:
             if (name, result) == ("IterativeVAE", "logits") and dtype != torch.float32:
                 continue  # they depend on the words that the layers commit, which rounding can change
             yield compare(f"{name}, {result}", relative(measured[result], expected[result]), bound)
+
+        # Tokens, where rounding decides nothing.
         if dtype == torch.float32:
             passes = {"num_iterations": 4} if name == "CMLM" else {}
             tokens = generate(moved, moved_batch, **passes)
@@ -163,7 +165,7 @@ def loss_part(setting: Setting) -> Iterator[Row]:
 
 
 def train(setting: Setting, devices: list[str], steps: int) -> list[float]:
-    """Return the losses of `steps` float32 steps on each device, from one to the next by a checkpoint's file."""
+    """Return the losses of `steps` float32 steps on each device in turn; a checkpoint's file leads to the next."""
     size = {} if setting.is_tiny else {"vocab_size": 2000, "d_model": 128, "num_heads": 4, "d_ff": 512}
     pairs = make_pairs(200 if setting.is_tiny else 2000, size.get("vocab_size", TINY["vocab_size"]))
     batches = itertools.cycle(list(sampled(pairs, 400 if setting.is_tiny else 2000)))
@@ -171,6 +173,7 @@ def train(setting: Setting, devices: list[str], steps: int) -> list[float]:
     saved = setting.folder / "checkpoint.pt"
     saved.unlink(missing_ok=True)
     for device in map(torch.device, devices):
+        # A new process would begin so: a model, its optimizer and schedule, and what the checkpoint says.
         model = make_model("C-n2", setting, dropout=0.0, attn_implementation="sdpa", **size).to(device).train()
         optimizer = paper_adam(model.parameters())
         schedule = paper_schedule(optimizer, model.config.d_model, warmup_steps=100)
@@ -179,6 +182,7 @@ def train(setting: Setting, devices: list[str], steps: int) -> list[float]:
             model.load_state_dict(checkpoint["model"])
             optimizer.load_state_dict(checkpoint["optimizer"])
             schedule.load_state_dict(checkpoint["schedule"])
+
         for _ in range(steps):
             loss = model(**to(device, collate([pairs[row] for row in next(batches)]))).loss
             loss.backward()
@@ -186,8 +190,12 @@ def train(setting: Setting, devices: list[str], steps: int) -> list[float]:
             schedule.step()
             optimizer.zero_grad()
             losses.append(float(loss))
-        checkpoint = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save({**checkpoint, "schedule": schedule.state_dict()}, saved)
+        checkpoint = {
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "schedule": schedule.state_dict(),
+        }
+        torch.save(checkpoint, saved)
     return losses
 
 
@@ -199,38 +207,49 @@ def training_part(setting: Setting) -> Iterator[Row]:
     expected = train(setting, ["cpu"], 3 * count)
     for what, devices in (("losses", [device]), ("losses, resumed on the CPU and back", [device, "cpu", device])):
         losses = train(setting, devices, 3 * count // len(devices))
-        difference = max(abs(loss - right) / right for loss, right in zip(losses, expected, strict=True))
+        difference = max(abs(loss - other) / other for loss, other in zip(losses, expected, strict=True))
         yield compare(f"{what}, {3 * count} steps", difference, 1e-3)
 
 
 def largest_difference(shared: list[Any], plain: list[Any]) -> float:
-    """Return the largest difference between tensors, of which the first ones may be sharded."""
-    full = [tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for tensor in shared]
-    return max(float((tensor - right).abs().max()) for tensor, right in zip(full, plain, strict=True))
+    """Return the largest difference between tensors that may be sharded and tensors that are not."""
+    differences = []
+    for tensor, expected in zip(shared, plain, strict=True):
+        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        differences.append(float((full - expected).abs().max()))
+    return max(differences)
 
 
-def share_step(rank: int, kind: str, device_type: str, count: int, folder: str) -> None:
-    """Take one process's part of a step; the first writes how far it is from the same step in one process."""
-    # Join the group.
+def join_group(rank: int, device_type: str, count: int, folder: str) -> torch.device:
+    """Make this process one of `count` that work together, and return its device."""
     device = torch.device("cpu") if device_type == "cpu" else torch.device(device_type, rank)
     if device_type != "cpu":
         torch.accelerator.set_device_index(device)
     torch.set_num_threads(1)
     backend = dist.get_default_backend_for_device(device)
     dist.init_process_group(backend, f"file://{folder}/meeting", rank=rank, world_size=count)
+    return device
 
-    # A model that all processes share, and the same in this one alone.
+
+def share(model: Any, kind: str, device: torch.device, count: int) -> Any:
+    """Return a model that `count` processes train together."""
+    if kind == "ddp":
+        return DistributedDataParallel(model, device_ids=None if device.type == "cpu" else [device.index])
+    mesh = init_device_mesh(device.type, (count,))
+    for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def share_step(rank: int, kind: str, device_type: str, count: int, folder: str) -> None:
+    """Take one process's part of a step; the first process writes how far it is from the same step in one process."""
+    # A model that all processes share, and the same in this process alone.
+    device = join_group(rank, device_type, count, folder)
     plain = make_model("base", Setting(device, True, Path(folder)), dropout=0.0).to(device).train()
     model = copy.deepcopy(plain)
-    if kind == "ddp":
-        shared = DistributedDataParallel(model, device_ids=None if device.type == "cpu" else [device.index])
-    else:
-        mesh = init_device_mesh(device.type, (count,))
-        for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
-            fully_shard(layer, mesh=mesh)
-        shared = fully_shard(model, mesh=mesh)
+    shared = share(model, kind, device, count)
 
-    # A step: each process has its rows of the batch.
+    # The loss and the gradients: each process has its rows of the batch.
     tokens = torch.randint(4, 99, (2 * count, 12), generator=torch.Generator().manual_seed(0)).to(device)
     batch = {"input_ids": tokens[:, :7], "labels": tokens[:, 7:]}
     loss = shared(**{name: tensor[rank::count] for name, tensor in batch.items()}).loss
@@ -242,12 +261,15 @@ def share_step(rank: int, kind: str, device_type: str, count: int, folder: str) 
     differences = {"loss": abs(float(mean / count - plain_loss.detach()))}
     gradients = [weight.grad for weight in model.parameters()]
     differences["gradients"] = largest_difference(gradients, [weight.grad for weight in plain.parameters()])
+
+    # The weights after a step of the optimizer.
     for trained in (model, plain):
         optimizer = paper_adam(trained.parameters())
         paper_schedule(optimizer, d_model=32, warmup_steps=4000)
         optimizer.step()
     weights = [weight.detach() for weight in model.parameters()]
     differences["weights"] = largest_difference(weights, [weight.detach() for weight in plain.parameters()])
+
     if rank == 0:
         Path(folder, "differences.json").write_text(json.dumps(differences))
     dist.barrier()

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench import measuring
 from bench.measuring import Pairs, collate, lengths_of, marian_like
 from vaswani_transformer import (
     MaskingCollator,
@@ -27,7 +26,14 @@ from vaswani_transformer import (
 )
 
 SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16"}
-TINY: dict[str, Any] = dict(zip(measuring.SIZES, (99, 32, 4, 64, 2, 2), strict=True))
+TINY: dict[str, Any] = {
+    "vocab_size": 99,
+    "d_model": 32,
+    "num_heads": 4,
+    "d_ff": 64,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+}
 PARALLEL: dict[str, Any] = {
     "NAT": VaswaniNatForConditionalGeneration,
     "CTC": VaswaniCtcForConditionalGeneration,

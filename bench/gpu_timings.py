@@ -55,8 +55,17 @@ def seconds_of(setting: Setting, call: Any) -> float:
     return statistics.median(taken[1:])
 
 
+def peak_teraflops(setting: Setting) -> int | None:
+    """Return the peak of this GPU by `PEAKS`; None of one that is not in it."""
+    name = torch.cuda.get_device_name() if setting.is_cuda else ""
+    return next((teraflops for gpu, teraflops in PEAKS.items() if gpu in name), None)
+
+
 def training_flops(config: Any, pairs: Pairs) -> int:
-    """Return the operations of the matrix products of a training step: two a product, backward twice the forward."""
+    """Return the operations of a training step's matrix products.
+
+    A multiplication and its addition are two, and the backward pass has twice as many as the forward pass.
+    """
     sources, targets = (torch.tensor(lengths) for lengths in lengths_of(pairs))
     d = config.d_model
     attention = 2 * config.num_heads * config.head_dim + 2 * config.num_heads * config.value_head_dim
@@ -92,22 +101,28 @@ def step_of(setting: Setting, arm: str, shape: str, compiles: bool = False, atte
     return step, config_of(shape, setting)
 
 
+def micro_batches_of(setting: Setting, arm: str, pairs: Pairs, accumulation: int, steps: int) -> list[list[int]]:
+    """Return the numbers of the pairs in each micro-batch of some paper steps."""
+    batches: Any = sampled(pairs, paper_tokens(setting), accumulation)
+    if "random" in arm:
+        size = max(1, paper_tokens(setting) // (measuring.MEAN_LENGTH * accumulation))
+        order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(0))
+        batches = [rows.tolist() for rows in order.split(size)]
+    return list(itertools.islice(batches, steps * accumulation))
+
+
 def train_arm(setting: Setting, arm: str, shape: str, accumulation: int, compiles: bool, attention: str) -> Row:
     """Return the metrics of some paper steps of an arm, taken twice: new shapes may make libraries prepare kernels."""
-    # The batches of all steps.
+    # The micro-batches of all steps.
     step, config = step_of(setting, arm, shape, compiles, attention)
     warm_up = 8 if compiles and not setting.is_tiny else WARM_UP
     count = 2 if setting.is_tiny else 10
     pairs = make_pairs(200 if setting.is_tiny else 40_000, config.vocab_size)
-    sampler: Any = sampled(pairs, paper_tokens(setting), accumulation)
-    if "random" in arm:
-        size = max(1, paper_tokens(setting) // (measuring.MEAN_LENGTH * accumulation))
-        order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(0))
-        sampler = [rows.tolist() for rows in order.split(size)]
-    rows = list(itertools.islice(sampler, (warm_up + count) * accumulation))
-    batches = [collate([pairs[row] for row in each]) for each in rows]
+    rows_of_batches = micro_batches_of(setting, arm, pairs, accumulation, warm_up + count)
+    batches = [collate([pairs[row] for row in rows]) for rows in rows_of_batches]
     steps = [batches[first : first + accumulation] for first in range(0, len(batches), accumulation)]
 
+    # The warm-up, then the timed steps.
     if setting.is_cuda:
         torch.cuda.reset_peak_memory_stats()
     for micro_batches in steps[:warm_up]:
@@ -120,14 +135,12 @@ def train_arm(setting: Setting, arm: str, shape: str, accumulation: int, compile
     new, seconds = (measuring.seconds_of(run, time.perf_counter, setting.synchronize) for _ in range(2))
 
     # What the timed steps learned.
-    learned = [pairs[row] for each in rows[warm_up * accumulation :] for row in each]
+    learned = [pairs[row] for rows in rows_of_batches[warm_up * accumulation :] for row in rows]
     sources, targets = map(sum, lengths_of(learned))
-    positions = sum(
-        batch[name].numel() for each in steps[warm_up:] for batch in each for name in ("input_ids", "labels")
-    )
+    timed = batches[warm_up * accumulation :]
+    positions = sum(batch["input_ids"].numel() + batch["labels"].numel() for batch in timed)
     teraflops = training_flops(config, learned) / seconds / 1e12
-    name = torch.cuda.get_device_name() if setting.is_cuda else ""
-    peak = next((value for known, value in PEAKS.items() if known in name), None)
+    peak = peak_teraflops(setting)
     return {
         "precision": "fp32" if setting.device.type == "cpu" else "bf16",
         "micro-batches": accumulation,
@@ -170,13 +183,17 @@ def waits_part(setting: Setting) -> Iterator[Row]:
             warnings.simplefilter("always")
             model(**batch).loss.backward()
         torch.cuda.set_sync_debug_mode("default")
-        seen = [one for one in caught if "synchroniz" in str(one.message)]
-        waits = Counter(f"{'/'.join(one.filename.split('/')[-2:])}:{one.lineno}" for one in seen)
-        yield from ({"step of": name, "line": line, "waits": count} for line, count in waits.items())
+        waits = Counter[str]()
+        for warning in caught:
+            if "synchroniz" in str(warning.message):
+                file = "/".join(warning.filename.split("/")[-2:])
+                waits[f"{file}:{warning.lineno}"] += 1
+        for line, count in waits.items():
+            yield {"step of": name, "line": line, "waits": count}
 
 
 def chunks_part(setting: Setting) -> Iterator[Row]:
-    """Measure the loss for several sizes of its chunks."""
+    """Measure the loss with several sizes of its chunks."""
     tokens, vocab_size, d_model = (400, 99, 32) if setting.is_tiny else (25_000, 37_000, 512)
     dtype = torch.float32 if setting.device.type == "cpu" else torch.bfloat16
     hidden = torch.randn(tokens, d_model, device=setting.device, dtype=dtype, requires_grad=True)
@@ -220,7 +237,7 @@ def translator_of(setting: Setting, dtype: torch.dtype) -> Any:
 
 @torch.no_grad()
 def decoding_part(setting: Setting, arm: str, dtype: torch.dtype) -> Iterator[Row]:
-    """Measure output tokens a second of an arm."""
+    """Measure the output tokens a second of an arm."""
     model: Any = (make_marian if arm == "marian" else make_model)("base", setting).eval()
     vocab_size = model.config.vocab_size
     cached = STATIC if "graphs" in arm else {}
@@ -230,7 +247,9 @@ def decoding_part(setting: Setting, arm: str, dtype: torch.dtype) -> Iterator[Ro
     model.generation_config = GenerationConfig(decoder_start_token_id=0, pad_token_id=1)
     if cached:
         compile_steps(model, setting)
-    for num_beams, count in itertools.product((4, 1), (1, 2) if setting.is_tiny else (1, 32, 256)):
+
+    counts = (1, 2) if setting.is_tiny else (1, 32, 256)
+    for num_beams, count in itertools.product((4, 1), counts):
         sources = random_sources(count, vocab_size)
         config = measuring.endless_search(num_beams, vocab_size)
         inputs = to(setting.device, sources)
@@ -246,7 +265,7 @@ def decoding_part(setting: Setting, arm: str, dtype: torch.dtype) -> Iterator[Ro
 
         seconds = seconds_of(setting, call)
         if written != {TARGET_LENGTH}:
-            raise RuntimeError(f"{written} tokens were written, not {TARGET_LENGTH}; the figures would not compare.")
+            raise RuntimeError(f"targets have {written} tokens, not {TARGET_LENGTH}; the figures are not comparable")
         name = f"beam {num_beams}" if num_beams > 1 else "greedy"
         yield {"search": name, "batch": count, "tokens/s": count * TARGET_LENGTH / seconds}
 

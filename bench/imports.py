@@ -1,7 +1,7 @@
-"""What importing the package and a first translation cost: `python -m bench.imports MODEL`.
+"""The cost of importing the package and of a first translation: `python -m bench.imports MODEL`.
 
-Each row runs its lines, after those of the rows above it, in a new process. It prints the CPU seconds and the largest
-MiB of the process, medians over rounds, in which the rows take turns.
+For each row a new process runs the code of all rows up to it. The command prints the process's CPU seconds and its
+largest MiB, medians over rounds, in which the rows take turns.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import os
 import statistics
 import subprocess
 import sys
+from itertools import accumulate
 from pathlib import Path
 
 from bench.measuring import Row, in_turns, make_parser, report
@@ -47,13 +48,11 @@ def measure(code: str, folder: Path) -> tuple[float, float]:
 
 
 def stage_rows(options: argparse.Namespace) -> list[Row]:
-    """Return the figures of the process after each stage."""
-    names = list(STAGES)
-    codes = list(STAGES.values())
+    """Return the figures of a process up to each of the last stages."""
+    programs = list(accumulate(STAGES.values(), lambda program, code: f"{program}\n{code}"))
     calls = {}
-    for count in range(len(names) - options.last, len(names)):
-        program = "\n".join(codes[: count + 1])
-        calls[names[count]] = functools.partial(measure, program, options.model)
+    for name, program in list(zip(STAGES, programs, strict=True))[-options.last :]:
+        calls[name] = functools.partial(measure, program, options.model)
     rows: list[Row] = []
     for name, results in in_turns(calls, options.rounds).items():
         seconds, mib = (statistics.median(column) for column in zip(*results, strict=True))
@@ -65,7 +64,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser = make_parser("imports", __doc__, {"rounds": 1, "last": 1}, rounds=5)
     parser.add_argument("model", type=Path, help="the folder of a model")
     count = len(STAGES)
-    parser.add_argument("--last", type=int, choices=range(1, count + 1), default=count, help=f"the last rows ({count})")
+    last = f"measure only this number of rows, the last ones ({count})"
+    parser.add_argument("--last", type=int, choices=range(1, count + 1), default=count, help=last)
     options = parser.parse_args(arguments)
     report(stage_rows(options), options)
 

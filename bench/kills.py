@@ -1,16 +1,17 @@
 """Kill small runs by SIGKILL at random moments, and compare the weights with those of an uninterrupted run.
 
-`python -m bench.kills --kills 200` repeats a case until so many kills have come: it starts a run, kills it, and starts
-it again by the same command, until it ends. Every second kill comes at any moment of the whole run; the others come
-shortly after a checkpoint's folder appears, while files are written, evaluated or trained on. A run of two processes
-loses both, or one, whose launcher then ends the other. The weights of the end and of each checkpoint, and the scores,
-must have the same bits. It exits with 1 if they differ, or a start fails.
+`python -m bench.kills --kills 200` repeats a case until it has killed 200 times: it starts a run, kills it, and starts
+it again by the same command, until the run ends. Half of the kills come at any moment of the run. The others come
+shortly after a checkpoint's folder appears, while the run writes files, evaluates or trains on. Of a run of two
+processes a kill ends both, or only one, and then the launcher ends the other. The final weights, those of each
+checkpoint, and the scores must equal those of the uninterrupted run to the bit. The command exits with 1 if they
+differ or if a start fails.
 """
 
+import argparse
 import json
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,6 +19,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import Popen, TimeoutExpired
 from typing import Any
 
 import psutil
@@ -36,14 +38,14 @@ SMALL: dict[str, Any] = {
 }
 TRAINING = {"steps": 14, "evaluation_steps": 3, "source_tokens": 60, "target_tokens": 60, "keep_checkpoints": 10}
 LAUNCH = ("accelerate.commands.launch", f"--config_file={ROOT}/training/accelerate/two-cpu-processes.yaml", "-m")
-RUNS: dict[str, tuple[tuple[str, ...], list[str]]] = {  # the launcher and more arguments
+RUNS: dict[str, tuple[tuple[str, ...], list[str]]] = {  # the launcher, and fields that differ from the recipe's
     "one process": ((), []),
     "two processes": (LAUNCH, []),
     "mean of checkpoints": ((), ["--training.average_last=2"]),
     "CMLM": ((), ["--model.kind=cmlm", "--decoding.num_iterations=3"]),
     "FlowSeq": ((), ["--model.kind=flowseq", "--training.decoder_steps=4", "--training.kl_warmup_steps=4"]),
 }
-LIMIT = 900.0  # seconds after which a run hangs
+LIMIT = 900.0  # seconds after which a run counts as hanging
 
 
 @dataclass
@@ -51,8 +53,9 @@ class Run:
     """A run's command without its folder, and what happened to it.
 
     Attributes:
-        seconds: of the uninterrupted run.
-        expected: its weights and scores.
+        seconds: the time of the uninterrupted run.
+        expected: the weights and scores of the uninterrupted run.
+        counts: how many cases were run, how many failed, and how many kills of each kind there were.
     """
 
     name: str
@@ -61,10 +64,10 @@ class Run:
     expected: dict[str, Any] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
 
-    def start(self, folder: Path) -> subprocess.Popen[bytes]:
+    def start(self, folder: Path) -> Popen[bytes]:
         with (folder.parent / "log.txt").open("ab") as log:
             command = [*self.command, f"--output_dir={folder}"]
-            return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+            return Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
 
 
 def write_recipe(folder: Path) -> str:
@@ -86,23 +89,23 @@ def result_of(folder: Path) -> dict[str, Any]:
 
 
 def finish(run: Run, folder: Path) -> None:
-    """Start a run that nobody kills.
+    """Start a run and wait until it ends.
 
     Raises:
-        RuntimeError: it fails.
+        RuntimeError: the run fails.
     """
     status = run.start(folder).wait(LIMIT)
     if status:
         log = (folder.parent / "log.txt").read_text(encoding="utf-8", errors="replace")
-        raise RuntimeError(f"ends with {status}: {log[-600:]}")
+        raise RuntimeError(f"the run failed with status {status}; its log ends with: {log[-600:]}")
 
 
 def checkpoints_in(folder: Path) -> set[Path]:
     return set((folder / "checkpoints").glob("checkpoint-*"))
 
 
-def wait_for_moment(run: Run, process: subprocess.Popen[bytes], folder: Path, draw: random.Random) -> None:
-    """Wait for a random moment of a run, or its end: half of them shortly after a checkpoint begins."""
+def wait_for_moment(run: Run, process: Popen[bytes], folder: Path, draw: random.Random) -> None:
+    """Wait for a random moment of a run, or its end; half of the moments come shortly after a new checkpoint."""
     is_aimed = draw.random() < 0.5
     before = checkpoints_in(folder)
     end = time.monotonic() + draw.uniform(0, 1.1 * run.seconds)
@@ -113,26 +116,27 @@ def wait_for_moment(run: Run, process: subprocess.Popen[bytes], folder: Path, dr
         time.sleep(0.002)
 
 
-def kill(process: subprocess.Popen[bytes], draw: random.Random) -> str:
-    """Kill all processes of a run, or one of several, and return which; the launcher ends the others."""
-    with suppress(psutil.NoSuchProcess):
+def kill(process: Popen[bytes], draw: random.Random) -> str:
+    """Kill all processes of a run, or one of several, whose launcher ends the others; return which."""
+    with suppress(psutil.NoSuchProcess):  # the run has just ended
         parent = psutil.Process(process.pid)
-        ranks = [child for child in parent.children(recursive=True) if "training.train" in child.cmdline()]
-        victims = [parent, *parent.children(recursive=True)]
-        kind = "all processes"
+        children = parent.children(recursive=True)
+        ranks = [child for child in children if "training.train" in child.cmdline()]
+        victims = [parent, *children]
+        which = "all processes"
         if len(ranks) > 1 and draw.random() < 0.5:
             victims = [draw.choice(ranks)]
-            kind = "one process of two"
+            which = "one process of two"
         for victim in victims:
             with suppress(psutil.NoSuchProcess):
                 victim.kill()
         process.wait(LIMIT)
-        return kind
+        return which
     return "no process"
 
 
 def run_case(run: Run, folder: Path, draw: random.Random, most: int) -> None:
-    """Kill a run two to five times and at `most`, finish it, and compare its result.
+    """Kill a run two to five times, but at most `most` times, finish it, and compare its result.
 
     Raises:
         RuntimeError: a start fails, or the result differs.
@@ -143,60 +147,75 @@ def run_case(run: Run, folder: Path, draw: random.Random, most: int) -> None:
         wait_for_moment(run, process, output, draw)
         if process.poll() is not None:
             if process.returncode:
-                finish(run, output)  # raises, with the log, unless the machine had caused it
+                finish(run, output)  # raises with the log, unless the failure was the machine's and does not come again
             break
-        marked = {mark.parent for mark in (output / "checkpoints").glob("*/complete")}
-        is_saving = bool(checkpoints_in(output) - marked)
+        complete = {mark.parent for mark in (output / "checkpoints").glob("*/complete")}
+        is_saving = bool(checkpoints_in(output) - complete)
         run.counts[f"kills of {kill(process, draw)}"] += 1
         run.counts["kills"] += 1
         run.counts["in a save"] += is_saving
         if (output / "results.json").exists():
-            break  # a kill may come between the last file of a run and its exit; the run would not start again
+            break  # the kill came between the last file of the run and its exit; a finished run does not start again
+
+    # The run to its end, and what differs.
     if not (output / "results.json").exists():
         finish(run, output)
-    found = result_of(output)
-    differing = [name for name in run.expected.keys() | found.keys() if run.expected.get(name) != found.get(name)]
-    if differing:
-        raise RuntimeError(f"differs in {', '.join(sorted(differing))}")
+    result = result_of(output)
+    names = run.expected.keys() | result.keys()
+    if differing := sorted(name for name in names if run.expected.get(name) != result.get(name)):
+        raise RuntimeError(f"differs from the uninterrupted run in {', '.join(differing)}")
+
+
+def begin(run: Run, folder: Path) -> None:
+    """Take the seconds and the result of an uninterrupted run.
+
+    Raises:
+        RuntimeError: the run fails.
+    """
+    start = time.monotonic()
+    finish(run, folder)
+    run.seconds = time.monotonic() - start
+    run.expected = result_of(folder)
+
+
+def run_cases(runs: list[Run], top: Path, options: argparse.Namespace) -> None:
+    """Run cases of all runs in turn until there were `--kills` kills, or an uninterrupted run fails."""
+    number = 0
+    kills = 0
+    while kills < options.kills:
+        run = runs[number % len(runs)]
+        folder = top / str(number)
+        folder.mkdir()
+        try:
+            if not run.expected:
+                begin(run, folder / "whole")
+            run_case(run, folder, random.Random(f"{options.seed}/{run.name}/{number}"), options.kills - kills)
+        except (RuntimeError, TimeoutExpired) as error:
+            run.counts["failed"] += 1
+            print(f"{run.name}, case {number}: {error}", file=sys.stderr, flush=True)
+            if not run.expected:
+                return
+        run.counts["cases"] += 1
+        shutil.rmtree(folder)
+        number += 1
+        kills = sum(each.counts["kills"] for each in runs)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the campaign; return 1 if a case failed."""
+    """Kill runs until there were enough kills; return 1 if a case failed."""
     parser = make_parser("kills", __doc__, {"kills": 1, "runs": ["one process"]})
-    parser.add_argument("--kills", type=int, default=200, help="the number of kills after which it ends (200)")
-    parser.add_argument("--seed", type=int, default=1, help="it decides every moment (1)")
-    parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS), help="some of the runs (all)")
+    parser.add_argument("--kills", type=int, default=200, help="end after this number of kills (200)")
+    parser.add_argument("--seed", type=int, default=1, help="of the moments of the kills (1)")
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS), help="the runs to kill (all)")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as name:
-        top = Path(name)
-        recipe = write_recipe(top)
-        runs = [
-            Run(name, [sys.executable, "-m", *RUNS[name][0], "training.train", recipe, *RUNS[name][1]])
-            for name in options.runs
-        ]
-        number = 0
-        kills = 0
-        while kills < options.kills:
-            run = runs[number % len(runs)]
-            folder = top / str(number)
-            folder.mkdir()
-            try:
-                if not run.expected:
-                    began = time.monotonic()
-                    finish(run, folder / "whole")
-                    run.seconds = time.monotonic() - began
-                    run.expected = result_of(folder / "whole")
-                run_case(run, folder, random.Random(f"{options.seed}/{run.name}/{number}"), options.kills - kills)
-            except (RuntimeError, subprocess.TimeoutExpired) as error:
-                run.counts["failed"] += 1
-                print(f"{run.name}, case {number}: {error}", file=sys.stderr, flush=True)
-                if not run.expected:
-                    break
-            run.counts["cases"] += 1
-            shutil.rmtree(folder)
-            number += 1
-            kills = sum(each.counts["kills"] for each in runs)
-    rows: list[Row] = [{"run": run.name, "failed": 0} | run.counts for run in runs]
+    runs = []
+    with tempfile.TemporaryDirectory() as folder:
+        recipe = write_recipe(Path(folder))
+        for name in options.runs:
+            launcher, fields = RUNS[name]
+            runs.append(Run(name, [sys.executable, "-m", *launcher, "training.train", recipe, *fields]))
+        run_cases(runs, Path(folder), options)
+    rows: list[Row] = [{"run": run.name, "failed": 0, **run.counts} for run in runs]
     report(rows, options)
     return int(any(run.counts["failed"] for run in runs))
 

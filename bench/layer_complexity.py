@@ -1,9 +1,9 @@
 """Table 1 of the paper, measured: time, memory and operations of a layer against n and d.
 
-`python -m bench.layer_complexity --output table1` takes the layers in turn on the same random text, batch 1,
-forward in evaluation mode and float32. It prints a table of milliseconds, with the peak MiB in parentheses, and writes
-table1.json and table1.svg into the new folder `--output`, with the operations too. Ctrl-C ends it and keeps what it
-has measured. The layers have width d:
+`python -m bench.layer_complexity --output table1` measures the layers alternately on the same random text: batch 1,
+forward pass, evaluation mode, float32. It prints a table of milliseconds, with the peak MiB in parentheses, and writes
+table1.json and table1.svg into the new folder `--output`, with the operations too. If you press Ctrl-C, it keeps what
+it has measured so far. The layers have width d:
 
   self-attention          equation (1) step by step ("eager"), heads of 64
   self-attention, fused   the same by torch's fused product, which stores no weights
@@ -11,10 +11,10 @@ has measured. The layers have width d:
   recurrent               torch's LSTM or GRU (`--cell`)
   convolutional           one convolution over k positions (`--kernel`)
 
-Seconds are medians over rounds: CPU time of the process with one thread, otherwise clock time. Memory is the peak of a
+Seconds are medians over rounds: the process's CPU time with one thread, otherwise clock time. Memory is the peak of a
 forward pass above the memory before it; on a CPU only Linux reports it. Operations are counted by formula, two for a
-multiplication and its addition, with the projections, which the paper's column leaves out. A layer that would need more
-than `--memory` GiB is skipped, and the table marks it.
+multiplication and its addition. They include the projections, which the paper's column leaves out. A layer that would
+need more than `--memory` GiB is skipped, and the table says so.
 """
 
 import argparse
@@ -97,14 +97,18 @@ def expected_gib(name: str, n: int, d: int, options: argparse.Namespace) -> floa
 
 def seconds(call: Callable[[], object], device: torch.device) -> float:
     """Return the seconds of one call; a short one is repeated until all take five milliseconds."""
-    now, settle = (clock(), lambda: None) if device.type == "cpu" else (time.perf_counter, torch.cuda.synchronize)
     count = 1
 
     def repeat() -> None:
         for _ in range(count):
             call()
 
-    while (taken := seconds_of(repeat, now, settle)) < 0.005:
+    def measured() -> float:
+        if device.type == "cpu":
+            return seconds_of(repeat, clock())
+        return seconds_of(repeat, time.perf_counter, torch.cuda.synchronize)
+
+    while (taken := measured()) < 0.005:
         count *= 4
     return taken / count
 
@@ -121,18 +125,20 @@ def peak_on(device: torch.device, call: Callable[[], object]) -> float | None:
 
 @torch.no_grad()
 def measure(n: int, d: int, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return one row a layer. Every round measures all layers in turn and begins with a different one."""
+    """Return one row for each layer. Every round measures all layers and begins with a different one."""
+    # The layers for which there is memory.
     device = torch.device(options.device)
-    rows: dict[str, dict[str, Any]] = {
-        name: {"layer": name, "n": n, "d": d, "operations": operations(name, n, d, options)} for name in LAYERS
-    }
+    rows: dict[str, dict[str, Any]] = {}
     calls: dict[str, Callable[[], object]] = {}
     text = torch.randn(1, n, d, device=device)
-    for name, row in rows.items():
+    for name in LAYERS:
+        rows[name] = {"layer": name, "n": n, "d": d, "operations": operations(name, n, d, options)}
         if (needed := expected_gib(name, n, d, options)) > options.memory:
-            row["skipped"] = f"needs about {needed:.2g} GiB, --memory is {options.memory:g}"
+            rows[name]["skipped"] = f"needs about {needed:.2g} GiB, --memory is {options.memory:g}"
         else:
             calls[name] = functools.partial(make_layer(name, d, options), text)
+
+    # A first call prepares kernels, a second shows the peak.
     for name in list(calls):
         try:
             calls[name]()
@@ -142,6 +148,7 @@ def measure(n: int, d: int, options: argparse.Namespace) -> list[dict[str, Any]]
                 raise
             rows[name]["skipped"] = "out of memory"
             del calls[name]
+
     timed = {name: functools.partial(seconds, call, device) for name, call in calls.items()}
     for name, taken in in_turns(timed, options.rounds).items():
         rows[name] |= {"seconds": statistics.median(taken), "rounds": taken}
@@ -151,14 +158,19 @@ def measure(n: int, d: int, options: argparse.Namespace) -> list[dict[str, Any]]
 def by_length(measured: list[Row]) -> list[Row]:
     """Return a row for each width and length: the milliseconds of each layer, and its peak MiB in parentheses."""
     rows: dict[tuple[int, int], Row] = {}
-    for one in measured:
-        row = rows.setdefault((one["d"], one["n"]), {"d": one["d"], "n": one["n"]})
-        row[one["layer"]] = one.get("skipped") or f"{spell(1000 * one['seconds'])} ({spell(one['peak_mib'])})"
-    return [rows[key] for key in sorted(rows)]
+    for measurement in measured:
+        d = measurement["d"]
+        n = measurement["n"]
+        if "skipped" in measurement:
+            cell = measurement["skipped"]
+        else:
+            cell = f"{spell(1000 * measurement['seconds'])} ({spell(measurement['peak_mib'])})"
+        rows.setdefault((d, n), {"d": d, "n": n})[measurement["layer"]] = cell
+    return [rows[size] for size in sorted(rows)]
 
 
 def draw_field(axes: Axes, measured: list[Row], field: str, layers: list[str]) -> list[Any]:
-    """Draw one field of every layer against n, both logarithmic; a number that is missing or 0 is left out."""
+    """Draw one field of every layer against n, both on logarithmic axes; numbers that are missing or 0 are left out."""
     lines = []
     for layer, color, marker in zip(layers, head_colors(len(layers)), "os^Dv", strict=False):
         rows = sorted((row["n"], row[field]) for row in measured if row["layer"] == layer and row.get(field))
@@ -203,7 +215,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = make_parser("layer_complexity", __doc__, tiny, rounds=3, threads=1)
     lengths = [2**power for power in range(4, 14)]
     parser.add_argument("--lengths", type=int, nargs="+", default=lengths, help="n (16 to 8,192)")
-    parser.add_argument("--widths", type=int, nargs="+", default=[64, 512], help="d, even (64 512)")
+    parser.add_argument("--widths", type=int, nargs="+", default=[64, 512], help="d, an even number (64 512)")
     parser.add_argument("--reach", type=int, default=MIN_BLOCK, help=f"r of the window ({MIN_BLOCK})")
     parser.add_argument("--kernel", type=int, default=3, help="k of the convolution (3)")
     parser.add_argument("--cell", choices=GATES, default="lstm", help="the recurrent layer (lstm)")
@@ -213,20 +225,24 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure, and write the folder when all is measured."""
+    """Measure, print the table and write the folder `--output`."""
     options = parse_arguments(arguments)
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    measured: list[dict[str, Any]] = []
-    settings: Row = vars(options) | {"output": str(options.output), "lengths": sorted(options.lengths)}
     if options.output is not None:
-        options.output.mkdir(parents=True)
+        options.output.mkdir(parents=True)  # if it exists, before time is spent
+
+    # The shortest texts first, so that an interrupted run has the most.
+    lengths = sorted(options.lengths)
+    measured: list[Row] = []
     try:
-        for n, d in itertools.product(settings["lengths"], options.widths):
+        for n, d in itertools.product(lengths, options.widths):
             measured += measure(n, d, options)
     except KeyboardInterrupt:
-        print(f"interrupted after {len(measured)} measurements", file=sys.stderr)
+        print(f"Interrupted after {len(measured)} measurements.", file=sys.stderr)
+
     if options.output is not None:
+        settings: Row = {**vars(options), "output": str(options.output), "lengths": lengths}
         results = {"settings": settings, "about": about(), "measurements": measured}
         (options.output / "table1.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
         draw(measured).savefig(options.output / "table1.svg")

@@ -30,11 +30,24 @@ Pairs = list[dict[str, Tensor]]
 ROOT = Path(__file__).resolve().parent.parent
 TARGET_LENGTH = 27  # tokens that every search writes
 MEAN_LENGTH = 25  # tokens of a source or target
-SIZES = ("vocab_size", "d_model", "num_heads", "d_ff", "encoder_layers", "decoder_layers")
 SHAPES: dict[str, dict[str, Any]] = {  # what differs from the paper's base model
     "base": {},
-    "small": dict(zip(SIZES, (10_000, 256, 4, 1024, 3, 3), strict=True)),
-    "tiny": dict(zip(SIZES, (500, 32, 2, 64, 1, 1), strict=True)),
+    "small": {
+        "vocab_size": 10_000,
+        "d_model": 256,
+        "num_heads": 4,
+        "d_ff": 1024,
+        "encoder_layers": 3,
+        "decoder_layers": 3,
+    },
+    "tiny": {
+        "vocab_size": 500,
+        "d_model": 32,
+        "num_heads": 2,
+        "d_ff": 64,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+    },
 }
 
 
@@ -46,30 +59,42 @@ class Tiny(argparse.Action):
 
 
 def make_parser(module: str, description: str | None, tiny: Row, **defaults: int) -> argparse.ArgumentParser:
-    """Return a command's parser, with `--tiny`, `--output`, and of `--rounds` and `--threads` those in `defaults`."""
-    layout = argparse.RawDescriptionHelpFormatter
+    """Return a command's parser with the options `--tiny` and `--output`.
+
+    `defaults` adds `--rounds` or `--threads`, each with its default.
+    """
     parser = argparse.ArgumentParser(
-        prog=f"python -m bench.{module}", description=description, formatter_class=layout, allow_abbrev=False
+        prog=f"python -m bench.{module}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    text = "tiny sizes, for a test that the command runs"
+    text = "use tiny sizes, to test that the command runs"
     parser.add_argument("--tiny", action=Tiny, nargs=0, const=tiny, default=argparse.SUPPRESS, help=text)
-    parser.add_argument("--output", type=Path, metavar="FILE", help="a JSON file for the figures")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the figures to this JSON file")
     for name, default in defaults.items():
-        meaning = {"rounds": "rounds of each measurement", "threads": "threads of the CPU"}[name]
+        meaning = {"rounds": "rounds of each measurement", "threads": "CPU threads"}[name]
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{meaning} ({default})")
     return parser
+
+
+def processor_name() -> str:
+    """Return the processor's model name; elsewhere than on Linux the name that Python knows."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def about() -> Row:
     """Return the commit, the processor and the versions that figures belong to."""
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return {
         "commit": commit or "unknown",
-        "cpu": next(names, platform.processor() or platform.machine()),
+        "cpu": processor_name(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
@@ -78,23 +103,26 @@ def about() -> Row:
 
 def spell(value: Any) -> str:
     """Return the text of a value in a cell of a table."""
-    if value is None or isinstance(value, bool):
-        return {None: "", True: "yes", False: "no"}[value]
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
     if not isinstance(value, float):
         return str(value).replace("|", "\\|").replace("\n", " ")
-    if not math.isfinite(value) or value == 0:
-        return f"{value:g}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    if math.isfinite(value) and abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
 
 
 def table(rows: Sequence[Row]) -> str:
     """Return rows as a Markdown table with the columns of all of them, in order of appearance."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
-    lines = [f"| {' | '.join(columns)} |", f"| {' | '.join('---' for _ in columns)} |"]
-    lines += [f"| {' | '.join(spell(row.get(column)) for column in columns)} |" for row in rows]
-    return "\n".join(lines)
+    lines = [columns, ["---"] * len(columns)]
+    for row in rows:
+        lines.append([spell(row.get(column)) for column in columns])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def report(rows: Sequence[Row], options: argparse.Namespace) -> None:
@@ -135,26 +163,30 @@ def in_turns(calls: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, lis
     return results
 
 
-def median_ratio(over: list[float], under: list[float]) -> float:
+def median_ratio(numerators: list[float], denominators: list[float]) -> float:
     """Return the median of the ratios of two lists, one by one."""
-    return statistics.median(one / other for one, other in zip(over, under, strict=True))
+    pairs = zip(numerators, denominators, strict=True)
+    return statistics.median(numerator / denominator for numerator, denominator in pairs)
 
 
 def resident_mib(pid: int | str = "self") -> dict[str, float]:
-    """Return the resident memory of a process, and its peak since the process began; nothing of one that has ended."""
+    """Return a process's resident memory ("now") and its largest so far ("peak"); nothing if the process has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return {}
-    sizes = {name: re.search(rf"Vm{field}:\s+(\d+) kB", status) for name, field in (("now", "RSS"), ("peak", "HWM"))}
-    return {name: int(size[1]) / 1024 for name, size in sizes.items() if size is not None}
+    sizes = {}
+    for name, field in (("now", "VmRSS"), ("peak", "VmHWM")):
+        if match := re.search(rf"{field}:\s+(\d+) kB", status):  # a process that is ending has none
+            sizes[name] = int(match[1]) / 1024
+    return sizes
 
 
 def peak_mib(call: Callable[[], object]) -> float | None:
     """Return the peak of a call above this process's memory before it; None where the system does not report it."""
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)  # otherwise the call could use memory that is freed but kept
-        Path("/proc/self/clear_refs").write_text("5")  # the peak is forgotten
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     except OSError:
         return None
     before = resident_mib()["now"]
@@ -164,28 +196,41 @@ def peak_mib(call: Callable[[], object]) -> float | None:
 
 def marian_like(config: VaswaniTransformerConfig) -> nn.Module:
     """Return Transformers' MarianMTModel of the same shape, with random weights."""
-    sides: dict[str, Any] = {
-        f"{side}_{key}": value
-        for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers))
-        for key, value in (("attention_heads", config.num_heads), ("ffn_dim", config.d_ff), ("layers", layers))
-    }
-    ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 0}
-    same = {name: getattr(config, name) for name in ("vocab_size", "d_model", "dropout")}
-    other = {"activation_function": "relu", "scale_embedding": True, "max_position_embeddings": 512}
-    settings: dict[str, Any] = {**sides, **ids, **same, **other, "forced_eos_token_id": None}
-    return MarianMTModel(MarianConfig(**settings))
+    marian_config = MarianConfig(
+        vocab_size=config.vocab_size,
+        d_model=config.d_model,
+        encoder_layers=config.encoder_layers,
+        decoder_layers=config.decoder_layers,
+        encoder_attention_heads=config.num_heads,
+        decoder_attention_heads=config.num_heads,
+        encoder_ffn_dim=config.d_ff,
+        decoder_ffn_dim=config.d_ff,
+        dropout=config.dropout,
+        activation_function="relu",
+        scale_embedding=True,
+        max_position_embeddings=512,
+        pad_token_id=1,
+        bos_token_id=0,
+        eos_token_id=2,
+        decoder_start_token_id=0,
+        forced_eos_token_id=None,
+    )
+    return MarianMTModel(marian_config)
 
 
 def make_pairs(count: int, vocab_size: int) -> Pairs:
     """Return pairs of random tokens; lengths are log-normal with mean 25, and so is a target's ratio to its source."""
+    # Lengths: log-normal numbers of mean 1 scale the mean length, and then each source's.
     generator = torch.Generator().manual_seed(0)
     sigma = 0.6
     ratio_sigma = 0.2
     normal = torch.randn(2, count, generator=generator, dtype=torch.float64)
-    sources = MEAN_LENGTH * (sigma * normal[0] - sigma**2 / 2).exp()
-    targets = sources * (ratio_sigma * normal[1] - ratio_sigma**2 / 2).exp()
+    source_lengths = MEAN_LENGTH * (sigma * normal[0] - sigma**2 / 2).exp()
+    target_lengths = source_lengths * (ratio_sigma * normal[1] - ratio_sigma**2 / 2).exp()
+
+    # Tokens, and the end of each text.
     sides = []
-    for lengths in (sources, targets):
+    for lengths in (source_lengths, target_lengths):
         sizes = lengths.round().long().clamp(min=3).tolist()
         texts = torch.randint(4, vocab_size, (sum(sizes),), generator=generator).split(sizes)
         for text in texts:
@@ -196,7 +241,9 @@ def make_pairs(count: int, vocab_size: int) -> Pairs:
 
 def lengths_of(pairs: Pairs) -> tuple[list[int], list[int]]:
     """Return the number of tokens of each source and of each target."""
-    return [len(pair["input_ids"]) for pair in pairs], [len(pair["labels"]) for pair in pairs]
+    sources = [len(pair["input_ids"]) for pair in pairs]
+    targets = [len(pair["labels"]) for pair in pairs]
+    return sources, targets
 
 
 def pad(rows: Iterable[Tensor | list[int]], value: int) -> Tensor:
@@ -212,15 +259,19 @@ def sources_of(rows: Iterable[Tensor | list[int]]) -> dict[str, Tensor]:
 
 def collate(pairs: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Return sources, their mask and labels, (B, S), (B, S) and (B, T)."""
-    return {**sources_of(pair["input_ids"] for pair in pairs), "labels": pad((pair["labels"] for pair in pairs), -100)}
+    batch = sources_of(pair["input_ids"] for pair in pairs)
+    batch["labels"] = pad((pair["labels"] for pair in pairs), -100)
+    return batch
 
 
 def random_sources(count: int, vocab_size: int) -> dict[str, Tensor]:
     """Return `count` random sources of 22 to 28 tokens, padded (B, S), and their mask."""
     generator = random.Random(count)
-    return sources_of(
-        [generator.randrange(4, vocab_size) for _ in range(generator.randint(22, 28))] for _ in range(count)
-    )
+    sources = []
+    for _ in range(count):
+        length = generator.randint(22, 28)
+        sources.append([generator.randrange(4, vocab_size) for _ in range(length)])
+    return sources_of(sources)
 
 
 def endless_search(num_beams: int, vocab_size: int, length: int = TARGET_LENGTH) -> GenerationConfig:
@@ -230,8 +281,9 @@ def endless_search(num_beams: int, vocab_size: int, length: int = TARGET_LENGTH)
 
 
 def endless_ctranslate2(translator: Any, batch: dict[str, Tensor], num_beams: int, length: int) -> Callable[[], int]:
-    """Return the same search of CTranslate2, which returns the tokens that it writes."""
-    rows = zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True)
-    texts = [[str(token) for token in row[is_token].tolist()] for row, is_token in rows]
+    """Return the same search in CTranslate2, as a function that returns how many tokens it wrote."""
+    texts = []
+    for row, is_token in zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True):
+        texts.append([str(token) for token in row[is_token].tolist()])
     options = {"beam_size": num_beams, "max_decoding_length": length, "min_decoding_length": length}
     return lambda: min(len(result.hypotheses[0]) for result in translator.translate_batch(texts, **options))

@@ -1,22 +1,22 @@
-"""What a server needs to know of a trained model: latency, throughput, memory and disk space in each engine.
+"""Latency, throughput, memory and disk space of a trained model in each engine, for those who run it on a server.
 
 `python -m bench.serving MODEL LINES` translates each line of the text file LINES alone, and then all lines together,
-with beam 4. It prints a row an engine: the median milliseconds of a line alone, lines a second together, the resident
-MiB of the process afterwards, and the MB (10^6 bytes) of the weights on disk. Each engine has its own process, in which
-CTranslate2 runs without torch. Figures are medians over rounds, in which the engines take turns; those of each round
-appear on standard error as soon as they are measured. `--engines` chooses the engines.
+with beam 4. It prints a row for each engine: the median milliseconds of a line alone, lines a second together, the
+resident MiB of the process afterwards, and the MB (10^6 bytes) of the weights on disk. Each engine runs in a new
+process, CTranslate2 without torch. Figures are medians over rounds, in which the engines take turns; those of each
+round appear on standard error as soon as they are measured. `--engines` chooses the engines.
 
 With `--clients N` it measures the service of examples/ instead, on one core with CTranslate2 and with torch, both in
-int8. N clients on this machine send a line a request: at full load each sends the next as soon as it has its answer;
-at half load requests arrive at random, half as many a second, and a latency includes the time until a client is free.
-It prints the lines a second, those a second of the service's CPU time, the latency that half, 95% and 99% of the
-requests stay below, and the resident and the largest MiB of the service. Each load has at most `--requests` and takes
-at most a minute, so three rounds with both engines take at most 13 minutes. Keep the clients off the service's core, or
-they slow it down.
+int8. N clients on this machine send one line in each request. At full load each client sends its next request as soon
+as it has an answer. At half load requests arrive at random at half of the measured rate, and a latency includes the
+time until a client is free. The command prints the lines a second, the lines a second of the service's CPU time, the
+latency that 50%, 95% and 99% of the requests stay below, and the resident and the largest MiB of the service. Each load
+takes at most `--requests` and at most a minute, so three rounds with both engines take at most 13 minutes. Keep the
+clients off the service's core, or they slow it down.
 
 With `--calls` it compares instead the cost of `translate()`, the pipeline and the service's engine with that of
-`generate()` and its tokenizer: in one process, prepared int8, a line a call, in turns. It prints the median
-milliseconds of each, and the median ratio to `generate()`.
+`generate()` and its tokenizer: in one process, prepared in int8, one line in each call, alternately. It prints the
+milliseconds of a line in each, and the median ratio to `generate()`.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def run(texts):
     tokens = [tokenizer.encode(text).tokens for text in texts]
     return translator.translate_batch(tokens, beam_size=4, max_batch_size=32)
 """
-ENGINES = {  # the code, the folder and the precision of each
+ENGINES = {  # of each engine the code, the folder of its weights and the precision
     "plain": (OURS, "torch", "plain"),
     "prepared float32": (OURS, "torch", "float32"),
     "prepared int8": (OURS, "torch", "int8"),
@@ -90,7 +90,9 @@ SERVICE = ROOT / "examples" / "service" / "service.py"
 LOAD_SECONDS = 60
 CHILD = """
 import json, sys, time
-folder, dtype, threads, lines = *sys.argv[1:3], int(sys.argv[3]), json.load(sys.stdin)
+folder, dtype, threads = sys.argv[1:]
+threads = int(threads)
+lines = json.load(sys.stdin)
 {engine}
 def seconds(texts):
     start = time.perf_counter()
@@ -108,21 +110,22 @@ print(json.dumps([alone, together, resident]))
 def medians(calls: Mapping[str, Callable[[], Row]], rounds: int) -> dict[str, Row]:
     """Return the medians of each call's figures, and print those of each round to standard error."""
 
-    def aloud(name: str) -> Row:
-        print(f"{name}: begins", file=sys.stderr, flush=True)
+    def logged(name: str) -> Row:
+        print(f"{name}: starts", file=sys.stderr, flush=True)
         row = calls[name]()
-        print(f"{name}:", ", ".join(f"{key} {spell(value)}" for key, value in row.items()), file=sys.stderr, flush=True)
+        figures = ", ".join(f"{column} {spell(value)}" for column, value in row.items())
+        print(f"{name}: {figures}", file=sys.stderr, flush=True)
         return row
 
-    measured = in_turns({name: functools.partial(aloud, name) for name in calls}, rounds)
-    return {
-        name: {column: statistics.median(row[column] for row in rows) for column in rows[0]}
-        for name, rows in measured.items()
-    }
+    measured = in_turns({name: functools.partial(logged, name) for name in calls}, rounds)
+    result = {}
+    for name, rows in measured.items():
+        result[name] = {column: statistics.median(row[column] for row in rows) for column in rows[0]}
+    return result
 
 
 def measure(code: str, folder: Path, dtype: str, lines: list[str], threads: int) -> Row:
-    """Return the speed alone and together, the MiB of a new process, and the MB of the weights."""
+    """Return an engine's speed for lines alone and together, the MiB of its process, and the MB of its weights."""
     finished = subprocess.run(
         [sys.executable, "-c", CHILD.format(engine=code), str(folder), dtype, str(threads)],
         input=json.dumps(lines),
@@ -152,7 +155,7 @@ def engine_rows(folders: dict[str, Path], lines: list[str], options: argparse.Na
 
 @contextlib.contextmanager
 def running_service(folder: Path, clients: int, threads: int) -> Generator[tuple[int, int]]:
-    """Start the service with a model, and return its process and its port."""
+    """Start the service with a model, and yield the id of its process and its port."""
     command = [sys.executable, str(SERVICE), str(folder), "--port=0", f"--threads={threads}", f"--waiting={clients}"]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
     streams: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
@@ -160,8 +163,8 @@ def running_service(folder: Path, clients: int, threads: int) -> Generator[tuple
         try:
             assert process.stderr is not None
             log = iter(process.stderr.readline, "")
-            found = (re.search(r"http://127\.0\.0\.1:(\d+)", line) for line in log)
-            yield process.pid, int(next(match[1] for match in found if match))
+            addresses = (re.search(r"http://127\.0\.0\.1:(\d+)", line) for line in log)
+            yield process.pid, int(next(address[1] for address in addresses if address))
         finally:
             process.terminate()
 
@@ -176,18 +179,21 @@ def request(connection: HTTPConnection, line: str) -> None:
 
 
 def arrivals(rate: float | None) -> Iterator[float]:
-    """Yield the seconds at which requests arrive at random, `rate` a second; with None all are there at once."""
+    """Yield the seconds at which requests arrive at random, `rate` a second; None means that all arrive at once."""
     generator = random.Random(0)
-    now = 0.0
+    seconds = 0.0
     while True:
-        yield now
+        yield seconds
         if rate is not None:
-            now += generator.expovariate(rate)
+            seconds += generator.expovariate(rate)
 
 
 def latencies(port: int, jobs: Iterator[tuple[float, str]], clients: int, is_full: bool) -> tuple[list[float], float]:
-    """Return the seconds that each job took, and those of all jobs together; none starts after `LOAD_SECONDS`."""
-    lock = threading.Lock()
+    """Return the seconds that each job took, and those of all jobs together; none starts after `LOAD_SECONDS`.
+
+    At full load a job begins when its request is sent, otherwise when it arrived.
+    """
+    lock = threading.Lock()  # an iterator serves one thread at a time
     taken = []
     begin = time.perf_counter()
 
@@ -226,26 +232,30 @@ def measure_service(folder: Path, lines: list[str], clients: int, requests: int,
 
     with running_service(folder, clients, threads) as (pid, port):
         latencies(port, itertools.islice(jobs(None), 2 * clients), clients, is_full=True)  # the first ones are slow
-        used = cpu_seconds(pid)
+        before = cpu_seconds(pid)
         full, seconds = latencies(port, jobs(None), clients, is_full=True)
-        used = cpu_seconds(pid) - used
+        used = cpu_seconds(pid) - before
         rate = len(full) / seconds
         half, _ = latencies(port, jobs(rate / 2), clients, is_full=False)
         memory = resident_mib(pid)
     row: Row = {"lines a second": rate, "lines a second of CPU time": len(full) / used}
     for load, taken in (("full", full), ("half", half)):
-        ranks = statistics.quantiles(taken, n=100, method="inclusive")
-        row |= {f"ms at {load} load, {percent}%": 1000 * ranks[percent - 1] for percent in (50, 95, 99)}
-    return row | {"resident MiB": memory["now"], "largest MiB": memory["peak"]}
+        percentiles = statistics.quantiles(taken, n=100, method="inclusive")
+        for percent in (50, 95, 99):
+            row[f"ms at {load} load, {percent}%"] = 1000 * percentiles[percent - 1]
+    row["resident MiB"] = memory["now"]
+    row["largest MiB"] = memory["peak"]
+    return row
 
 
 def service_rows(folders: dict[str, Path], lines: list[str], options: argparse.Namespace) -> list[Row]:
     """Return the figures of the service with each engine, medians over rounds."""
-    sizes = (options.clients, options.requests, options.threads)
-    calls: dict[str, Callable[[], Row]] = {
-        engine: functools.partial(measure_service, folders[ENGINES[engine][1]], lines, *sizes)
-        for engine in options.engines
-    }
+    calls: dict[str, Callable[[], Row]] = {}
+    for engine in options.engines:
+        _, folder, _ = ENGINES[engine]
+        calls[engine] = functools.partial(
+            measure_service, folders[folder], lines, options.clients, options.requests, options.threads
+        )
     return [{"service": engine, **row} for engine, row in medians(calls, options.rounds).items()]
 
 
@@ -262,6 +272,7 @@ def service_engine(folder: Path, threads: int) -> Any:
 
 def call_rows(folder: Path, lines: list[str], rounds: int, threads: int) -> list[Row]:
     """Return the milliseconds of a line in each call, and the ratio to those in `generate()`."""
+    # Both models are prepared with the layouts that the service has timed, so that only the calls differ.
     engine = service_engine(folder, threads)
     tokenizer = load_tokenizer(str(folder), local_files_only=True)
     model: Any = prepare_for_inference(load_model(str(folder), local_files_only=True), "int8", engine.model.layouts)
@@ -277,6 +288,8 @@ def call_rows(folder: Path, lines: list[str], rounds: int, threads: int) -> list
         "pipeline": pipe,
         "service": lambda line: engine.translate([line]),
     }
+
+    # A line's time in a call is the median over rounds.
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     now = clock(threads)
     for line in lines:
@@ -298,18 +311,21 @@ def main(arguments: list[str] | None = None) -> None:
     parser = make_parser("serving", __doc__, {"rounds": 1, "requests": 20}, rounds=3, threads=1)
     parser.add_argument("model", type=Path, help="the folder of a model")
     parser.add_argument("lines", type=Path, help="a text file with a sentence on each line")
-    parser.add_argument("--clients", type=int, default=0, help="measure the service with this many clients (none)")
+    parser.add_argument("--clients", type=int, default=0, help="measure the service with this number of clients (none)")
     parser.add_argument("--requests", type=int, default=300, help="most requests at each load (300)")
-    engines = "engines to measure (all); the service runs those in int8"
+    engines = "engines to measure (all); the service runs only in int8"
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES), help=engines)
-    parser.add_argument("--calls", action="store_true", help="compare the cost of calls with generate()")
+    parser.add_argument("--calls", action="store_true", help="compare the cost of calls with that of generate()")
     options = parser.parse_args(arguments)
     if options.clients:
-        options.engines = [engine for engine in options.engines if engine in SERVED]
-    if not options.engines:
-        parser.error(f"--engines: none that the service runs; expected {' or '.join(SERVED)}")
+        chosen = options.engines
+        options.engines = [engine for engine in chosen if engine in SERVED]
+        if not options.engines:
+            names = " or ".join(SERVED)
+            parser.error(f"--engines: the service runs none of these; got {', '.join(chosen)}, expected {names}")
     torch.set_num_threads(options.threads)
     logging.set_verbosity_error()
+
     lines = options.lines.read_text(encoding="utf-8").splitlines()
     if options.calls:
         report(call_rows(options.model, lines, options.rounds, options.threads), options)

@@ -1,15 +1,15 @@
-"""Training speed of this model and of Transformers' MarianMTModel of the same size, timed alternately, in one process.
+"""Training speed of this model and of a MarianMTModel of the same size, timed alternately in one process.
 
 `python -m bench.train_against_marian --shape=small --rounds=3 --steps=8` trains each arm on the same sentences, random
-token ids of log-normal lengths with mean 25, and prints a row an arm: real target tokens a second (the median over
-rounds), the share of padding, the MiB that logits and loss take above weights and gradients, and the ratio of our speed
-to the arm's.
+token ids of log-normal lengths with mean 25. It prints a row for each arm: target tokens a second without padding (the
+median over rounds), the share of padding, the MiB that logits and loss take above weights and gradients, and the ratio
+of our speed to the arm's.
 
-The arms: "ours" has the paper's Adam, batches by token budget and the model's own label smoothing. The others are
-Marian with AdamW and the Trainer's label smoother: "marian" on our batches, "marian_random" on batches of a fixed
-number of random sentences with the same number of real tokens on average, and "marian_grouped" on such batches of
-similar lengths, as the Trainer's `group_by_length` makes them. A round takes batches of an epoch evenly spaced by size,
-so that few steps represent all.
+The arm "ours" has the paper's Adam, batches by token budget and the model's own label smoothing. The others are Marian
+with AdamW and the Trainer's label smoother: "marian" on our batches, "marian_random" on batches of a fixed number of
+random sentences with the same mean number of tokens, and "marian_grouped" on such batches of similar lengths, which the
+Trainer's `group_by_length` makes. A round takes batches of an epoch that are evenly spaced by size, so that few steps
+represent all.
 """
 
 import argparse
@@ -31,7 +31,18 @@ from transformers import (
 from transformers.trainer_pt_utils import LabelSmoother, LengthGroupedSampler
 from transformers.utils import logging
 
-from bench.measuring import SHAPES, Pairs, lengths_of, make_pairs, make_parser, marian_like, peak_mib, report, rotated
+from bench.measuring import (
+    SHAPES,
+    Pairs,
+    Row,
+    lengths_of,
+    make_pairs,
+    make_parser,
+    marian_like,
+    peak_mib,
+    report,
+    rotated,
+)
 from vaswani_transformer import (
     TokenBudgetBatchSampler,
     VaswaniTransformerConfig,
@@ -89,7 +100,7 @@ def batches_of(arm: str, pairs: Pairs, tokens: int) -> list[list[int]]:
 
 def train(arm: str, model: Any, pairs: Pairs, batches: list[list[int]], options: argparse.Namespace) -> float:
     """Return the seconds of the steps on the batches after the first WARM_UP ones."""
-    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a"], 300)  # pads
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a"], 300)  # the collator pads with it
     collator = DataCollatorForSeq2Seq(tokenizer, model)
     clock = StepClock()
     optimizers: Any = (None, None)  # the Trainer's own
@@ -113,6 +124,8 @@ def train(arm: str, model: Any, pairs: Pairs, batches: list[list[int]], options:
         dataset: Any = pairs
         trainer = Seq2SeqTrainer(model, arguments, collator, dataset, callbacks=[clock], optimizers=optimizers)
         trainer.remove_callback(PrinterCallback)
+
+        # The batches in place of the Trainer's own.
         loader = DataLoader(dataset, batch_sampler=batches, collate_fn=collator)
         trainer.get_train_dataloader = lambda: loader
         trainer.train()
@@ -122,15 +135,19 @@ def train(arm: str, model: Any, pairs: Pairs, batches: list[list[int]], options:
 def one_round(
     arm: str, model: Any, pairs: Pairs, batches: list[list[int]], phase: float, options: argparse.Namespace
 ) -> dict[str, float]:
-    """Return speed and padding of one arm over `steps` batches."""
+    """Return speed and padding of one arm over `steps` batches; each round's `phase` from 0 to 1 chooses others."""
     chosen = [batches[int((step + phase) * len(batches) / options.steps)] for step in range(options.steps)]
-    warm_up = [chosen[-1], chosen[len(chosen) // 2]]
+    warm_up = [chosen[-1], chosen[len(chosen) // 2]]  # the largest, for memory, and a medium one
     random.Random(0).shuffle(chosen)
     seconds = train(arm, model, pairs, warm_up + chosen, options)
+
     timed = [[pairs[row] for row in batch] for batch in chosen]
     sources, targets = lengths_of([pair for batch in timed for pair in batch])
-    padding = 1 - sum(sources + targets) / sum(map(size_of, timed))
-    return {"target tokens/s": sum(targets) / seconds, "padding": padding}
+    positions = sum(size_of(batch) for batch in timed)
+    return {
+        "target tokens/s": sum(targets) / seconds,
+        "padding": 1 - sum(sources + targets) / positions,
+    }
 
 
 def loss_memory(arm: str, model: Any, options: argparse.Namespace) -> float | None:
@@ -152,37 +169,49 @@ def loss_memory(arm: str, model: Any, options: argparse.Namespace) -> float | No
     return None if peak is None else peak - 4 * gradients / 2**20
 
 
-def main(arguments: list[str] | None = None) -> None:
-    tiny = {"shape": "tiny", "pairs": 200, "tokens": 128, "steps": 2, "rounds": 1}
-    parser = make_parser("train_against_marian", __doc__, tiny, rounds=3, threads=1)
-    parser.add_argument("--shape", choices=SHAPES, default="small")
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
-    parser.add_argument("--pairs", type=int, default=20_000, help="of an epoch (20000)")
-    parser.add_argument("--tokens", type=int, default=2048, help="of each side in a step, at most (2048)")
-    parser.add_argument("--steps", type=int, default=8, help="timed steps a round (8)")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    logging.set_verbosity_error()
+def measure(options: argparse.Namespace) -> list[Row]:
+    """Return the row of each arm."""
+    # Every arm has the same pairs.
     invented = make_pairs(options.pairs, VaswaniTransformerConfig(**SHAPES[options.shape]).vocab_size)
     pairs: Any = [{name: tokens.tolist() for name, tokens in pair.items()} for pair in invented]
     models = {arm: make_model(arm, options.shape) for arm in options.arms}
     batches = {arm: batches_of(arm, pairs, options.tokens) for arm in options.arms}
     memory = {arm: loss_memory(arm, models[arm], options) for arm in options.arms}
+
+    # Rounds, in which the arms take turns.
     rounds: dict[str, list[dict[str, float]]] = {arm: [] for arm in options.arms}
     for turn in range(options.rounds):
         phase = (turn + 0.5) / options.rounds
         for arm in rotated(list(options.arms), turn):
             rounds[arm].append(one_round(arm, models[arm], pairs, batches[arm], phase, options))
-    rows: list[dict[str, Any]] = []
-    for arm, each in rounds.items():
-        figures = {name: statistics.median(one[name] for one in each) for name in each[0]}
-        rows.append({"arm": arm} | figures | {"loss MiB": memory[arm]})
+
+    rows: list[Row] = []
+    for arm, figures in rounds.items():
+        row: Row = {"arm": arm}
+        for name in figures[0]:
+            row[name] = statistics.median(figure[name] for figure in figures)
+        row["loss MiB"] = memory[arm]
+        rows.append(row)
     ours = next((row["target tokens/s"] for row in rows if row["arm"] == "ours"), None)
     for row in rows:
         row["ours to it"] = None if ours is None else ours / row["target tokens/s"]
-    report(rows, options)
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> None:
+    tiny = {"shape": "tiny", "pairs": 200, "tokens": 128, "steps": 2, "rounds": 1}
+    parser = make_parser("train_against_marian", __doc__, tiny, rounds=3, threads=1)
+    parser.add_argument("--shape", choices=SHAPES, default="small", help="the model's size (small)")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of training (fp32)")
+    parser.add_argument("--pairs", type=int, default=20_000, help="pairs of an epoch (20000)")
+    parser.add_argument("--tokens", type=int, default=2048, help="most tokens on each side of a step (2048)")
+    parser.add_argument("--steps", type=int, default=8, help="timed steps a round (8)")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS, help="what to measure (all)")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    logging.set_verbosity_error()
+    report(measure(options), options)
 
 
 if __name__ == "__main__":
