@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.builders import END, targets, tiny_ctc
 from tests.helpers import FLOAT32, padded_batch, random_tokens, source_batch
 from vaswani_transformer import ctc
-from vaswani_transformer.alignments import NO_TARGET, best_states, words_of
+from vaswani_transformer.alignments import NO_TARGET, best_alignment, state_tokens, words_of
 
 BLANK = 1
 
@@ -104,11 +104,10 @@ def test_words_are_the_labels_without_the_end_and_repetitions_need_a_blank() -> 
 def test_best_alignment_is_the_best_of_all_paths(words: list[int]) -> None:
     """Paths of other tokens collapse to other targets, so that four tokens suffice."""
     log_probs = torch.randn(2, 6, 6, dtype=torch.float64).log_softmax(-1)
-    states = [BLANK, *(token for word in words for token in (word, BLANK)), *[BLANK] * (10 - 2 * len(words))]
-    tokens, slots = torch.tensor([states, states]), torch.tensor([6, 5])
-    may_skip = torch.tensor([False, False, *(states[i] != states[i - 2] for i in range(2, 11))]).expand(2, -1)
+    tokens = state_tokens(words_of(labels_of([3] * 5, words), [END], BLANK), BLANK)[[1, 1]]
+    slots = torch.tensor([6, 5])
     state_scores = log_probs.gather(2, tokens[:, None].expand(-1, 6, -1))
-    found = tokens.gather(1, best_states(state_scores, may_skip, slots, torch.full((2,), len(words))))
+    found = best_alignment(state_scores, tokens, slots, torch.full((2,), len(words)))
     for row in range(2):
         size = int(slots[row])
         rows = log_probs[row, :size].tolist()
@@ -183,8 +182,8 @@ def test_glancing_shows_floor_of_rho_times_the_mistakes(monkeypatch: pytest.Monk
     torch.nn.init.zeros_(seven.weight)
     seven.bias.data = torch.eye(99)[7]
     monkeypatch.setattr(model, "lm_head", seven)
-    states = torch.tensor([[1, 1, 1, 2, 3, 4], [0, 1, 2, 2, 2, 2], [0, 0, 0, 0, 0, 0]])
-    monkeypatch.setattr(ctc, "best_states", lambda *_: states)  # 7 7 7 _ 8 _ and _ 7 _ _
+    aligned = torch.tensor([[7, 7, 7, BLANK, 8, BLANK], [BLANK, 7, BLANK, BLANK, BLANK, BLANK], [BLANK] * 6])
+    monkeypatch.setattr(ctc, "best_alignment", lambda *_: aligned)
     words = words_of(labels_of([7, 8], [7], [7, 7, 7]), [END], BLANK)
     encoded = model.read_source(model.encode(source, mask)[0], mask)
     slots, shown = model.slot_mask(encoded), model.model.decoder.embed_tokens(torch.arange(99))
@@ -195,8 +194,7 @@ def test_glancing_shows_floor_of_rho_times_the_mistakes(monkeypatch: pytest.Monk
         assert seen.sum(1).tolist() == [math.floor(ratio * 3), math.floor(ratio * 3), 0]
         assert not bool(seen[1, 4:].any())
         for row, slot in seen.nonzero().tolist():
-            tokens = [BLANK, 7, BLANK, 8, BLANK] if row == 0 else [BLANK, 7, BLANK]
-            assert torch.equal(inputs[row, slot], shown[tokens[int(states[row, slot])]])
+            assert torch.equal(inputs[row, slot], shown[aligned[row, slot]])
         torch.testing.assert_close(accuracy, torch.tensor(1 - 6 / 10))
     draws = torch.tensor([[0.9, 0.1, 0.2, 0.8, 0.7, 0.6], [0.4, 0.3, 0.2, 0.1, 0, 0], [0] * 6])
     model.glancing_ratio = 0.7

@@ -1,4 +1,4 @@
-"""The words of CTC targets, and their best alignments to the slots of a source.
+"""The words of CTC targets, their best alignments to the slots of a source, and the targets of paths.
 
 B batch, k target rows per source row, T target, U slots, A = 2 T + 1 states of an alignment: a blank, then each word
 followed by a blank.
@@ -39,6 +39,27 @@ def words_of(labels: Tensor, end_ids: list[int], blank: int) -> Words:
     return Words(labels.masked_fill(~is_word, blank), counts, needed_slots)
 
 
+def state_tokens(words: Words, blank: int) -> Tensor:
+    """Return the tokens (k B, A) of the states of an alignment."""
+    rows, width = words.tokens.shape
+    tokens = words.tokens.new_full((rows, 2 * width + 1), blank)
+    tokens[:, 1::2] = words.tokens
+    return tokens
+
+
+def best_alignment(scores: Tensor, tokens: Tensor, slots: Tensor, counts: Tensor) -> Tensor:
+    """Return the token (B, U) of each slot in the best alignment.
+
+    Args:
+        scores: (B, U, A), log-probabilities of the states' tokens, up to a constant of each slot.
+        tokens: (B, A), those of `state_tokens`.
+        slots, counts: (B,), numbers of slots and of words.
+    """
+    # It may skip the blank between two different words, but no word.
+    may_skip = functional.pad(tokens[:, 2:] != tokens[:, :-2], (2, 0))  # (B, A)
+    return tokens.gather(1, best_states(scores, may_skip, slots, counts))
+
+
 def best_states(scores: Tensor, may_skip: Tensor, slots: Tensor, counts: Tensor) -> Tensor:
     """Return the state (B, U) of each slot in the best alignment, by Viterbi's algorithm.
 
@@ -74,3 +95,37 @@ def best_states(scores: Tensor, may_skip: Tensor, slots: Tensor, counts: Tensor)
         state = (state - step.gather(1, state)).clamp(min=0)  # without an alignment, any state
         states.append(state)
     return torch.cat(states[::-1], dim=1)
+
+
+class Collapsed(NamedTuple):
+    """The targets of paths."""
+
+    tokens: Tensor  # (B, T), the words and `</s>`, then blanks
+    lengths: Tensor  # (B,), number of words and `</s>`
+    token_of_slot: Tensor  # (B, U), index of the target's token that a slot belongs to
+
+
+def collapse(path: Tensor, blank: int, end: int, limits: Tensor) -> Collapsed:
+    """Return the targets of paths.
+
+    A slot belongs to its word, a blank to the word after it, and what follows the last word to the end token.
+
+    Args:
+        path: (B, U), token of each slot; blanks after the last one.
+        blank, end: the blank, and the token that ends a target.
+        limits: (B,), largest lengths of the targets; words beyond them are dropped.
+    """
+    # The first slot of each word.
+    is_word = path != blank
+    is_new = functional.pad(path[:, 1:] != path[:, :-1], (1, 0), value=True)
+    begins = is_word & is_new
+    lengths = torch.minimum(1 + begins.sum(1), limits)[:, None]  # (B, 1)
+
+    # The words in order, followed by the end token and blanks.
+    order = begins.long().argsort(dim=1, descending=True, stable=True)
+    words = functional.pad(path.gather(1, order), (0, 1))[:, : int(lengths.max())]  # (B, T)
+    position = torch.arange(words.shape[1], device=words.device)
+    tokens = words.masked_fill(position == lengths - 1, end).masked_fill(position >= lengths, blank)
+
+    token_of_slot = torch.minimum(begins.cumsum(1) - is_word.long(), lengths - 1)  # (B, U)
+    return Collapsed(tokens, lengths.squeeze(1), token_of_slot)

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.generation import GenerationConfig
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as DecoderOutput
 
-from .alignments import Words, best_states, words_of
+from .alignments import Words, best_alignment, collapse, state_tokens, words_of
 from .config import as_token_ids, positive_int
 from .loss import accumulation_dtype, chunk_size, reduce_loss
 from .model import EncoderDecoder
@@ -209,8 +209,7 @@ class VaswaniCtcForConditionalGeneration(NarHead):
         """
         # The first pass: its most likely tokens, and the scores of the tokens of an alignment's states.
         states = self.run_decoder(source, mask, inputs_embeds=inputs_embeds)[0]  # (k B, U, d_model)
-        tokens = words.tokens.new_full((len(mask), 2 * words.tokens.shape[1] + 1), self.blank)  # (k B, A)
-        tokens[:, 1::2] = words.tokens
+        tokens = state_tokens(words, self.blank)  # (k B, A)
         predicted_chunks = []
         score_chunks = []
         for states_of_chunk, tokens_of_chunk in self.in_chunks(mask, states, tokens):
@@ -221,12 +220,9 @@ class VaswaniCtcForConditionalGeneration(NarHead):
         predicted = torch.cat(predicted_chunks)  # (k B, U)
         scores = torch.cat(score_chunks)  # (k B, U, A)
 
-        # The best alignment. It may skip the blank between two different words, but no word.
-        may_skip = functional.pad(tokens[:, 2:] != tokens[:, :-2], (2, 0))  # (k B, A)
+        # Where it differs from the best alignment.
         slots = mask.sum(1)  # (k B,)
-        aligned = tokens.gather(1, best_states(scores, may_skip, slots, words.counts))  # (k B, U)
-
-        # Where the first pass differs from it.
+        aligned = best_alignment(scores, tokens, slots, words.counts)  # (k B, U)
         is_slot = mask.bool()
         fits = words.needed_slots <= slots
         mistakes = ((predicted != aligned) & is_slot).sum(1) * fits  # (k B,), c
@@ -262,30 +258,20 @@ class VaswaniCtcForConditionalGeneration(NarHead):
         report_nan(log_probs.isnan().any(1))
         path = path.masked_fill(~is_slot, self.blank)
 
-        # The first slot of each word, and the number of words with `</s>`.
-        is_word = path != self.blank
-        is_new = functional.pad(path[:, 1:] != path[:, :-1], (1, 0), value=True)
-        begins = is_word & is_new
+        # Its target.
         limits = self.length_limits(source, settings)  # (B,)
-        lengths = torch.minimum(1 + begins.sum(1), limits)[:, None]  # (B, 1)
-
-        # The path collapses to its words, followed by `</s>`.
-        order = begins.long().argsort(dim=1, descending=True, stable=True)
-        words = functional.pad(path.gather(1, order), (0, 1))[:, : int(lengths.max())]  # (B, T)
-        distance = torch.arange(words.shape[1], device=words.device) - lengths  # -1 at </s>
-        tokens = words.masked_fill(distance == -1, self.end_ids[0]).masked_fill(distance >= 0, self.blank)
+        tokens, lengths, token_of_slot = collapse(path, self.blank, self.end_ids[0], limits)
         sequences = functional.pad(tokens, (1, 0), value=self.config.token_id("target_start_token_id"))
         if not settings.return_dict_in_generate:
             return sequences
 
         # A token's score adds up its slots and the blanks before it.
-        token_of_slot = torch.minimum(begins.cumsum(1) - is_word.long(), lengths - 1)  # (B, U)
         token_scores = torch.zeros_like(tokens, dtype=log_probs.dtype).scatter_add(1, token_of_slot, log_probs)
         return CtcGenerateOutput(
             sequences=sequences,
             sequences_scores=log_probs.sum(1),
             token_scores=token_scores,
-            lengths=lengths.squeeze(1),
+            lengths=lengths,
             history=sequences[None] if settings.return_history else None,
             path=path,
         )
