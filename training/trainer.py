@@ -425,7 +425,6 @@ class PaperTrainer(Seq2SeqTrainer):
 
     def save_final_model(self) -> list[int]:
         """Save the mean of the last checkpoints, or the best one, as the final model; return their steps."""
-        # The weights of these checkpoints.
         last = self.recipe.training.average_last
         best = self.state.best_global_step or self.state.global_step
         checkpoints = [self.run / CHECKPOINTS / f"checkpoint-{best}"]
@@ -434,7 +433,6 @@ class PaperTrainer(Seq2SeqTrainer):
             checkpoints = complete_checkpoints(self.run, with_interrupted=False, last_step=step)[-last:]
         load_weights(self.model, mean_weights(checkpoints))
 
-        # What the log says of them.
         steps = [step_of(checkpoint) for checkpoint in checkpoints]
         if last is None:
             logger.info("Restored the best checkpoint, of step %d.", best)
@@ -442,7 +440,6 @@ class PaperTrainer(Seq2SeqTrainer):
             level = logging.INFO if len(steps) == last else logging.WARNING
             logger.log(level, "Averaged the checkpoints of steps %s.", ", ".join(map(str, steps)))
 
-        # The files.
         weights = self.accelerator.get_state_dict(self.model)  # every process must call
         if self.is_world_process_zero():
             advice = "make room, and the same command resumes the run"
