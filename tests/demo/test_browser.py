@@ -43,11 +43,11 @@ def open_page(browser: Any) -> Generator[OpenPage]:
     with contextlib.ExitStack() as stack:
         dialogs, addresses, errors = [], [], []
 
-        def open_page(model: Any, tokenizer: Any, width: int = 1000) -> Any:
-            served = make_page(model, tokenizer, "own/model")
+        def open_page(model: Any, tokenizer: Any, width: int = 1000, height: int = 1200) -> Any:
+            served = make_page(model, tokenizer, "own/model", examples=list(PAIRS))
             stack.callback(served.close, verbose=False)
             _, address, _ = served.launch(**LAUNCH)
-            page = browser.new_page(viewport={"width": width, "height": 1200})
+            page = browser.new_page(viewport={"width": width, "height": height})
             stack.callback(page.close)
             page.set_default_timeout(TIMEOUT)
             page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
@@ -74,7 +74,7 @@ def attention(page: Any) -> Any:
 
 def test_typed_sentence_is_translated_step_by_step_with_its_attention(open_page: OpenPage) -> None:
     page = open_page(*model_of_pairs())
-    page.get_by_label("number input for Beams").fill("4")
+    page.get_by_label("Beams").fill("4")
     translate(page, "i love you")
     playwright.expect(attention(page).locator("h1")).to_have_text("i love you→te amo", timeout=TIMEOUT)
     assert page.get_by_label("Translation").input_value() == PAIRS["i love you"]
@@ -124,7 +124,7 @@ def test_page_is_as_wide_as_a_phone_and_the_drawing_scrolls_to_its_step(
 ) -> None:
     page = open_page(*family_of_pairs(family), width=390)
     if family == "cmlm":
-        page.get_by_label("number input for Iterations").fill("3")
+        page.get_by_label("Iterations").fill("3")
     translate(page, "what is your name")
     slider = page.get_by_label(steps, exact=True)
     playwright.expect(slider).to_be_visible(timeout=TIMEOUT)
@@ -135,6 +135,19 @@ def test_page_is_as_wide_as_a_phone_and_the_drawing_scrolls_to_its_step(
     slider.press("ArrowRight")
     assert box.evaluate("box => box.scrollLeft > 0")
     assert page.get_by_label("Scores").is_visible() == (family == "autoregressive")
+
+
+def test_first_screen_of_a_phone_shows_the_source_the_slider_and_half_of_the_tree(open_page: OpenPage) -> None:
+    page = open_page(*model_of_pairs(), width=390, height=844)
+    page.get_by_label("Beams").fill("4")
+    translate(page, "what is your name")
+    playwright.expect(attention(page).locator("h1")).to_contain_text("what is your name", timeout=TIMEOUT)
+    assert page.evaluate("scrollY") == 0
+    for part in (page.get_by_label("Source"), page.get_by_label("Step"), page.get_by_role("button", name="Save")):
+        box = part.bounding_box()
+        assert 0 <= box["y"] < box["y"] + box["height"] < 844
+    tree = page.locator(".drawing").bounding_box()
+    assert tree["y"] + tree["height"] / 2 < 844
 
 
 def test_one_pass_has_no_slider(open_page: OpenPage) -> None:

@@ -31,6 +31,13 @@ if TYPE_CHECKING:
 MAX_SOURCE_TOKENS = 128  # keeps tables and attention weights small
 MAX_BEAMS = 16
 FRAME = '<iframe title="Attention" sandbox="allow-scripts" style="width: 100%; height: 50rem" srcdoc="{}"></iframe>'
+HEADING = """<style>
+  @media (max-width: 640px) {
+    #examples .gallery { flex-wrap: nowrap; overflow-x: auto; }
+    #examples .gallery > * { flex: none; white-space: nowrap; }
+  }
+</style>
+<h1 style="margin: 0; font-size: 1.5rem; overflow-wrap: anywhere">TITLE</h1>"""
 EXAMPLES = {  # by the source's language
     "en": [
         "Where is the nearest station?",
@@ -94,34 +101,39 @@ def attention_frame(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
     return FRAME.format(html.escape(attention_page(model, tokenizer, *texts, **settings)))
 
 
+def best_attention(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, content: PageContent, **settings: Any
+) -> str:
+    """Return the frame of the best target, or of the last pass of a non-autoregressive model; "" without a search."""
+    if is_non_autoregressive(model):
+        return attention_frame(model, tokenizer, content.source, **settings) if content.search else ""
+    return attention_frame(model, tokenizer, content.source, content.finished[0][1]) if content.finished else ""
+
+
 def setting_inputs(model: PreTrainedModel) -> dict[str, Any]:
     """Return Gradio's inputs for the settings of a model's `generate()`, by name."""
     import gradio as gr
 
-    def slider(name: str, label: str, largest: int) -> "gr.Slider":
+    def number(name: str, label: str, largest: int) -> "gr.Number":
         value = getattr(model.generation_config, name, None) or 1
-        return gr.Slider(1, max(largest, value), value, step=1, precision=0, label=label, min_width=140)
+        limits: dict[str, Any] = {"minimum": 1, "maximum": max(largest, value), "precision": 0}
+        return gr.Number(value, label=label, min_width=80, **limits)
 
     inputs: dict[str, Any] = {}
     if is_non_autoregressive(model):
         if "num_iterations" in model.family_settings:
-            inputs["num_iterations"] = slider("num_iterations", "Iterations", MAX_BEAMS)
+            inputs["num_iterations"] = number("num_iterations", "Iterations", MAX_BEAMS)
         if model.num_length_classes > 1:
-            largest = min(MAX_BEAMS, model.num_length_classes)
-            inputs["length_beam_size"] = slider("length_beam_size", "Candidate lengths", largest)
+            inputs["length_beam_size"] = number("length_beam_size", "Lengths", min(MAX_BEAMS, model.num_length_classes))
     else:
-        inputs["num_beams"] = slider("num_beams", "Beams", MAX_BEAMS)
+        inputs["num_beams"] = number("num_beams", "Beams", MAX_BEAMS)
         alpha = model.generation_config.length_penalty
+        limits: dict[str, Any] = {"minimum": -MAX_ALPHA, "maximum": MAX_ALPHA, "step": 0.1}
         inputs["length_penalty"] = gr.Number(
-            1.0 if alpha is None else alpha,
-            label="Length penalty (alpha)",
-            minimum=-MAX_ALPHA,
-            maximum=MAX_ALPHA,
-            step=0.1,
-            min_width=100,
+            1.0 if alpha is None else alpha, label="Length penalty", min_width=80, **limits
         )
-    label = "Length limit (0: model's)"
-    inputs["max_new_tokens"] = gr.Number(0, label=label, minimum=0, maximum=512, precision=0, min_width=100)
+    limits = {"minimum": 0, "maximum": 512, "precision": 0}
+    inputs["max_new_tokens"] = gr.Number(0, label="Length limit (0: model's)", min_width=80, **limits)
     return inputs
 
 
@@ -132,25 +144,23 @@ def make_page(
     import gradio as gr
 
     writes_trees = is_parser(tokenizer)
-    has_beams = not is_non_autoregressive(model)
     with gr.Blocks(title=title, analytics_enabled=False, fill_width=True) as page:
         # Inputs.
-        gr.HTML(f'<h1 style="margin: 0; font-size: 1.5rem; overflow-wrap: anywhere">{html.escape(title)}</h1>')
+        gr.HTML(HEADING.replace("TITLE", html.escape(title)))
         with gr.Row():
             source = gr.Textbox(label="Source", max_length=10_000, scale=2, min_width=240)
             button = gr.Button("Parse" if writes_trees else "Translate", variant="primary", scale=0, min_width=110)
             settings = setting_inputs(model)
         if examples:
-            gr.Examples([[example] for example in examples], source)
+            gr.Examples([[example] for example in examples], source, elem_id="examples")
 
         # Outputs.
         note = gr.Textbox(label="Note", visible=False)
-        with gr.Row():
-            target = gr.Textbox(label="Linear tree" if writes_trees else "Translation", min_width=300)
-            label = "Finished targets, best first; choose one to see its attention"
-            finished = gr.Dropdown([], label=label, visible=has_beams, min_width=300)
+        target = gr.Textbox(label="Linear tree" if writes_trees else "Translation")
         tree = gr.Code(label="Tree", visible=writes_trees, interactive=False)
         search = gr.HTML(**html_settings())
+        label = "Finished targets, best first; choose one to see its attention"
+        finished = gr.Dropdown([], label=label, visible=not is_non_autoregressive(model))
         attention = gr.HTML()
         attended_source = gr.State("")  # differs from `source` once the user types the next text
 
@@ -160,20 +170,14 @@ def make_page(
             if arguments.get("max_new_tokens") == 0:
                 del arguments["max_new_tokens"]
             content = page_content(model, tokenizer, text, **arguments)
-            best = content.finished[0][1] if content.finished else None
-            frame = ""
-            if not has_beams and content.search:
-                frame = attention_frame(model, tokenizer, content.source, **arguments)
-            elif best is not None:
-                frame = attention_frame(model, tokenizer, content.source, best)
             return {
                 note: gr.Textbox(content.note, visible=bool(content.note)),
                 target: content.target,
                 tree: content.tree,
                 search: content.search,
-                finished: gr.Dropdown(content.finished, value=best),
+                finished: gr.Dropdown(content.finished, value=content.finished[0][1] if content.finished else None),
                 attended_source: content.source,
-                attention: frame,
+                attention: best_attention(model, tokenizer, content, **arguments),
             }
 
         def show_attention(text: str, chosen: str | None) -> str:
