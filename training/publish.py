@@ -11,11 +11,11 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-import yaml
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from transformers.utils.logging import disable_progress_bar
 
 from training.card import make_card, read_results
+from training.recipe import to_yaml
 from training.train import RESULTS
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.generation import CallSettings
@@ -55,8 +55,7 @@ def write_repository(folder: Path, run: Path, results: dict[str, Any], repositor
         scores = {name: score for name, score in results["test"].items() if name != "examples"}
         results = {**results, "test": scores}
     (folder / RESULTS).write_text(json.dumps(results, indent=2, ensure_ascii=False), encoding="utf-8")
-    recipe = yaml.safe_dump(results["recipe"], allow_unicode=True, sort_keys=False)
-    (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
+    (folder / "recipe.yaml").write_text(to_yaml(results["recipe"]), encoding="utf-8")
     (folder / "LICENSE-code").write_bytes(LICENSE.read_bytes())
 
 

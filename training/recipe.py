@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import field, make_dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from types import NoneType
+from typing import Any, NoReturn, get_args, get_type_hints
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
@@ -45,6 +46,8 @@ class RecipeParser(ArgumentParser):
         if union is not None:
             problems = [problem for problem in union[2].split(" - ") if "NoneType" not in problem]
             text = f"{union[1]} {'; or '.join(problems)}, got {union[3]}"
+        if "Expected a <class 'str'>" in text:  # YAML reads no, 007 and 1e3 as other values
+            text = f"{text.rstrip('.')}; write a text in quotation marks"
         raise UserError(f"{text.rstrip('.')}{self.hint(text)} --help lists the fields of its kinds.")
 
     def hint(self, error: str) -> str:
@@ -67,8 +70,9 @@ def kinds_of(tree: Mapping[str, object], arguments: list[str]) -> dict[str, str]
     for name, choices in KINDS.items():
         group, _, member = name.partition(".")
         fields = tree.get(group)
-        in_file = fields.get(member) if isinstance(fields, dict) else None
-        kinds[name] = in_arguments[name] or in_file or next(iter(choices))
+        default = next(iter(choices))
+        in_file = fields.get(member, default) if isinstance(fields, dict) else default
+        kinds[name] = in_arguments[name] or in_file
         if kinds[name] not in list(choices):
             raise UserError(f"{name}: got {kinds[name]!r}, expected one of {', '.join(choices)}.")
     return kinds
@@ -103,7 +107,39 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: cannot be read as YAML ({one_line(error)}).") from error
     if not isinstance(tree, dict):
         raise UserError(f"{path}: a recipe is a mapping of keys to values; got {type(tree).__name__}.")
+    for name, value in tree.items():
+        refuse_null(name, value)
     return tree
+
+
+def refuse_null(name: str, value: object) -> None:
+    """Raise UserError for a field without a value, such as a group of which all fields are comments."""
+    if value is None:
+        raise UserError(f"{name}: got null, expected a value; leave the line out for the default.")
+
+
+def check_values(group: object, prefix: str = "") -> None:
+    """Raise UserError for a null that a field does not allow, which jsonargparse accepts in a file."""
+    types = get_type_hints(type(group))
+    for name, value in vars(group).items():
+        if dataclasses.is_dataclass(value):
+            check_values(value, f"{name}.")
+        elif NoneType not in get_args(types[name]):
+            refuse_null(f"{prefix}{name}", value)
+
+
+class RecipeDumper(yaml.SafeDumper):
+    """Puts a text such as 1e3 in quotation marks, since jsonargparse, unlike PyYAML, would read it as a number."""
+
+
+RecipeDumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[\d_]+(\.[\d_]*)?e[-+]?\d+$", re.IGNORECASE), list("-+0123456789")
+)
+
+
+def to_yaml(tree: dict[str, Any]) -> str:
+    """Return a recipe as YAML that `load_recipe` reads as it is."""
+    return yaml.dump(tree, Dumper=RecipeDumper, allow_unicode=True, sort_keys=False)
 
 
 def load_recipe(path: str | Path, arguments: list[str], command_options: Iterable[str] = ()) -> Recipe:
@@ -128,6 +164,7 @@ def checked(parser: RecipeParser, values: Namespace) -> Recipe:
     """Return the recipe of parsed values, after checking that its fields are consistent."""
     groups = parser.instantiate(values)
     recipe = Recipe(**{group.name: getattr(groups, group.name) for group in dataclasses.fields(Recipe)})
+    check_values(recipe)
     training = recipe.training
     data = recipe.data
     if data.path is None:

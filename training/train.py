@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import yaml
 from accelerate import PartialState
 from filelock import FileLock, Timeout
 from transformers import set_seed
@@ -30,7 +29,7 @@ from training.fields import Recipe, to_dict
 from training.machine import commit, hardware, init_processes, versions
 from training.models import make_model
 from training.prepare import PREPARED
-from training.recipe import load_recipe, read_yaml, recipe_of, recipe_parser
+from training.recipe import load_recipe, read_yaml, recipe_of, recipe_parser, to_yaml
 from training.tasks import make_task
 from training.texts import find_folder
 from training.trainer import PaperTrainer
@@ -187,7 +186,7 @@ def begin_run(recipe: Recipe, folder: Path, data: Data) -> None:
         with write_errors(folder, "make room, or choose a different --output_dir"):
             if not (folder / RECIPE).exists():
                 write_data(folder, data)
-            write_atomically(folder / RECIPE, yaml.safe_dump(to_dict(recipe), allow_unicode=True, sort_keys=False))
+            write_atomically(folder / RECIPE, to_yaml(to_dict(recipe)))
     PartialState().wait_for_everyone()
 
 

@@ -14,7 +14,7 @@ from training import recipe as recipe_module
 from training.families import FAMILIES
 from training.fields import BeamSearch, to_dict
 from training.machine import trains_slowly_in_bf16
-from training.recipe import RECIPES, load_recipe, recipe_of
+from training.recipe import RECIPES, load_recipe, recipe_of, to_yaml
 
 ALL = sorted(RECIPES.glob("*.yaml"))
 QUICKSTART = RECIPES / "quickstart.yaml"
@@ -33,6 +33,14 @@ def test_every_recipe_of_the_project_is_valid_and_saved_as_the_same(path: Path) 
     assert yaml.safe_load(yaml.safe_dump(saved)) == saved
     assert to_dict(recipe_of(saved)) == saved
     assert "output_dir" not in saved
+
+
+@pytest.mark.parametrize("name", ["1e3", "12E-4", "1_0e5", "no", "007", "2009-03-01", "null", "0x10", "12:30", "1.5"])
+def test_text_that_looks_like_a_different_value_is_saved_as_the_same(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe(QUICKSTART, [f"--name={name}", f"--data.source={name}"])
+    (tmp_path / "saved.yaml").write_text(to_yaml(to_dict(recipe)), encoding="utf-8")
+    saved = load_recipe(tmp_path / "saved.yaml", [])
+    assert (saved.name, saved.data.source) == (name, name)
 
 
 def test_wmt_recipes_have_the_papers_regime() -> None:
@@ -110,6 +118,15 @@ def test_gpu_that_only_emulates_bf16_trains_in_fp32(has_instructions: bool, monk
         ("data: {kind: xml}", r"data\.kind: got 'xml', expected one of json, csv, parquet"),
         ("model: {kind: lstm}", r"model\.kind: got 'lstm', expected one of autoregressive, nat, ctc, cmlm"),
         ("data: {kind: json}", r"data\.path: the recipe 'run' needs the folder of its data; give --data\.path="),
+        (
+            "data: {path: x}\nmodel: # all fields are comments",
+            r"^model: got null, expected a value; leave the line out",
+        ),
+        ("data: {path: x}\ntraining:", r"^training: got null, expected a value; leave the line out for the default"),
+        ("data: {path: x}\ntraining: {steps: null}", r"^training\.steps: got null, expected a value; leave the line"),
+        ("data: {path: x, kind: null}", r"^data\.kind: got None, expected one of json, csv"),
+        ("data: {path: x, source: no}", r"^data\.source: .*Got value: False; write a text in quotation marks"),
+        ("data: {path: 007}", r"^data\.path: .*, got 7; write a text in quotation marks"),
         ("data: {path: x}\nmodel: {vocab_size: 9}", r"model\.vocab_size: the tokenizer sets it; see tokenizer"),
         (
             "data: {path: x}\ntraining: {lerning_rate_scal: 1}",
