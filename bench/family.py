@@ -22,7 +22,10 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
+from jsonargparse.typing import PositiveFloat
+
 from bench.measuring import ROOT, Row, make_parser, report
+from vaswani_transformer.support.command_line import positive_argument
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import read_json, write_atomically
 
@@ -201,8 +204,9 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--models", nargs="+", choices=MODELS, default=without_flow, help="models to compare (all but flowseq)"
     )
-    parser.add_argument("--steps", type=int, metavar="N", help="optimizer steps of each model (the recipe's)")
-    parser.add_argument("--minutes", type=float, metavar="M", help="minutes of each training (no limit)")
+    limit = "optimizer steps of each model (the recipe's)"
+    parser.add_argument("--steps", type=positive_argument, metavar="N", help=limit)
+    parser.add_argument("--minutes", type=PositiveFloat, metavar="M", help="minutes of each training (no limit)")
     parser.add_argument("--sentences", type=int, default=150, help="sentences timed one by one (150)")
     parser.add_argument("--warmup", type=int, default=20, help="untimed sentences before them (20)")
     options = parser.parse_args(arguments)

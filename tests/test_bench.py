@@ -168,6 +168,16 @@ def test_comparison_names_the_files_that_its_folder_lacks_before_anything_is_wri
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("option", ["--steps=0", "--minutes=nan", "--minutes=-1"])
+def test_comparison_with_a_limit_that_no_training_has_is_not_begun(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [tmp_path, f"--output_dir={tmp_path / 'runs'}", option]
+    errors, status = run_main(family.main, arguments, capsys)[1:]
+    assert (status, option.partition("=")[0] in errors) == (2, True)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_comparison_resumes_with_a_different_spelling_of_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
