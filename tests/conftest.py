@@ -40,6 +40,7 @@ LONGEST = (
     "training/test_train.py",
     "test_docs.py",
     "test_bench.py",
+    "test_promises.py",
     "test_transformers_suite.py",
     "test_compile_export.py",
     "training/test_publish.py",

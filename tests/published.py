@@ -9,29 +9,32 @@ from transformers import AutoModelForSeq2SeqLM
 
 from tests.helpers import load_tokenizer, run_python
 
-EVERY_FAMILY = {
-    *("attention.py", "config.py", "embeddings.py", "generation.py", "layers.py", "loss.py"),
-    *(
-        "model.py",
-        "pipeline.py",
-        "pretrained.py",
-        "restricted.py",
-        "search.py",
-        "settings.py",
-        "stacks.py",
-        "stepper.py",
-        "tokenizer.py",
-    ),
+COMMON_FILES = {
+    "attention.py",
+    "config.py",
+    "embeddings.py",
+    "generation.py",
+    "layers.py",
+    "loss.py",
+    "model.py",
+    "pipeline.py",
+    "pretrained.py",
+    "restricted.py",
+    "search.py",
+    "settings.py",
+    "stacks.py",
+    "stepper.py",
+    "tokenizer.py",
 }
-EVERY_NAR_FAMILY = EVERY_FAMILY | {"nar.py"}
-EVERY_LENGTH_FAMILY = EVERY_NAR_FAMILY | {"lengths.py"}
+PARALLEL_FILES = COMMON_FILES | {"nar.py"}  # of models that predict all words at once
+LENGTH_FILES = PARALLEL_FILES | {"lengths.py"}  # of those that predict a length first
 PUBLISHED_FILES = {
-    "transformer": EVERY_FAMILY,
-    "nat": EVERY_LENGTH_FAMILY | {"nat.py"},
-    "ctc": EVERY_NAR_FAMILY | {"alignments.py", "ctc.py"},
-    "iterative_vae": EVERY_LENGTH_FAMILY | {"discrete.py", "iterative_vae.py", "nat.py", "revealed.py"},
-    "flowseq": EVERY_LENGTH_FAMILY | {"flowseq.py", "nat.py"},
-    "cmlm": EVERY_LENGTH_FAMILY | {"cmlm.py"},
+    "transformer": COMMON_FILES,
+    "nat": LENGTH_FILES | {"nat.py"},
+    "ctc": PARALLEL_FILES | {"alignments.py", "ctc.py"},
+    "iterative_vae": LENGTH_FILES | {"discrete.py", "iterative_vae.py", "nat.py", "revealed.py"},
+    "flowseq": LENGTH_FILES | {"flowseq.py", "nat.py"},
+    "cmlm": LENGTH_FILES | {"cmlm.py"},
 }
 TEXTS = ["<2es> what is your name", "the cat is black", "hola"]
 
@@ -50,8 +53,9 @@ for name, revision in revisions:
     auto_classes = (AutoConfig, AutoTokenizer, AutoModelForSeq2SeqLM, AutoModel)
     components = config, tokenizer, model, body = [each.from_pretrained(name, **at) for each in auto_classes]
     translators = [pipeline(task, model=name, device="cpu", **at) for task in ("vaswani-translation", None)]
-    for each in (*components, *translators):
-        assert type(each).__module__.startswith("transformers_modules.")
+    modules = [type(each).__module__.split(".") for each in (*components, *translators)]
+    assert {module[0] for module in modules} == {"transformers_modules"}
+    assert len({module[1] for module in modules}) == 1  # all from the code of this repository
     batch = tokenizer(texts, padding=True, return_tensors="pt")
     logits = model(**batch, decoder_input_ids=batch["input_ids"]).logits
     generated = model.generate(**batch, max_new_tokens=12)

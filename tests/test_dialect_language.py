@@ -11,24 +11,26 @@ from training.energy import Energy
 
 pytestmark = pytest.mark.slow
 
-LANGUAGE = Language(symbols=10, lengths=(2, 6), steps=400, learning_rate=2e-3)
+LANGUAGE = Language(symbols=10, lengths=(2, 6), encoder_layers=2, decoder_layers=2, steps=300, learning_rate=3e-3)
 
 
 def test_glancing_answers_in_one_dialect_in_one_pass() -> None:
+    """Without glancing, NAT answers .33 rightly."""
     assert LANGUAGE.share_right(LANGUAGE.train_family("glat")) > 0.6
 
 
 def test_ctc_with_glancing_answers_in_one_dialect_in_one_pass() -> None:
-    """It needs more steps than GLAT, since it also learns where blanks stand; plain CTC has .29 after 1,200."""
-    share = LANGUAGE.share_right(replace(LANGUAGE, steps=800).train_family("ctc-glat"))
+    """It needs more steps than GLAT, since it also learns where blanks stand; plain CTC answers .24 rightly."""
+    share = LANGUAGE.share_right(replace(LANGUAGE, steps=500).train_family("ctc-glat"))
     print("share right:", share)
     assert share > 0.5
 
 
-@pytest.mark.parametrize(("latent", "steps"), [("iterative_vae", 400), ("discrete", 800)])
+@pytest.mark.parametrize(("latent", "steps"), [("iterative_vae", 300), ("discrete", 500)])
 def test_iterative_vae_settles_on_a_dialect_from_layer_to_layer(latent: str, steps: int) -> None:
     """The first layer mixes the dialects as NAT does, and the last one settles on one; the bound is far below NAT's."""
-    model, sources = replace(LANGUAGE, steps=steps).train_family(latent), LANGUAGE.held_out_sources()
+    model = replace(LANGUAGE, decoder_layers=3, steps=steps).train_family(latent)
+    sources = LANGUAGE.held_out_sources()
     layers = answers_by_layer(model, sources)
     shares = [LANGUAGE.share_of_answers(sources, answers) for answers in layers]
     print("share right after each layer:", shares)
@@ -40,15 +42,17 @@ def test_iterative_vae_settles_on_a_dialect_from_layer_to_layer(latent: str, ste
 
 
 def test_cmlm_answers_in_one_dialect_after_four_iterations() -> None:
-    model = LANGUAGE.train_family("cmlm")
+    model = replace(LANGUAGE, steps=400).train_family("cmlm")
     assert LANGUAGE.share_right(model, num_iterations=4) > 0.9
     assert LANGUAGE.share_right(model) < LANGUAGE.share_right(model, num_iterations=4)
 
 
 def test_engine_lowers_the_energy_of_the_likeliest_words_and_settles_on_a_dialect() -> None:
     """A CMLM with little training learns from an autoregressive teacher, without any word of a target."""
-    energy, student = Energy(LANGUAGE.train_family("autoregressive")), replace(LANGUAGE, steps=250).train_family("cmlm")
-    optimizer, coins = torch.optim.Adam(student.parameters(), lr=5e-4), random.Random(5)
+    energy = Energy(LANGUAGE.train_family("autoregressive"))
+    student = replace(LANGUAGE, steps=150).train_family("cmlm")
+    optimizer = torch.optim.Adam(student.parameters(), lr=1e-3)
+    coins = random.Random(5)
 
     def held_out() -> float:
         """Return the energy of the likeliest words, a mean over tokens at the references' lengths."""
@@ -59,18 +63,19 @@ def test_engine_lowers_the_energy_of_the_likeliest_words_and_settles_on_a_dialec
             logits = student.eval()(**batch, decoder_attention_mask=is_real.long()).logits
         return float(energy.of_argmax(logits, is_real, **batch).sum() / is_real.sum())
 
-    before, right = held_out(), LANGUAGE.share_right(student)
+    before = held_out()
+    right = LANGUAGE.share_right(student)
     student.train()
-    for _ in range(200):
+    for _ in range(140):
         batch = LANGUAGE.draw_batch(coins)
         labels = batch.pop("labels")
         is_real = labels.ne(-100)
-        masks = {"decoder_input_ids": torch.where(is_real, MASK, 1), "target_lengths": is_real.sum(1)}
-        outputs = student(**batch, **masks, labels=labels, skip_logits=False)
-        (
-            energy(outputs.logits, is_real, batch["input_ids"], batch["attention_mask"]).sum() / is_real.sum()
-            + outputs.length_loss
-        ).backward()
+        masked = torch.where(is_real, MASK, 1)
+        outputs = student(
+            **batch, decoder_input_ids=masked, target_lengths=is_real.sum(1), labels=labels, skip_logits=False
+        )
+        energies = energy(outputs.logits, is_real, batch["input_ids"], batch["attention_mask"])
+        (energies.sum() / is_real.sum() + outputs.length_loss).backward()
         optimizer.step()
         optimizer.zero_grad()
     after = held_out()

@@ -208,16 +208,22 @@ def test_flash_attention_gets_the_window(monkeypatch: pytest.MonkeyPatch, target
 
 
 @pytest.mark.slow
-def test_flex_attention_equals_eager_and_leaves_blocks_out() -> None:
-    widths = {"d_k": 16, "d_v": 32, "attention_window": REACH}  # it needs powers of two from 16
-    eager = tiny_model(**widths, attn_implementation="eager").requires_grad_(False)
-    flex = tiny_model(**widths, attn_implementation="flex_attention").requires_grad_(False)
-    source, mask = padded_batch([600, 590])
-    batch = {"input_ids": source, "decoder_input_ids": source}
-    batch |= {"attention_mask": mask, "decoder_attention_mask": mask}
-    assert_equal_at_tokens(flex(**batch).logits, eager(**batch).logits, mask)
-    block_mask: Any = window_mask(flex.config, torch.empty(2, 600, 32), mask)
-    assert block_mask.sparsity() > 40  # of 5 x 5 blocks the diagonal and its neighbors, 13, are computed
+@pytest.mark.parametrize("kind", [SelfAttention, CausalSelfAttention])
+def test_flex_attention_equals_eager_and_leaves_blocks_out(kind: type[SelfAttention]) -> None:
+    widths = {"d_k": 16, "d_v": 32}  # it needs powers of two from 16
+    states = torch.randn(2, 600, 32)
+    mask = torch.ones(2, 600, dtype=torch.long)
+    mask[1, 590:] = 0
+    attended = []
+    for implementation in ("flex_attention", "eager"):
+        torch.manual_seed(1)
+        config = tiny_config(**widths, attention_window=REACH, attn_implementation=implementation)
+        attention = kind(config, layer_idx=0).eval().requires_grad_(False)
+        attended.append(windowed(attention, states, mask))
+    assert_equal_at_tokens(*attended, mask)
+    config = tiny_config(attention_window=REACH, attn_implementation="flex_attention")
+    block_mask: Any = window_mask(config, states, mask, is_causal=kind is CausalSelfAttention)
+    assert block_mask.sparsity() > 40  # of 5 x 5 blocks the diagonal and its neighbors, at most 13, are computed
 
 
 def test_attention_that_takes_no_window_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
