@@ -125,6 +125,31 @@ def write_share(
     output.finish()
 
 
+def share_of(options: argparse.Namespace) -> tuple[int, int]:
+    """Return the share of this process, from 0, and the number of shares: those of each machine's processes."""
+    state = PartialState()
+    machine, machines = options.shard
+    return (machine - 1) * state.num_processes + state.process_index, machines * state.num_processes
+
+
+def check_shares(folder: Path, shares: int) -> None:
+    """Check that a folder is new, or contains files of this number of shares."""
+    if any(not path.name.endswith(f"-of-{shares:05d}.jsonl") for path in folder.glob("*.jsonl")):
+        raise UserError(
+            f"{folder}: contains a different number of shares; rerun the original command, or choose a new folder."
+        )
+
+
+def share_settings(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
+    """Return what the pairs of a share depend on, which a later command must have too."""
+    settings = {name: getattr(options, name) for name in RESULTS_DEPEND_ON}
+    settings["source"] = recipe.data.source
+    settings["target"] = recipe.data.target
+    settings["max_length"] = recipe.data.max_length
+    settings["teacher"] = LoadOptions.of(options).digest()
+    return settings
+
+
 def distill(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     """Write this process's share of the pairs, and return the counts over all processes."""
     init_processes()
@@ -132,25 +157,16 @@ def distill(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     folder = options.output_dir
     options.device = options.device or str(state.device)
 
-    # Each machine's share is divided among its processes, so a share belongs to one process of one machine.
-    machine, machines = options.shard
-    share = (machine - 1) * state.num_processes + state.process_index
-    shares = machines * state.num_processes
-    if any(not path.name.endswith(f"-of-{shares:05d}.jsonl") for path in folder.glob("*.jsonl")):
-        raise UserError(
-            f"{folder}: contains a different number of shares; rerun the original command, or choose a new folder."
-        )
+    # The sources of this share.
+    share, shares = share_of(options)
+    check_shares(folder, shares)
     folder.mkdir(parents=True, exist_ok=True)
     with state.main_process_first():
         sources = load_pairs(recipe, ["train"])["train"]["source"][share::shares]
 
     # Translate what an earlier command has not.
-    settings = {name: getattr(options, name) for name in RESULTS_DEPEND_ON}
-    settings["source"] = recipe.data.source
-    settings["target"] = recipe.data.target
-    settings["max_length"] = recipe.data.max_length
-    settings["teacher"] = LoadOptions.of(options).digest()
-    with contextlib.closing(ResumableFile(folder / f"{share:05d}-of-{shares:05d}.jsonl", settings)) as output:
+    path = folder / f"{share:05d}-of-{shares:05d}.jsonl"
+    with contextlib.closing(ResumableFile(path, share_settings(options, recipe))) as output:
         remaining = iter(sources)
         output.skip(remaining)
         if not output.is_finished:

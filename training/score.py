@@ -13,7 +13,7 @@ from typing import Any
 
 import datasets
 import torch
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
@@ -72,55 +72,55 @@ def training_pairs(model: str) -> Dataset | None:
         return None
 
 
-def evaluate(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    pairs: Dataset,
-    recipe: Recipe,
-    options: argparse.Namespace,
-) -> tuple[list[PairResult], dict[str, Any]]:
-    """Return the results of all pairs of a split, and the likelihood of the references, the speed and the search.
-
-    A model of the recipe's family uses the recipe's search, any other its own generation config. The likelihood's keys
-    are `loss` and `perplexity`; for a model that predicts a length it is `nll_at_gold_length`, the mean negative
-    log-likelihood per token at the reference's length, which is not comparable with a perplexity. References that a CTC
-    model cannot produce are counted in `impossible_targets`, and not in the likelihood.
-    """
-    # The pairs as tokens, by which they are batched.
+def tokenized_pairs(tokenizer: PreTrainedTokenizerBase, pairs: Dataset) -> list[TokenizedPair]:
+    """Return the pairs of a split as tokens."""
     sources = pairs["source"][:]
-    targets = pairs["target"][:]
-    encoded = source_encoder(tokenizer)(sources, text_target=targets, verbose=False)
-    tokenized = list(map(TokenizedPair, encoded["input_ids"], encoded["labels"], sources))
-    lengths = [max(len(pair.source), len(pair.target)) for pair in tokenized]
-    check_lengths(options.split, lengths, recipe, model.config)
+    encoded = source_encoder(tokenizer)(sources, text_target=pairs["target"][:], verbose=False)
+    return list(map(TokenizedPair, encoded["input_ids"], encoded["labels"], sources))
 
-    # The search of the recipe.
+
+def make_evaluator(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, recipe: Recipe, log_probabilities: bool
+) -> Evaluator:
+    """Return an evaluator with the recipe's search; a model of a different family has its own generation config."""
     search: dict[str, Any] = {}
     if model.config.model_type == recipe.family.model_class.config_class.model_type:
         config: Any = model.config
         search["generation_config"] = recipe.generation_config(config, tokenizer)
     constraint = make_task(recipe).constraint(model, tokenizer)
-    has_scores = options.translations is not None
-    evaluator = Evaluator(model, tokenizer, constraint, scores=has_scores, too_long="keep", **search)
+    return Evaluator(model, tokenizer, constraint, scores=log_probabilities, too_long="keep", **search)
 
+
+def evaluate(
+    evaluator: Evaluator, pairs: list[TokenizedPair], lengths: list[int], batch_tokens: int
+) -> list[PairResult]:
+    """Return the results of all pairs, which are batched by their lengths."""
     results: dict[int, PairResult] = {}
-    for rows in batches_by_length(lengths, options.batch_tokens):
-        results.update(zip(rows, evaluator([tokenized[row] for row in rows]), strict=True))
-    ordered = [results[row] for row in range(len(tokenized))]
+    for rows in batches_by_length(lengths, batch_tokens):
+        results.update(zip(rows, evaluator([pairs[row] for row in rows]), strict=True))
+    return [results[row] for row in range(len(pairs))]
 
-    scores = mean_sums(ordered, has_likelihood(model))
-    if not has_likelihood(model):
+
+def likelihood_and_speed(evaluator: Evaluator, results: list[PairResult]) -> dict[str, Any]:
+    """Return the likelihood of the references, the speed and the search.
+
+    The likelihood's keys are `loss` and `perplexity`; for a model that predicts a length it is `nll_at_gold_length`,
+    the mean negative log-likelihood per token at the reference's length, which is not comparable with a perplexity.
+    References that a CTC model cannot produce are counted in `impossible_targets`, and not in the likelihood.
+    """
+    translator = evaluator.translator
+    scores = mean_sums(results, has_likelihood(translator.model))
+    if not has_likelihood(translator.model):
         scores = {"nll_at_gold_length": scores["loss"]}
-    output_tokens = sum(result.hypothesis.tokens for result in ordered)
-    seconds = evaluator.translator.seconds
-    return ordered, {
+    output_tokens = sum(result.hypothesis.tokens for result in results)
+    return {
         **scores,
-        "target_tokens": sum(result.sums["tokens"] for result in ordered),
-        "seconds": seconds,
+        "target_tokens": sum(result.sums["tokens"] for result in results),
+        "seconds": translator.seconds,
         "output_tokens": output_tokens,
-        "sentences_per_second": len(ordered) / seconds,
-        "output_tokens_per_second": output_tokens / seconds,
-        "search": evaluator.translator.settings.search(),
+        "sentences_per_second": len(results) / translator.seconds,
+        "output_tokens_per_second": output_tokens / translator.seconds,
+        "search": translator.settings.search(),
     }
 
 
@@ -130,24 +130,54 @@ def check_new_file(option: str, path: Path | None) -> None:
         raise UserError(f"--{option}={path}: the file exists, or its folder does not; choose a new file.")
 
 
-def score(options: argparse.Namespace, recipe: Recipe) -> tuple[dict[str, Any], Callable[[Path], None]]:
-    """Return all scores of a model in the format of the JSON output, and a function that writes its translations."""
+def check_outputs(options: argparse.Namespace) -> None:
+    """Check that the scores can be written somewhere, before the minutes of the search."""
     for name in ("output", "translations"):
         check_new_file(name, getattr(options, name))
     if options.output is None:
         check_open("stdout", "set --output")
-    named = LoadOptions.of(options)
-    model, tokenizer = load_model_and_tokenizer(named)  # before the data, which may take minutes to load
+
+
+def load_splits(options: argparse.Namespace, recipe: Recipe) -> DatasetDict:
+    """Return the split to score, and for `--lm_score` the training pairs."""
     splits = load_pairs(recipe, [options.split, *(["train"] if options.lm_score else [])])
     if options.split not in splits:
         raise UserError(
             f"data.{options.split}: not in the recipe {recipe.name}; set it, or choose a different --split."
         )
+    return splits
+
+
+def origin(model: PreTrainedModel, options: argparse.Namespace) -> dict[str, Any]:
+    """Return what rounding and speed depend on."""
+    return {
+        "batch_tokens": options.batch_tokens,
+        "device": str(model.device),
+        "dtype": str(model.dtype).removeprefix("torch.") if options.dtype == "auto" else options.dtype,
+        "threads": torch.get_num_threads(),
+        "commit": commit(),
+        "versions": versions(),
+        "hardware": hardware(model.device),
+    }
+
+
+def score(options: argparse.Namespace, recipe: Recipe) -> tuple[dict[str, Any], Callable[[Path], None]]:
+    """Return all scores of a model in the format of the JSON output, and a function that writes its translations."""
+    check_outputs(options)
+    named = LoadOptions.of(options)
+    model, tokenizer = load_model_and_tokenizer(named)  # before the data, which may take minutes to load
+    splits = load_splits(options, recipe)
     pairs = splits[options.split]
     references = pairs["target"][:]
     task = make_task(recipe)
     task.all_scores(references[:1], references[:1])  # fails before the search if a scorer's package is missing
-    results, measured = evaluate(model, tokenizer, pairs, recipe, options)
+
+    # The translations.
+    tokenized = tokenized_pairs(tokenizer, pairs)
+    lengths = [max(len(pair.source), len(pair.target)) for pair in tokenized]
+    check_lengths(options.split, lengths, recipe, model.config)
+    evaluator = make_evaluator(model, tokenizer, recipe, log_probabilities=options.translations is not None)
+    results = evaluate(evaluator, tokenized, lengths, options.batch_tokens)
     translations = [result.hypothesis.text for result in results]
 
     # What was scored.
@@ -165,16 +195,8 @@ def score(options: argparse.Namespace, recipe: Recipe) -> tuple[dict[str, Any], 
     scores.update(task.statistics(translations, references))
     if options.lm_score:
         scores["lm"] = lm_scores(splits["train"]["target"][:LM_TARGETS], translations, references)
-    scores.update(measured)
-
-    # What rounding and speed depend on.
-    scores["batch_tokens"] = options.batch_tokens
-    scores["device"] = str(model.device)
-    scores["dtype"] = str(model.dtype).removeprefix("torch.") if options.dtype == "auto" else options.dtype
-    scores["threads"] = torch.get_num_threads()
-    scores["commit"] = commit()
-    scores["versions"] = versions()
-    scores["hardware"] = hardware(model.device)
+    scores.update(likelihood_and_speed(evaluator, results))
+    scores.update(origin(model, options))
     return scores, partial(write_translations, results=results, sources=pairs["source"][:], references=references)
 
 
