@@ -47,9 +47,8 @@ def purpose(recipe: Recipe, task: Task) -> str:
     """Return what a model was trained to do, with the names of the languages that its recipe tells."""
     source, target = map(language_name, recipe.data.languages)
     if task.verb == "parse":
-        return (
-            f"parse {source} sentences into constituency trees" if source else "parse sentences into constituency trees"
-        )
+        sentences = f"{source} sentences" if source else "sentences"
+        return f"parse {sentences} into constituency trees"
     if task.verb == "answer":
         return f"reply to prompts in {source}" if source else "reply to prompts"
     if source is None and target is None:

@@ -20,8 +20,7 @@ from sacrebleu.significance import PairedTest
 from training.metrics import bleu_metric, text_statistics
 from training.recipe import read_yaml
 from training.score import check_new_file
-from training.seeds import load_run, summarize
-from training.seeds import report as report_groups
+from training.seeds import load_run, report_summary, summarize
 from training.tasks import bleu_tokenizer
 from training.train import RECIPE, TRANSLATIONS
 from vaswani_transformer.support.command_line import CommandParser
@@ -204,7 +203,7 @@ def compare_seeds(options: argparse.Namespace) -> dict[str, Any]:
     if options.tokenize is not None:
         raise UserError("--tokenize: is an option for two runs; the scores of more are those that each run has kept.")
     summary = summarize([load_run(path) for path in options.runs])
-    report_groups(summary)
+    report_summary(summary)
     return summary
 
 

@@ -12,10 +12,9 @@ from training.tasks import Metric, task_class
 from training.train import FREE, RESULTS, flat
 from vaswani_transformer.support.errors import UserError
 
-LIMITS = {"training.steps", "training.minutes"}
-IGNORED = (FREE - LIMITS) | {"seed"}
-PATHS = {"data.distilled", "tokenizer.path", "training.start_from", "training.encoder_from", "training.energy_from"}
-"""Fields of which only the presence counts: each seed may have a separate teacher."""
+DETERMINE_SCORES = {"training.steps", "training.minutes", "data.distilled"}
+IGNORED = (FREE - DETERMINE_SCORES) | {"seed"}
+"""Fields in which runs of one recipe may differ."""
 
 
 @dataclass(frozen=True)
@@ -46,18 +45,11 @@ def load_run(path: Path) -> ScoredRun:
     split = "test" if "test" in results else "validation"
     candidates: Iterable[Metric] = (*task.metrics, *task.more_metrics)
     metrics = [metric for metric in candidates if metric.key in results[split]]
-
-    recipe = {}
-    for name, value in flat(tree):
-        if name in PATHS:
-            recipe[name] = value is not None
-        elif name not in IGNORED:
-            recipe[name] = value
     return ScoredRun(
         path=str(path),
         name=results["name"],
         seed=tree["seed"],
-        recipe=recipe,
+        recipe={name: value for name, value in flat(tree) if name not in IGNORED},
         data={"split": split, **results["data"][split]},
         scores={metric.title: results[split][metric.key] for metric in metrics},
         signatures={metric.title: results[split][metric.signature_key] for metric in metrics},
@@ -106,7 +98,8 @@ def summarize(runs: list[ScoredRun]) -> dict[str, Any]:
     """
     groups = group_runs(runs)
     metrics: dict[str, Any] = {}
-    for title in (title for title in runs[0].scores if all(title in run.scores for run in runs)):
+    shared_titles = [title for title in runs[0].scores if all(title in run.scores for run in runs)]
+    for title in shared_titles:
         scores = {letter: [run.scores[title] for run in group] for letter, group in groups.items()}
         metrics[title] = {letter: spread(values) for letter, values in scores.items()}
         if len(groups) == 2:
@@ -132,8 +125,9 @@ def standard_error(*samples: list[float]) -> float | None:
     return sum(statistics.variance(values) / len(values) for values in samples) ** 0.5
 
 
-def report(summary: dict[str, Any]) -> None:
+def report_summary(summary: dict[str, Any]) -> None:
     """Print the runs, what differs, and a table of the metrics."""
+    # The groups.
     for letter, group in summary["groups"].items():
         print(f"{letter} {group['name']}")
         for path, run in group["runs"].items():
@@ -141,6 +135,7 @@ def report(summary: dict[str, Any]) -> None:
     for name, values in summary["differing_fields"].items():
         print(f"{name}: " + ", ".join(f"{letter} {value}" for letter, value in values.items()))
 
+    # The metrics.
     print(f"\n{summary['pairs']:,} pairs of {summary['split']}")
     print(f"{'':<18} {'':<5} {'runs':>5} {'mean':>8} {'sd':>8} {'lowest':>8} {'highest':>8}")
     for title, metric in summary["metrics"].items():

@@ -61,16 +61,14 @@ def test_seeds_of_two_recipes_are_two_groups_with_their_spread_and_difference(ru
     assert " ".join(rows[2]) == "BLEU B - A +1.50 (standard error 1.61)"
 
 
-def test_paths_and_limits_of_devices_do_not_separate_runs_but_steps_and_distillation_do(
-    run: Run, tmp_path: Path
-) -> None:
+def test_folder_of_the_data_does_not_separate_runs_but_distillation_does(run: Run, tmp_path: Path) -> None:
     paths = [
-        write_run(tmp_path / "a", 1, 20.0, data=FileData(path="here", distilled="one")),
-        write_run(tmp_path / "b", 2, 21.0, data=FileData(path="there", distilled="two")),
+        write_run(tmp_path / "a", 1, 20.0, data=FileData(path="here", distilled="pairs")),
+        write_run(tmp_path / "b", 2, 21.0, data=FileData(path="there", distilled="pairs")),
         write_run(tmp_path / "c", 1, 22.0, data=FileData(path="there")),
     ]
     output = run(*paths)[0]
-    assert "data.distilled: A True, B False\n" in output
+    assert "data.distilled: A pairs, B None\n" in output
     assert "BLEU               B         1    22.00             22.00    22.00\n" in output
     assert "BLEU               B - A          +1.50\n" in output
 
