@@ -156,6 +156,24 @@ def test_two_half_batches_give_the_gradient_of_the_batch(family: str) -> None:
     torch.testing.assert_close(halves, complete, **FLOAT32)
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("family", "fields"), [*((name, {}) for name in EVERY_FAMILY), ("iterative_vae", {"latent": "discrete"})], ids=str
+)
+def test_count_of_items_of_a_data_parallel_trainer_gives_scalars(
+    family: str, fields: dict[str, Any], training: bool
+) -> None:
+    """Transformers' Trainer passes it in the shape (1, 1) if it uses `torch.nn.DataParallel`."""
+    model = EVERY_FAMILY[family](**fields).train(training)
+    batch: dict[str, Any] = {"input_ids": random_tokens(2, 6), "labels": targets(5, 2)}
+    losses = []
+    for items in (torch.tensor(9), torch.tensor([[9]])):
+        torch.manual_seed(1)
+        losses.append(model(**batch, num_items_in_batch=items).loss)
+    assert losses[1].shape == ()
+    torch.testing.assert_close(losses[1], losses[0])
+
+
 @pytest.mark.parametrize("family", FAMILY)
 def test_every_parameter_learns(family: str) -> None:
     model = FAMILY[family]().train()

@@ -204,9 +204,9 @@ def reduce_loss(loss: Tensor, labels: Tensor, num_items_in_batch: Tensor | int |
     items = labels.ne(-100).sum() if num_items_in_batch is None else num_items_in_batch
     if not isinstance(items, Tensor):
         return loss / max(items, 1)
-    items = items.clamp(min=1)
-    is_host_scalar = items.dim() == 0 and items.device.type == "cpu"  # needs no copy to the device
-    return loss / (items if is_host_scalar else items.to(loss.device))
+    items = items.flatten()[0].clamp(min=1)  # a Trainer with DataParallel passes it in the shape (1, 1)
+    is_on_host = items.device.type == "cpu"  # a scalar there needs no copy to the device
+    return loss / (items if is_on_host else items.to(loss.device))
 
 
 def summed_cross_entropy(
