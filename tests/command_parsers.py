@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
-from tests.helpers import ROOT
+from tests import ROOT
 from training.recipe import load_recipe
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

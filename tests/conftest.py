@@ -21,7 +21,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tests.helpers import model_of_pairs, save
+from tests.models import model_of_pairs, save
 from tests.transformers_suite import fetch_once, marks
 from vaswani_transformer.cpu.linear import timed_layouts
 

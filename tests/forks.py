@@ -19,7 +19,7 @@ from pathlib import Path
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import get_free_port, prepare_multi_gpu_env
 
-from tests.helpers import ROOT
+from tests import ROOT
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.forks", "training.distill", "training.train"])

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForSeq2SeqLM
 
-from tests.helpers import load_tokenizer, run_python
+from tests.commands import run_python
+from tests.models import load_tokenizer
 
 COMMON_FILES = {
     "attention.py",

@@ -8,8 +8,8 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForSeq2SeqLM
 
-from tests.builders import EVERY_FAMILY, targets
-from tests.helpers import FLOAT32, random_batch, random_tokens, tiny_model
+from tests.batches import FLOAT32, random_batch, random_tokens, targets
+from tests.models import EVERY_FAMILY, tiny_model
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*gradient_checkpointing:FutureWarning", "ignore:.*tie_word_embeddings:UserWarning"

@@ -13,16 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tests.attention import FlashKernels, additive, multi_head
-from tests.helpers import (
-    FLOAT32,
-    assert_equal_at_tokens,
-    masked_batch,
-    padded_batch,
-    random_tokens,
-    source_batch,
-    tiny_config,
-    tiny_model,
-)
+from tests.batches import FLOAT32, assert_equal_at_tokens, masked_batch, padded_batch, random_tokens, source_batch
+from tests.models import tiny_config, tiny_model
 from vaswani_transformer.attention import (
     CrossAttention,
     SelfAttention,

@@ -16,9 +16,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from bench import family, kills, latent_price, layer_complexity, table3
 from bench.kills import write_recipe
 from bench.serving import medians
-from tests.builders import family_of_pairs
+from tests import ROOT
+from tests.commands import run_main, write_pairs
 from tests.forks import ForkedCommand, run_forked
-from tests.helpers import PAIRS, ROOT, model_of_pairs, run_main, save, write_pairs
+from tests.models import PAIRS, family_of_pairs, model_of_pairs, save
 from training.recipe import load_recipe
 
 # Each module's arguments and a column of its table

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.builders import MASK, targets, tiny_cmlm
-from tests.helpers import FLOAT32, Batch, padded_batch, random_tokens, tiny_model
+from tests.batches import FLOAT32, MASK, Batch, padded_batch, random_tokens, targets
+from tests.models import tiny_cmlm, tiny_model
 from vaswani_transformer import MaskingCollator
 from vaswani_transformer.cmlm import mask_targets, sample_masks
 from vaswani_transformer.nar import canvas

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from docs.tools.paper import CODING_NOTEBOOK, CODING_PAGE, PYTHON, coding_notebook
-from tests.helpers import ROOT
+from tests import ROOT
 
 SECTIONS = CODING_PAGE.read_text(encoding="utf-8").split("\n## ")[1:]
 BLOCKS = {section.partition("\n")[0]: [match[1] for match in PYTHON.finditer(section)] for section in SECTIONS}

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, fx, nn
 from transformers import CompileConfig
 
-from tests.builders import targets
-from tests.helpers import FLOAT32, assert_equal_at_tokens, masked_batch, source_batch, tiny_model
+from tests.batches import FLOAT32, assert_equal_at_tokens, masked_batch, source_batch, targets
+from tests.models import tiny_model
 from vaswani_transformer.attention import without_cudnn
 from vaswani_transformer.embeddings import Dropout
 

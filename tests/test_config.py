@@ -9,8 +9,8 @@ import pytest
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 
-from tests.builders import EVERY_FAMILY
-from tests.helpers import TINY, random_tokens, tiny_config
+from tests.batches import random_tokens
+from tests.models import EVERY_FAMILY, TINY, tiny_config
 from vaswani_transformer import VaswaniIterativeVaeConfig, VaswaniTransformerConfig
 
 # The base model of the paper, 3.1 to 3.4, 5.1 and 5.4, and the ids and the epsilon that saved models rely on.

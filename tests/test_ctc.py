@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.builders import END, targets, tiny_ctc
-from tests.helpers import FLOAT32, padded_batch, random_tokens, source_batch
+from tests.batches import END, FLOAT32, padded_batch, random_tokens, source_batch, targets
+from tests.models import tiny_ctc
 from vaswani_transformer import ctc
 from vaswani_transformer.alignments import NO_TARGET, best_alignment, state_tokens, words_of
 

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForSeq2SeqLM
 
-from tests.builders import targets, tiny_flowseq
-from tests.helpers import ROOT, random_tokens, source_batch, tiny_model
+from tests import ROOT
+from tests.batches import random_tokens, source_batch, targets
+from tests.models import tiny_flowseq, tiny_model
 
 # Bytes; the matrix of 99 by 32 float32 numbers has 12,672, a layer of the encoder about 34,000.
 MAX_MEMORY = {"memory": None, "memory and disk": {"cpu": 100_000}, "disk": {"cpu": 20_000}}

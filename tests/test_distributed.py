@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers.distributed import DistributedConfig
 
+from tests.batches import random_batch
 from tests.forks import ForkedCommand
-from tests.helpers import random_batch, tiny_model
+from tests.models import tiny_model
 from tests.training.runs import TWO_PROCESSES
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.batching.optimization import paper_adam, paper_schedule

@@ -21,10 +21,12 @@ from docs.tools import reference
 from docs.tools.paper import CODING_PAGE
 from docs.tools.paper import PAGES as PAGES_OF_THE_PAPER
 from docs.tools.repository import line_of
+from tests import ROOT
 from tests.command_parsers import PAGES, anchors_of, blocks_of, commands_of, parse
+from tests.commands import run_python
 from tests.forks import run_forked
-from tests.helpers import ROOT, load_tokenizer, run_python
 from tests.hub import Hub, client_environment, serving
+from tests.models import load_tokenizer
 from training.recipe import load_recipe
 from training.train import run
 

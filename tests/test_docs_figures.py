@@ -11,8 +11,9 @@ from PIL import Image
 
 from docs.tools import paper, pictures
 from docs.tools.figures import draw_learning_rate, smoothed_loss
+from tests import ROOT
 from tests.figures.maps import assert_legible
-from tests.helpers import ROOT, paper_model_of_pairs, save
+from tests.models import paper_model_of_pairs, save
 from vaswani_transformer.batching.optimization import learning_rate
 from vaswani_transformer.figures.svg import BLUE, GRAY
 

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers import random_tokens, tiny_config, tiny_model
+from tests.batches import random_tokens
+from tests.models import tiny_config, tiny_model
 from vaswani_transformer.embeddings import (
     Dropout,
     InputEmbedding,

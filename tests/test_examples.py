@@ -17,10 +17,12 @@ import pytest
 from safetensors.torch import load_file
 from transformers import Seq2SeqTrainingArguments
 
+from tests import ROOT
 from tests.command_parsers import blocks_of, commands_of
+from tests.commands import run_main, run_python
 from tests.forks import run_forked
-from tests.helpers import ROOT, model_of_pairs, run_main, run_python, tiny_model
 from tests.hub import Hub, client_environment, serving
+from tests.models import model_of_pairs, tiny_model
 from tests.training.runs import TWO_PROCESSES
 from training import compare, score
 from training.recipe import RECIPES, load_recipe

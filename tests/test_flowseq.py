@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.distributions import Normal
 from torch.nn import functional
 
-from tests.builders import END, targets, tiny_flowseq
-from tests.helpers import FLOAT32, padded_batch, random_tokens
+from tests.batches import END, FLOAT32, padded_batch, random_tokens, targets
+from tests.models import tiny_flowseq
 from vaswani_transformer import VaswaniFlowSeqForConditionalGeneration, prepare_for_inference
 from vaswani_transformer.flowseq import ActNorm, Coupling, FlowError, FlowInputs, HeadLinear
 from vaswani_transformer.nar import canvas

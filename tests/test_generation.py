@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, ForcedEOSTokenLogitsProcessor, GenerationConfig
 
-from tests.builders import EVERY_FAMILY, small_model, source, targets
-from tests.helpers import PAIRS, WITH_SCORES, model_of_pairs, padded_batch, random_tokens, tiny_model
+from tests.batches import padded_batch, random_tokens, targets
+from tests.models import EVERY_FAMILY, PAIRS, WITH_SCORES, model_of_pairs, small_model, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, search
 from vaswani_transformer.generation import CallSettings
 
+SOURCE = torch.tensor([[3, 4, 2]])  # two words and the end
 # Not tied, because a random tied model repeats its last token; in float64, so that rounding decides between no tokens.
 MODEL = tiny_model(tie_word_embeddings=False).double().requires_grad_(False)
 WAYS: dict[str, dict[str, Any]] = {
@@ -171,7 +172,7 @@ def limit_of(model: VaswaniTransformerForConditionalGeneration, **arguments: Any
     """
     settings: dict[str, Any] = arguments | {"attention_mask": torch.ones(1, 3)}
     call = CallSettings(settings.pop("generation_config", None), model, settings)
-    length = model.generate(source(3, 4), suppress_tokens=[1, 2], **arguments).shape[1] - 1
+    length = model.generate(SOURCE, suppress_tokens=[1, 2], **arguments).shape[1] - 1
     assert call.target_limits().tolist() == [length]
     return length
 
@@ -235,7 +236,7 @@ def test_invalid_setting_is_an_error_of_one_line(settings: dict[str, Any], messa
     vars(config).update(settings)
     given = {"call": settings, "config": {"generation_config": config}, "model": {}}[level]
     with pytest.raises(ValueError, match=message) as error:
-        model.generate(source(3), **given)
+        model.generate(torch.tensor([[3, 2]]), **given)
     assert "\n" not in str(error.value)
 
 
@@ -244,20 +245,20 @@ def test_invalid_setting_is_an_error_of_one_line(settings: dict[str, Any], messa
 def test_forced_end_that_is_the_end_is_ignored_where_each_source_has_a_limit(num_beams: int, level: str) -> None:
     model, forced = small_model(0), {"forced_eos_token_id": END}
     config, call = GenerationConfig(num_beams=num_beams), forced if level == "call" else {}
-    expected = model.generate(source(3, 4), config, min_new_tokens=53)
+    expected = model.generate(SOURCE, config, min_new_tokens=53)
     vars({"call": GenerationConfig(), "config": config, "model": model.generation_config}[level]).update(forced)
-    targets = model.generate(source(3, 4), config, min_new_tokens=53, **call)
+    targets = model.generate(SOURCE, config, min_new_tokens=53, **call)
     assert (targets.shape[1], END in targets) == (54, False)
     assert torch.equal(targets, expected)
-    assert model.generate(source(3, 4), config, min_new_tokens=3, max_new_tokens=3, **call)[0, -1] == END
+    assert model.generate(SOURCE, config, min_new_tokens=3, max_new_tokens=3, **call)[0, -1] == END
     processors = [ForcedEOSTokenLogitsProcessor(5, END)]  # the caller's own
-    assert model.generate(source(3, 4), config, processors, **call).shape[1] <= 5
+    assert model.generate(SOURCE, config, processors, **call).shape[1] <= 5
 
 
 def test_none_against_a_saved_beam_setting_is_transformers_default() -> None:
     model = small_model(1)
-    assert torch.equal(model.generate(source(3, 4), num_beams=None), model.generate(source(3, 4), num_beams=1))
-    first, second = (model.generate(source(3, 4), length_penalty=alpha, **WITH_SCORES) for alpha in (None, 1.0))
+    assert torch.equal(model.generate(SOURCE, num_beams=None), model.generate(SOURCE, num_beams=1))
+    first, second = (model.generate(SOURCE, length_penalty=alpha, **WITH_SCORES) for alpha in (None, 1.0))
     assert torch.equal(first.sequences_scores, second.sequences_scores)
 
 
@@ -265,21 +266,21 @@ def test_search_that_only_transformers_has_is_an_error_under_gnmt() -> None:
     with pytest.raises(
         ValueError, match='length_penalty_type="gnmt" does not support prefill_chunk_size or low_memory'
     ):
-        small_model(0).generate(source(3), prefill_chunk_size=2)
+        small_model(0).generate(torch.tensor([[3, 2]]), prefill_chunk_size=2)
 
 
 def test_target_beyond_the_learned_positions_is_an_error_before_the_first_step() -> None:
     model = small_model(0, position_embedding="learned", max_position_embeddings=6)
-    assert model.generate(source(3), max_new_tokens=6).shape[1] <= 7
+    assert model.generate(torch.tensor([[3, 2]]), max_new_tokens=6).shape[1] <= 7
     with pytest.raises(ValueError, match=r"max_length \(8, .*exceeds the 6 learned positions; .* max_new_tokens <= 6"):
-        model.generate(source(3), max_new_tokens=7)
+        model.generate(torch.tensor([[3, 2]]), max_new_tokens=7)
     padded, mask = torch.tensor([[3, END, 1, 1, 1]]), torch.tensor([[1, 1, 0, 0, 0]])
     assert model.generate(padded, attention_mask=mask, max_source_relative_length=4).shape[1] <= 7
-    assert model.generate(source(3), suppress_tokens=[END], max_source_relative_length=50).shape[1] == 7
+    assert model.generate(torch.tensor([[3, 2]]), suppress_tokens=[END], max_source_relative_length=50).shape[1] == 7
     model.generation_config.max_new_tokens = 7
     assert model.generate(padded, attention_mask=mask, max_source_relative_length=4).shape[1] <= 7
     with pytest.raises(ValueError, match=r"max_length \(8, .* max_new_tokens <= 6"):
-        model.generate(source(3), max_source_relative_length=None)
+        model.generate(torch.tensor([[3, 2]]), max_source_relative_length=None)
 
 
 def test_papers_settings_are_saved_with_the_model(tmp_path: Path) -> None:

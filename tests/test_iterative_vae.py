@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.builders import targets
-from tests.builders import tiny_iterative_vae as tiny_of_any_latent
-from tests.helpers import FLOAT32, padded_batch, random_tokens
+from tests.batches import FLOAT32, padded_batch, random_tokens, targets
+from tests.models import tiny_iterative_vae as tiny_of_any_latent
 from vaswani_transformer import VaswaniIterativeVaeConfig, discrete
 from vaswani_transformer.discrete import LatentPass, LatentStep, divergence, gumbel_noise, relaxed_divergence
 

@@ -25,8 +25,8 @@ from transformers import (
     TrainingArguments,
 )
 
-from tests.builders import FAMILY
-from tests.helpers import ROOT, model_of_pairs, tiny_model
+from tests import ROOT
+from tests.models import FAMILY, model_of_pairs, tiny_model
 from tests.published import PUBLISHED_FILES
 from vaswani_transformer.pretrained import PRIVATE_NAMES as MODEL_NAMES
 from vaswani_transformer.pretrained import check_private_names

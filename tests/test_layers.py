@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from tests.attention import additive
-from tests.helpers import FLOAT32, tiny_config
+from tests.batches import FLOAT32
+from tests.models import tiny_config
 from vaswani_transformer.attention import MultiHeadAttention
 from vaswani_transformer.layers import (
     AddAndNorm,

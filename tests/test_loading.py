@@ -11,16 +11,8 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq
 
 import vaswani_transformer
-from tests.builders import FAMILY, tiny_cmlm, tiny_nat
-from tests.helpers import (
-    PAIRS,
-    TINY,
-    assert_matrix_shared,
-    random_batch,
-    random_tokens,
-    tiny_config,
-    tiny_model,
-)
+from tests.batches import random_batch, random_tokens
+from tests.models import FAMILY, PAIRS, TINY, assert_matrix_shared, tiny_cmlm, tiny_config, tiny_model, tiny_nat
 from vaswani_transformer import (
     MaskingCollator,
     VaswaniTransformerConfig,

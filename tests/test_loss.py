@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tests.builders import EVERY_FAMILY, targets
-from tests.helpers import FLOAT32, LargestTensor, random_batch, random_tokens, tiny_model
+from tests.batches import FLOAT32, random_batch, random_tokens, targets
+from tests.models import EVERY_FAMILY, LargestTensor, tiny_model
 from vaswani_transformer.loss import CHUNK, cross_entropy, projected_cross_entropy
 
 # Sums of a few hundred float64 terms near 1, and of float32 terms: about a hundred units in the last place.

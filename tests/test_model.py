@@ -14,15 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache, modeling_utils
 
-from tests.builders import EVERY_FAMILY, targets
-from tests.helpers import (
-    FLOAT32,
-    assert_matrix_shared,
-    padded_batch,
-    random_batch,
-    random_tokens,
-    tiny_model,
-)
+from tests.batches import FLOAT32, padded_batch, random_batch, random_tokens, targets
+from tests.models import EVERY_FAMILY, assert_matrix_shared, tiny_model
 from vaswani_transformer import (
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,

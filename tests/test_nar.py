@@ -20,18 +20,18 @@ from transformers import (
     Seq2SeqTrainingArguments,
 )
 
-from tests.builders import (
-    END,
+from tests.batches import END, FLOAT32, MASK, padded_batch, random_tokens, source_batch, targets
+from tests.models import (
     EVERY_FAMILY,
     FAMILY,
     LENGTH_FAMILY,
-    MASK,
+    PAIRS,
+    TINY,
     family_of_pairs,
-    targets,
     tiny_cmlm,
+    tiny_model,
     tiny_nat,
 )
-from tests.helpers import FLOAT32, PAIRS, TINY, padded_batch, random_tokens, source_batch, tiny_model
 from vaswani_transformer import (
     MaskingCollator,
     VaswaniCmlmConfig,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.builders import END, targets, tiny_nat
-from tests.helpers import FLOAT32, TINY, random_tokens
+from tests.batches import END, FLOAT32, random_tokens, targets
+from tests.models import TINY, tiny_nat
 from vaswani_transformer import VaswaniNatConfig
 from vaswani_transformer.lengths import MeasuredSource
 from vaswani_transformer.nar import canvas, soft_copy

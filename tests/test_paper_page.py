@@ -16,8 +16,8 @@ import torch
 from docs.tools import formulas
 from docs.tools.listings import LISTING, names_in, source_of
 from docs.tools.paper import EXERCISES, NOTEBOOK, PAGES, PICTURE, PYTHON, SOLUTION, run_page, to_notebook
+from tests import ROOT
 from tests.command_parsers import anchors_of
-from tests.helpers import ROOT
 
 TEXTS = {path.stem: path.read_text(encoding="utf-8") for path in PAGES}
 NAMES = [name for text in TEXTS.values() for match in LISTING.finditer(text) for name in names_in(match[1])]

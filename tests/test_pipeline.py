@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 from transformers import GenerationConfig, pipeline
 
-from tests.helpers import PAIRS, WITH_SCORES, ModelAndTokenizer, paper_model_of_pairs, tiny_model
+from tests.models import PAIRS, WITH_SCORES, ModelAndTokenizer, paper_model_of_pairs, tiny_model
 from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
     VaswaniTransformerTokenizer,

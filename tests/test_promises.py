@@ -27,9 +27,10 @@ from transformers import AutoModelForSeq2SeqLM, GenerationConfig, pipeline
 from transformers.exporters.configs import OnnxConfig
 from transformers.exporters.exporter_onnx import OnnxExporter
 
-from tests.builders import EVERY_FAMILY, family_of_pairs, targets
+from tests import ROOT
+from tests.batches import FLOAT32, assert_equal_at_tokens, source_batch, targets
 from tests.convert.originals import assert_same_probabilities
-from tests.helpers import FLOAT32, PAIRS, ROOT, assert_equal_at_tokens, save, source_batch
+from tests.models import EVERY_FAMILY, PAIRS, family_of_pairs, save
 from tests.published import assert_same_results, load_without_the_package
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, to_ctranslate2
 from vaswani_transformer.pipeline import TASK

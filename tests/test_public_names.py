@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 import vaswani_transformer
-from tests.helpers import model_of_pairs, run_python, save
+from tests.commands import run_python
+from tests.models import model_of_pairs, save
 
 FRESH_IMPORT = """
 import random, socket, sys, threading

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from transformers import AutoModel, AutoModelForSeq2SeqLM, pipeline
 
-from tests.builders import family_of_pairs
-from tests.helpers import ROOT, load_tokenizer, model_of_pairs, paper_model_of_pairs, run_python, save, tiny_model
+from tests import ROOT
+from tests.commands import run_python
 from tests.hub import Hub, client_environment, serving
+from tests.models import family_of_pairs, load_tokenizer, model_of_pairs, paper_model_of_pairs, save, tiny_model
 from tests.published import PUBLISHED_FILES, assert_same_results, load_without_the_package
 from vaswani_transformer import (
     VaswaniTransformerConfig,

@@ -13,18 +13,8 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tests.attention import FlashKernels, multi_head
-from tests.builders import random_model
-from tests.helpers import (
-    FLOAT32,
-    LargestTensor,
-    assert_equal_at_tokens,
-    masked_batch,
-    padded_batch,
-    random_tokens,
-    source_batch,
-    tiny_config,
-    tiny_model,
-)
+from tests.batches import FLOAT32, assert_equal_at_tokens, masked_batch, padded_batch, random_tokens, source_batch
+from tests.models import LargestTensor, random_model, tiny_config, tiny_model
 from vaswani_transformer import prepare_for_inference
 from vaswani_transformer.attention import CausalSelfAttention, SelfAttention
 from vaswani_transformer.restricted import MIN_BLOCK, window_mask

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.builders import targets, tiny_iterative_vae
-from tests.helpers import FLOAT32, padded_batch, random_tokens
+from tests.batches import FLOAT32, padded_batch, random_tokens, targets
+from tests.models import tiny_iterative_vae
 from vaswani_transformer import VaswaniIterativeVaeConfig, iterative_vae, prepare_for_inference
 from vaswani_transformer.nar import canvas
 from vaswani_transformer.revealed import CommittedWords, RevealedStep, nested_positions

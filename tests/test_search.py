@@ -21,8 +21,8 @@ from transformers import (
 )
 from transformers.generation import GenerationMixin
 
-from tests.builders import plain_search, small_model, source
-from tests.helpers import FLOAT32, WITH_SCORES, Batch, padded_batch
+from tests.batches import FLOAT32, Batch, padded_batch
+from tests.models import WITH_SCORES, plain_search, small_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer import generation as generation_module
 from vaswani_transformer import search as search_module
@@ -50,6 +50,7 @@ def sources(lengths: list[int], vocab_size: int = 40) -> Batch:
     return {"input_ids": (tokens % (vocab_size - 3) + 3).masked_fill(mask == 0, 1), "attention_mask": mask}
 
 
+SOURCE = torch.tensor([[3, 4, 2]])  # two words and the end
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {"num_beams": 1},
     "sampling": {"num_beams": 1, "do_sample": True, "num_return_sequences": 2},
@@ -106,7 +107,7 @@ def test_beam_as_wide_as_the_language_finds_the_best_of_all_targets(
 ) -> None:
     """Before the last step 5^3 targets are open, or 4^2 with the beam of the parsing experiments (6.3)."""
     model = small_model(seed, vocab_size=vocab_size)
-    input_ids = source(3 + seed % (vocab_size - 3))
+    input_ids = torch.tensor([[3 + seed % (vocab_size - 3), 2]])
     score, target = best_of_all(model, input_ids, limit, alpha, penalty)
     generated = model.generate(
         input_ids,
@@ -196,8 +197,8 @@ def test_search_with_more_end_tokens_than_others_equals_transformers_own(seed: i
     model = small_model(seed, vocab_size=12).double()
     options: dict[str, Any] = {"num_beams": 2, "num_return_sequences": 2, "max_new_tokens": 6} | WITH_SCORES
     options |= {"length_penalty": 2.0, "early_stopping": "never", "eos_token_id": list(range(END, 11))}
-    ours = model.generate(source(3, 4), length_penalty_type="power", **options)
-    theirs = plain_search(model).generate(source(3, 4), **options)
+    ours = model.generate(SOURCE, length_penalty_type="power", **options)
+    theirs = plain_search(model).generate(SOURCE, **options)
     assert torch.equal(ours.sequences, theirs.sequences)
     torch.testing.assert_close(ours.sequences_scores, theirs.sequences_scores, **FLOAT32)
 
@@ -206,8 +207,8 @@ def test_search_with_more_end_tokens_than_others_equals_transformers_own(seed: i
 def test_outputs_of_every_step_are_those_of_transformers_own_search(name: str) -> None:
     model = small_model(0, vocab_size=12).double()
     options: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 4, "return_dict_in_generate": True, name: True}
-    ours = model.generate(source(3, 4), length_penalty_type="power", **options)
-    theirs = plain_search(model).generate(source(3, 4), **options)
+    ours = model.generate(SOURCE, length_penalty_type="power", **options)
+    theirs = plain_search(model).generate(SOURCE, **options)
     assert ours.keys() == theirs.keys()
     for key in ours.keys() - {CACHE}:
         torch.testing.assert_close(ours[key], theirs[key], check_dtype=False, **FLOAT32)
@@ -218,7 +219,7 @@ def test_prompt_without_the_start_token_gets_it_and_counts_it(starts: bool) -> N
     """Transformers puts it before such a prompt; the limit counts new tokens only."""
     model, prompt = small_model(0), torch.tensor([[START, 3, 4] if starts else [3, 4]])
     generated = model.generate(
-        source(3), decoder_input_ids=prompt, max_source_relative_length=1, suppress_tokens=[1, END]
+        torch.tensor([[3, 2]]), decoder_input_ids=prompt, max_source_relative_length=1, suppress_tokens=[1, END]
     )
     assert generated.shape == (1, 3 + 2 + 1)
 

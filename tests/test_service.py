@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from tests.builders import EVERY_FAMILY, family_of_pairs
+from tests import ROOT
 from tests.command_parsers import commands_of
-from tests.helpers import PAIRS, ROOT, model_of_pairs, save
+from tests.models import EVERY_FAMILY, PAIRS, family_of_pairs, model_of_pairs, save
 from vaswani_transformer import to_ctranslate2
 from vaswani_transformer.tokenizer import SPACES, source_encoder
 

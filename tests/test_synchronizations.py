@@ -21,7 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.gpu_models import Setting, batch_for, make_model
 from bench.measuring import collate, make_pairs
-from tests.helpers import FLOAT32, ROOT, padded_batch, source_batch, tiny_model
+from tests import ROOT
+from tests.batches import FLOAT32, padded_batch, source_batch
+from tests.models import tiny_model
 
 DEVICE, HOST = torch.device("cuda"), torch.device("cpu")
 # Operations whose result, or its size, the host must know.

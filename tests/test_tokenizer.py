@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, TokenizersBackend
 
-from tests.helpers import load_tokenizer
+from tests.models import load_tokenizer
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.tokenizer import source_encoder, text_encoder
 

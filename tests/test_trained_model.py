@@ -8,7 +8,7 @@ from huggingface_hub import ModelCard
 from tokenizers import Tokenizer, normalizers
 from transformers import AutoModelForSeq2SeqLM, pipeline
 
-from tests.helpers import ROOT
+from tests import ROOT
 
 MODEL = ROOT / "models" / "tatoeba-en-de"
 

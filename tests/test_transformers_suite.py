@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedConfig, initialization
 from transformers.models.auto import modeling_auto
 
-from tests.helpers import TINY, tiny_config
+from tests.models import TINY, tiny_config
 from tests.transformers_suite import TinyModels, is_there, load
 from vaswani_transformer import (
     VaswaniCmlmConfig,

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import DataCollatorForSeq2Seq
 
-from tests.helpers import model_of_pairs, tiny_model
+from tests.models import model_of_pairs, tiny_model
 from vaswani_transformer import PairCollator, PairTokens
 from vaswani_transformer.batching.tokens import ArrowRows
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import FSMTConfig, FSMTForConditionalGeneration, MarianConfig, MarianMTModel
 
-from tests.helpers import random_tokens
+from tests.batches import random_tokens
 
 Model = TypeVar("Model", bound=nn.Module)
 

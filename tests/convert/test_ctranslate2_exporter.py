@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import AddedToken
 
-from tests.builders import random_model
+from tests.commands import error_line, run_main, user_error
 from tests.convert.originals import assert_same_probabilities
-from tests.helpers import PAIRS, error_line, load_tokenizer, model_of_pairs, run_main, save, tiny_model, user_error
+from tests.models import PAIRS, load_tokenizer, model_of_pairs, random_model, save, tiny_model
 from vaswani_transformer import VaswaniTransformerTokenizer, prepare_for_inference
 from vaswani_transformer.convert.command import main
 from vaswani_transformer.convert.ctranslate2_exporter import ACTIVATIONS, to_ctranslate2

@@ -15,6 +15,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoModelForSeq2SeqLM
 
+from tests.commands import user_error
 from tests.convert.originals import (
     ARGUMENTS,
     CODES,
@@ -28,7 +29,7 @@ from tests.convert.originals import (
     fsmt,
     save_checkpoint,
 )
-from tests.helpers import PAIRS, load_tokenizer, user_error
+from tests.models import PAIRS, load_tokenizer
 from vaswani_transformer.convert.command import main
 from vaswani_transformer.convert.fairseq import from_fairseq
 from vaswani_transformer.convert.fairseq_tokenizer import fairseq_tokenizer

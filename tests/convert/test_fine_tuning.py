@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from transformers import MarianMTModel
 
+from tests import ROOT
 from tests.command_parsers import blocks_of, commands_of
+from tests.commands import run_main, user_error
 from tests.forks import run_forked
-from tests.helpers import ROOT, run_main, user_error
 from training import score, train
 from training.recipe import load_recipe
 from vaswani_transformer.convert import command as convert

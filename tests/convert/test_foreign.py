@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, FSMTTokenizer, MarianMTModel, MarianTokenizer, PreTrainedModel
 
-from tests.builders import tiny_nat
+from tests.commands import error_line, run_main
 from tests.convert.originals import END, PAD, V, assert_alike, fsmt, marian
-from tests.helpers import error_line, load_tokenizer, run_main
+from tests.models import load_tokenizer, tiny_nat
 from vaswani_transformer.convert.command import main
 from vaswani_transformer.convert.foreign import from_fsmt, from_marian
 

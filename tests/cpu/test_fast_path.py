@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
 
-from tests.builders import DTYPES, KINDS, random_model
-from tests.helpers import FLOAT32, padded_batch, source_batch
+from tests.batches import FLOAT32, padded_batch, source_batch
+from tests.cpu.packed import DTYPES, KINDS
+from tests.models import random_model
 from vaswani_transformer import (
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.builders import DTYPES
-from tests.helpers import run_python
+from tests.commands import run_python
+from tests.cpu.packed import DTYPES
 from vaswani_transformer.cpu import linear as cpu_linear
 from vaswani_transformer.cpu.linear import (
     LAYOUTS,

@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.builders import EVERY_FAMILY, KINDS, needs, random_model
-from tests.helpers import FLOAT32, PAIRS, model_of_pairs, random_batch, random_tokens, source_batch, tiny_model
+from tests.batches import FLOAT32, random_batch, random_tokens, source_batch
+from tests.cpu.packed import KINDS, needs
+from tests.models import EVERY_FAMILY, PAIRS, model_of_pairs, random_model, tiny_model
 from vaswani_transformer import VaswaniTransformerModel, prepare_for_inference
 from vaswani_transformer.cpu import model as cpu_model
 from vaswani_transformer.cpu.fast_path import DecoderStep, PreparedEncoder

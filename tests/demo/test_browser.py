@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.builders import family_of_pairs
-from tests.helpers import HOSTILE_TEXT, PAIRS, model_of_pairs
+from tests.commands import HOSTILE_TEXT
+from tests.models import PAIRS, family_of_pairs, model_of_pairs
 from vaswani_transformer.demo.command import LAUNCH
 from vaswani_transformer.demo.page import make_page
 

@@ -13,7 +13,8 @@ from urllib.request import urlopen
 import pytest
 from accelerate.utils.launch import get_free_port
 
-from tests.helpers import ROOT, error_line, run_main
+from tests import ROOT
+from tests.commands import error_line, run_main
 from vaswani_transformer.demo import command as command_module
 from vaswani_transformer.demo import page as page_module
 from vaswani_transformer.demo.command import main

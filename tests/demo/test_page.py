@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.builders import tiny_nat
-from tests.helpers import HOSTILE_TEXT, PAIRS, model_of_pairs, tiny_model
+from tests.commands import HOSTILE_TEXT
+from tests.models import PAIRS, model_of_pairs, tiny_model, tiny_nat
 from vaswani_transformer import VaswaniTransformerTokenizer, attention_page
 from vaswani_transformer.demo import page as page_module
 from vaswani_transformer.demo.page import (

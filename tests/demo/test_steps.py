@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.builders import family_of_pairs, small_model, source
-from tests.helpers import FLOAT32, WITH_SCORES, tiny_model
+from tests.batches import FLOAT32
+from tests.models import WITH_SCORES, family_of_pairs, small_model, tiny_model
 from vaswani_transformer import VaswaniTransformerTokenizer, parse, prepare_for_inference
 from vaswani_transformer.batching.inference import log_probabilities
 from vaswani_transformer.demo.page import page_content
@@ -27,7 +27,7 @@ def letters() -> VaswaniTransformerTokenizer:
 def recorded(model: Any, tokenizer: Any, **settings: Any) -> RecordingTranslator:
     """Return a translator that has translated the source of words 4 and 5."""
     translator = RecordingTranslator(model, tokenizer, **settings)
-    translator.translate_batch(source(4, 5).tolist(), [""])
+    translator.translate_batch(torch.tensor([[4, 5, 2]]).tolist(), [""])
     return translator
 
 
@@ -45,7 +45,7 @@ def test_best_target_that_ended_is_what_generate_returns(
     model = prepare_for_inference(model) if prepares else model
     settings: dict[str, Any] = {"num_beams": beams, "num_return_sequences": beams, "max_new_tokens": 7}
     translator = recorded(model, letters, **settings)
-    output = model.generate(source(4, 5), **settings, **WITH_SCORES)
+    output = model.generate(torch.tensor([[4, 5, 2]]), **settings, **WITH_SCORES)
     ended = best_finished(translator.steps)
     sequences = [[token for token in row[1:] if token != 1] for row in output.sequences.tolist()]
     assert [list(each.tokens) for each in ended[:beams]] == sequences
@@ -61,7 +61,7 @@ def test_log_p_is_the_sum_over_the_tokens_and_lp_that_of_the_paper(
     translator = recorded(model, letters, num_beams=beams, length_penalty=0.6, max_new_tokens=6)
     for candidate in (each for step in translator.steps for each in step):
         labels = torch.tensor([candidate.tokens])
-        expected = log_probabilities(model, source(4, 5), torch.ones(1, 3, dtype=torch.long), labels)
+        expected = log_probabilities(model, torch.tensor([[4, 5, 2]]), torch.ones(1, 3, dtype=torch.long), labels)
         assert candidate.log_prob == approximately(float(expected))
         assert candidate.length_penalty == approximately(((5 + len(candidate.tokens)) / 6) ** 0.6)
 
@@ -86,7 +86,8 @@ def plain_beams(model: Any, tokens: Tensor, k: int, steps: int) -> list[tuple[li
 def test_every_step_is_that_of_a_plain_search(letters: VaswaniTransformerTokenizer, seed: int) -> None:
     model, k = small_model(seed, vocab_size=40), 3
     before_limit = recorded(model, letters, num_beams=k, max_new_tokens=5).steps[:4]
-    for step, expected in zip(before_limit, plain_beams(model, source(4, 5), k, len(before_limit)), strict=True):
+    plain_steps = plain_beams(model, torch.tensor([[4, 5, 2]]), k, len(before_limit))
+    for step, expected in zip(before_limit, plain_steps, strict=True):
         for is_finished, values in zip((True, False), expected, strict=True):
             found = [each.log_prob for each in step if each.is_kept and each.is_finished == is_finished]
             assert found == approximately(values)

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.commands import error_line, run_main
 from tests.figures.maps import random_attention_maps
-from tests.helpers import error_line, model_of_pairs, run_main
+from tests.models import model_of_pairs
 from vaswani_transformer.figures import attention_page, render_page
 from vaswani_transformer.figures.__main__ import main
 from vaswani_transformer.figures.style import head_colors

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.builders import family_of_pairs
-from tests.helpers import HOSTILE_TEXT, model_of_pairs
+from tests.commands import HOSTILE_TEXT
+from tests.models import family_of_pairs, model_of_pairs
 from vaswani_transformer.figures.search import Candidate, best_finished, draw_beam_tree, draw_passes, last_steps
 from vaswani_transformer.figures.svg import BLUE, GRAY, Drawing, text_width
 

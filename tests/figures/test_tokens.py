@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.helpers import model_of_pairs
+from tests.models import model_of_pairs
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.figures.tokens import display_form, display_tokens, token_labels, token_texts
 

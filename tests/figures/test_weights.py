@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.builders import FAMILY, LENGTH_FAMILY, family_of_pairs
-from tests.helpers import FLOAT32, PAIRS, model_of_pairs, tiny_model
+from tests.batches import FLOAT32
+from tests.models import FAMILY, LENGTH_FAMILY, PAIRS, family_of_pairs, model_of_pairs, tiny_model
 from vaswani_transformer import prepare_for_inference
 from vaswani_transformer.embeddings import sinusoids
 from vaswani_transformer.figures import AttentionMaps, attention_maps

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 
-from tests.helpers import load_tokenizer
+from tests.models import load_tokenizer
 
 FOLDER = Path(__file__).parent
 # No text of them is a sentence of the models; byte pairs spell all of it, word pieces lack some characters.

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM
 
 from tests.golden import FOLDER, TEXTS, first_pairs, load, numbers, translations
-from tests.helpers import PAIRS
+from tests.models import PAIRS
 from vaswani_transformer import (
     VaswaniCmlmConfig,
     VaswaniCtcConfig,

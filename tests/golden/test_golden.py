@@ -8,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.batches import FLOAT32
 from tests.golden import FOLDER, first_pairs, load, numbers, translations
-from tests.helpers import FLOAT32, load_tokenizer
+from tests.models import load_tokenizer
 from vaswani_transformer.registration import FAMILIES
 
 FOLDERS = [path.parent for path in sorted(FOLDER.glob("*/*/expected.json"))]

@@ -4,16 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import (
-    ModelAndTokenizer,
-    Run,
-    command_runner,
-    error_line,
-    lines,
-    memorizing_model,
-    model_of_pairs,
-    save,
-)
+from tests.commands import Run, command_runner, error_line, lines
+from tests.models import ModelAndTokenizer, memorizing_model, model_of_pairs, save
 from tests.trees import GOLD, read
 from vaswani_transformer import VaswaniTransformerTokenizer, parse
 from vaswani_transformer.parsing import command, draw_tree_text, linearize

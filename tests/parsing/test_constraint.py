@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from transformers import BartConfig, BartForConditionalGeneration, PreTrainedModel
 
-from tests.builders import tiny_nat
-from tests.helpers import tiny_model
+from tests.models import tiny_model, tiny_nat
 from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
     VaswaniTransformerTokenizer,

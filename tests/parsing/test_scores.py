@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 
-from tests.helpers import user_error
+from tests.commands import user_error
 from tests.trees import GOLD, PREDICTED, TREES, read
 from vaswani_transformer.parsing import Leaf, Tree, score_trees
 from vaswani_transformer.parsing.scores import BracketScores

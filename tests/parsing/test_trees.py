@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 
-from tests.helpers import user_error
+from tests.commands import user_error
 from tests.trees import TREES
 from vaswani_transformer.parsing import Leaf, Tree, evaluation_tree, read_trees
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.helpers import model_of_pairs, user_error
+from tests.commands import user_error
+from tests.models import model_of_pairs
 from vaswani_transformer.support.errors import OutputError, UserError
 from vaswani_transformer.support.files import atomic_folder, staged_files, write_atomically, write_errors
 

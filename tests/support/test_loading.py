@@ -22,8 +22,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM
 
-from tests.builders import EVERY_FAMILY, tiny_marian
-from tests.helpers import ROOT, tiny_model, user_error
+from tests import ROOT
+from tests.commands import user_error
+from tests.models import EVERY_FAMILY, tiny_marian, tiny_model
 from tests.training.invented_results import results_of
 from tests.training.runs import make_arguments
 from training import average, distill, publish, score, train

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.helpers import user_error
+from tests.commands import user_error
 from vaswani_transformer.support.errors import OutputError
 from vaswani_transformer.support.loading import LoadOptions
 from vaswani_transformer.support.output import ResumableFile

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import save, tiny_model
+from tests.models import save, tiny_model
 from tests.training.runs import LANGUAGE, FinishedRun, make_arguments, train_in
 from training.prepare import PREPARED
 from vaswani_transformer import VaswaniTransformerTokenizer

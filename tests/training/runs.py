@@ -14,8 +14,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import set_seed
 
+from tests import ROOT
+from tests.batches import FLOAT32
+from tests.commands import write_pairs
 from tests.forks import ForkedCommand
-from tests.helpers import FLOAT32, ROOT, write_pairs
 from training.checkpoints import CHECKPOINTS, complete_checkpoints, step_of
 from training.data import Data, load_data
 from training.fields import Recipe

@@ -6,7 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.helpers import error_line, run_main, tiny_model
+from tests.commands import error_line, run_main
+from tests.models import tiny_model
 from training.average import average, main
 from training.checkpoints import CHECKPOINTS, INTERRUPTED, mark_complete
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard
 
-from tests.helpers import ROOT
+from tests import ROOT
 from tests.training.invented_results import DATA, REPOSITORY, SIGNATURE, results_of
 from training.card import EXAMPLE, main, make_card
 from training.families import FAMILIES, GlancingTraining

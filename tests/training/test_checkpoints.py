@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import TrainerState
 
-from tests.helpers import user_error
+from tests.commands import user_error
 from training.checkpoints import (
     CHECKPOINTS,
     COMPLETE,

@@ -10,7 +10,7 @@ import yaml
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 
-from tests.helpers import Run, error_line, run_main
+from tests.commands import Run, error_line, run_main
 from tests.training.runs import FinishedRun
 from training import score
 from training.compare import main

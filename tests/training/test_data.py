@@ -10,7 +10,8 @@ from typing import Any
 import datasets
 import pytest
 
-from tests.helpers import ROOT, user_error
+from tests import ROOT
+from tests.commands import user_error
 from training.data import (
     count_unknown,
     fingerprint,

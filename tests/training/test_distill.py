@@ -7,18 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import (
-    PAIRS,
-    Finished,
-    Run,
-    error_line,
-    model_of_pairs,
-    paper_model_of_pairs,
-    run_main,
-    save,
-    tiny_model,
-    user_error,
-)
+from tests.commands import Finished, Run, error_line, run_main, user_error
+from tests.models import PAIRS, model_of_pairs, paper_model_of_pairs, save, tiny_model
 from tests.training.runs import TWO_PROCESSES, make_arguments, run_to_end, start
 from training import distill as command
 from training.data import load_pairs

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM
 
-from tests.builders import END, targets
-from tests.helpers import padded_batch, tiny_model
+from tests.batches import END, padded_batch, targets
+from tests.models import tiny_model
 from tests.training.runs import LANGUAGE, FinishedRun, assert_resumes, entries, train_in, trainer_in
 from training import energy as energy_module
 from training.energy import OPERATORS, Energy, EnergyTrainer

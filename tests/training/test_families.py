@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM
 
-from tests.builders import targets, tiny_iterative_vae
-from tests.helpers import FLOAT32, load_tokenizer, run_main, source_batch
+from tests.batches import FLOAT32, source_batch, targets
+from tests.commands import run_main
+from tests.models import load_tokenizer, tiny_iterative_vae
 from tests.training import runs
 from training.families import FAMILIES, FlowTrainer, LatentTrainer, fits_into_slots
 from training.recipe import load_recipe

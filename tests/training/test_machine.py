@@ -12,7 +12,8 @@ import torch
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
 
-from tests.helpers import ROOT, tiny_model
+from tests import ROOT
+from tests.models import tiny_model
 from tests.training import runs
 from training import arguments as arguments_module
 from training.machine import KERNELS, init_processes, load_weights, uses_cpu

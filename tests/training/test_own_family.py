@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from transformers import AutoModelForSeq2SeqLM
 
+from tests import ROOT
 from tests.command_parsers import blocks_of
-from tests.helpers import ROOT, load_tokenizer
+from tests.models import load_tokenizer
 from tests.training import runs
 from training.families import FAMILIES
 

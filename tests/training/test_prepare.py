@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from datasets import DownloadConfig
 
-from tests.helpers import Finished, Run, error_line, run_main
+from tests.commands import Finished, Run, error_line, run_main
 from training import prepare
 from training.fields import FileData, Recipe
 from training.texts import read_split, tree_rows

@@ -10,17 +10,10 @@ from unittest.mock import Mock
 import pytest
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, ModelCard, constants
 
-from tests.helpers import (
-    ROOT,
-    error_line,
-    model_of_pairs,
-    run_main,
-    run_python,
-    save,
-    tiny_config,
-    user_error,
-)
+from tests import ROOT
+from tests.commands import error_line, run_main, run_python, user_error
 from tests.hub import Hub, client_environment, serving
+from tests.models import model_of_pairs, save, tiny_config
 from tests.training.invented_results import REPOSITORY, results_of
 from tests.training.runs import FinishedRun, equal, results_in, weights
 from training import publish as publish_module

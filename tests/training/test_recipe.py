@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from tests.helpers import run_main, user_error
+from tests.commands import run_main, user_error
 from training import machine, train
 from training import recipe as recipe_module
 from training.families import FAMILIES

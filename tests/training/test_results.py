@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import ROOT
+from tests import ROOT
 from training.fields import Recipe, to_dict
 from training.recipe import load_recipe
 from training.tasks import make_task

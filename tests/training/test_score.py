@@ -12,19 +12,16 @@ import torch
 import yaml
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from tests.builders import EVERY_FAMILY, LENGTH_FAMILY, family_of_pairs, tiny_marian
-from tests.helpers import (
+from tests.commands import Finished, Run, error_line, no_space, run_main, user_error, write_pairs
+from tests.models import (
+    EVERY_FAMILY,
+    LENGTH_FAMILY,
     PAIRS,
-    Finished,
-    Run,
-    error_line,
+    family_of_pairs,
     model_of_pairs,
-    no_space,
     paper_model_of_pairs,
-    run_main,
     save,
-    user_error,
-    write_pairs,
+    tiny_marian,
 )
 from training.data import fingerprint, load_pairs
 from training.evaluation import Evaluator, TokenizedPair

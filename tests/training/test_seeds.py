@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests import ROOT
 from tests.command_parsers import commands_of
-from tests.helpers import ROOT, Run, error_line, run_main
+from tests.commands import Run, error_line, run_main
 from tests.training.invented_results import results_of
 from training.compare import main
 from training.fields import FileData

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import ROOT, save, tiny_model, user_error
+from tests import ROOT
+from tests.commands import user_error
+from tests.models import save, tiny_model
 from tests.training.runs import TINY
 from tests.trees import GOLD, PREDICTED, read
 from training.data import load_data, load_pairs, make_tokenizer

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.helpers import user_error
+from tests.commands import user_error
 from training import texts as texts_module
 from training.data import load_pairs
 from training.recipe import Recipe, recipe_of

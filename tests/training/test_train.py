@@ -21,7 +21,9 @@ import torch
 from filelock import FileLock
 from transformers import AutoModelForSeq2SeqLM, set_seed
 
-from tests.helpers import ROOT, load_tokenizer, no_space, run_main, save, user_error
+from tests import ROOT
+from tests.commands import no_space, run_main, user_error
+from tests.models import load_tokenizer, save
 from tests.training import runs
 from training import train
 from training import trainer as trainer_module

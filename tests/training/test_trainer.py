@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, TrainerControl, TrainerState, TrainingArguments
 
-from tests.helpers import LargestTensor, no_space, user_error
+from tests.commands import no_space, user_error
+from tests.models import LargestTensor
 from tests.training import runs
 from training import metrics
 from training.callbacks import Progress, ProgressBar

@@ -16,22 +16,19 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, MarianConfig
 
-from tests.builders import family_of_pairs, tiny_marian
+from tests import ROOT
+from tests.commands import Run, command_runner, error_line, lines, user_error
 from tests.forks import ForkedCommand
-from tests.helpers import (
-    ROOT,
+from tests.models import (
     SOURCES,
     TARGETS,
-    Run,
-    command_runner,
-    error_line,
-    lines,
+    family_of_pairs,
     load_tokenizer,
     model_of_pairs,
     paper_model_of_pairs,
     save,
+    tiny_marian,
     tiny_model,
-    user_error,
 )
 from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,

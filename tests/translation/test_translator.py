@@ -13,15 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import FSMTConfig, FSMTForConditionalGeneration, GenerationConfig
 
-from tests.builders import FAMILY, LENGTH_FAMILY, family_of_pairs, small_model, tiny_marian
-from tests.helpers import (
-    FLOAT32,
+from tests.batches import FLOAT32
+from tests.models import (
+    FAMILY,
+    LENGTH_FAMILY,
     SOURCES,
     TARGETS,
     WITH_SCORES,
     ModelAndTokenizer,
+    family_of_pairs,
     model_of_pairs,
     paper_model_of_pairs,
+    small_model,
+    tiny_marian,
     tiny_model,
 )
 from vaswani_transformer import VaswaniTransformerTokenizer
