@@ -180,7 +180,7 @@ def describe_seen(split: str, size: int, seen: dict[str, int]) -> str:
     if not seen["sources"]:
         return ""
     pairs, sources = (f"{seen[name]:,}" for name in ("pairs", "sources"))
-    overlap = f"{pairs} of {size:,} pairs are training pairs too, and {sources} sources are training sources"
+    overlap = f"the training data contain {pairs} of its {size:,} pairs, and {sources} of its sources"
     return f"{split} set: {overlap}, so its scores may be too high"
 
 

@@ -105,7 +105,7 @@ def test_card_says_what_the_model_does_and_names_only_languages_that_the_recipe_
 def test_card_says_that_test_pairs_are_in_the_training_data() -> None:
     seen = {"validation": {"pairs": 0, "sources": 0}, "test": {"pairs": 1, "sources": 2}}
     text = str(make_card(results_of() | {"seen_in_training": seen}, REPOSITORY))
-    assert "- test set: 1 of 16 pairs are training pairs too, and 2 sources are training sources, so its" in text
+    assert "- test set: the training data contain 1 of its 16 pairs, and 2 of its sources, so its" in text
     seen["test"] = seen["validation"]
     assert "training sources" not in str(make_card(results_of() | {"seen_in_training": seen}, REPOSITORY))
 

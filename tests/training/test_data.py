@@ -226,7 +226,7 @@ def test_pairs_and_sources_of_the_test_set_that_are_in_the_training_data_are_a_w
     data = load_data(recipe_for(folder, validation="new.jsonl", test="test.jsonl"))
     assert data.seen == {"validation": {"pairs": 0, "sources": 0}, "test": {"pairs": 2, "sources": 3}}
     (message,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
-    assert message.startswith("test set: 2 of 4 pairs are training pairs too, and 3 sources are training sources, so")
+    assert message.startswith("test set: the training data contain 2 of its 4 pairs, and 3 of its sources, so")
 
 
 def test_vocabulary_that_cannot_spell_the_targets_is_a_warning_of_each_split(

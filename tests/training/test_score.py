@@ -127,8 +127,7 @@ def test_pairs_of_the_training_data_that_the_record_of_the_run_names_are_a_warni
     scores, output = score("--split=test", model=folder)
     assert scores["seen_in_training"] == {"pairs": 2, "sources": 4}
     assert output.endswith(
-        "test set: 2 of 6 pairs are training pairs too, and 4 sources are training sources, so its scores may be too "
-        "high.\n"
+        "test set: the training data contain 2 of its 6 pairs, and 4 of its sources, so its scores may be too high.\n"
     )
     (tmp_path / "train.jsonl").unlink()
     assert "seen_in_training" not in score(model=folder)[0]

@@ -144,7 +144,7 @@ def test_command_calls_a_reply_no_translation(
         report(results | {"seconds": 1.0}, dataclasses.replace(recipe, output_dir="run"))
     output = capsys.readouterr().out
     assert output.startswith("prompt       hi\nreply        hello\nreference    hey\n")
-    assert "test set: 0 of 1 pairs are training pairs too, and 1 sources are training sources, so its scores" in output
+    assert "test set: the training data contain 0 of its 1 pairs, and 1 of its sources, so its scores" in output
     assert "Next, answer what you type" in caplog.text
     assert "vaswani-translate run --interactive\n" in caplog.text  # else it would wait for the end of the input
     assert "translat" not in output.lower()
