@@ -21,7 +21,16 @@ OF_A_MACHINE = {"data.path", "data.distilled", "tokenizer.path", "training.preci
 OF_A_MACHINE |= {f"training.{name}" for name in ("encoder_from", "energy_from", "start_from")}
 WRITTEN_OTHERWISE = {"score.tokenize", "training.energy_inputs", "training.energy_outputs", "training.glancing_steps"}
 """Fields whose default is another word for the same."""
-VARIANTS = {"nat-longer": {"training.steps"}, "iterative-vae-without-hint": {"model.hint"}}
+SHORT = {"model.dropout", "training.steps"}
+FAST = {*SHORT, "training.learning_rate_scale"}
+VARIANTS = {
+    "nat-longer": {"training.steps"},
+    "nat-40-minutes": FAST,
+    "glat-40-minutes": FAST,
+    "iterative-vae-discrete": SHORT,
+    "iterative-vae-discrete-2018": SHORT,
+    "iterative-vae-without-hint": {*SHORT, "model.hint"},
+}
 """Fields that the runs of kept results changed."""
 
 
