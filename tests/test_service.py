@@ -21,7 +21,7 @@ import pytest
 
 from tests import ROOT
 from tests.command_parsers import commands_of
-from tests.models import EVERY_FAMILY, PAIRS, family_of_pairs, model_of_pairs, save
+from tests.models import EVERY_FAMILY, PAIRS, family_of_pairs, model_of_pairs, save, tiny_model
 from vaswani_transformer import to_ctranslate2
 from vaswani_transformer.tokenizer import SPACES, source_encoder
 
@@ -197,10 +197,11 @@ class Recorder:
     """A translator that keeps the tokens that it gets."""
 
     def __init__(self, translator: Any) -> None:
-        self.translator, self.batches = translator, []
+        self.translator, self.batches, self.settings = translator, [], {}
 
     def translate_batch(self, batch: list[list[str]], **settings: Any) -> Any:
         self.batches += batch
+        self.settings = settings
         return self.translator.translate_batch(batch, **settings)
 
 
@@ -308,6 +309,34 @@ def test_engine_counts_the_tokens_up_to_its_limit(engine: str, models: dict[str,
     _, tokenizer = model_of_pairs()
     assert started.length("hello world") == len(tokenizer("hello world")["input_ids"])
     assert started.length("hello world " * 300) == DEFAULTS.tokens
+
+
+def test_tokens_beyond_the_positions_of_a_converted_model_are_refused_at_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = to_ctranslate2(*model_of_pairs(), tmp_path / "model", positions=300)
+    load_engine, parse_arguments = SERVICE["load_engine"], SERVICE["parse_arguments"]
+    with pytest.raises(SystemExit, match="2"):
+        load_engine(parse_arguments([str(folder), "--tokens=2000"]))
+    assert re.fullmatch("--tokens: .* got 2000, expected at most 250. .*\n", capsys.readouterr().err)
+    assert load_engine(parse_arguments([str(folder), "--tokens=250"])).length("hello " * 300) == 250
+
+
+def test_converted_model_with_more_positions_gets_longer_sentences(tmp_path: Path) -> None:
+    folder = to_ctranslate2(*model_of_pairs(), tmp_path / "model", positions=2100)
+    engine = SERVICE["CTranslate2Engine"](folder, SERVICE["parse_arguments"]([str(folder), "--tokens=2000"]))
+    engine.translator = Recorder(engine.translator)
+    engine.translate(["hello world " * 2000])
+    assert len(engine.translator.batches[0]) == 2000
+    assert engine.translator.settings["max_input_length"] == 0  # else CTranslate2 cuts at 1024, and tells nobody
+
+
+def test_torch_cuts_a_sentence_at_its_learned_positions(tmp_path: Path) -> None:
+    _, tokenizer = model_of_pairs()
+    model = tiny_model(vocab_size=len(tokenizer), position_embedding="learned", max_position_embeddings=20)
+    folder = save(tmp_path, model, tokenizer)
+    engine = SERVICE["TorchEngine"](folder, SERVICE["parse_arguments"]([str(folder), "--tokens=2000"]))
+    assert [result.is_cut for result in engine.translate(["hello", "hello " * 300])] == [False, True]
 
 
 def test_unknown_words_are_named_once() -> None:

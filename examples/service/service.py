@@ -73,6 +73,21 @@ class CTranslate2Engine:
         self.tokenizer.enable_truncation(options.tokens)
         parallel, threads = options.parallel, options.threads
         self.translator = ctranslate2.Translator(str(folder), inter_threads=parallel, intra_threads=threads)
+        self.check_positions(options.tokens)
+
+    def check_positions(self, tokens: int) -> None:
+        """Stop the program if the model has too few positions for a sentence's translation."""
+        longest = [self.tokenizer.id_to_token(0)] * (tokens + EXTRA_TOKENS)
+        try:
+            self.translator.translate_batch([longest], max_input_length=0, max_decoding_length=1)
+        except RuntimeError as error:  # CTranslate2 tells the number of positions only here
+            positions = re.search(r"positions >= (\d+)", str(error))
+            if positions is None:
+                raise
+            count = int(positions[1])
+            problem = f"too many for {count} positions, {EXTRA_TOKENS} of which are for a longer translation"
+            numbers = f"got {tokens}, expected at most {count - EXTRA_TOKENS}"
+            stop(f"--tokens: {problem}; {numbers}. Lower it, or convert the model with more --positions.")
 
     def encode(self, sentence: str) -> Any:
         return self.tokenizer.encode(SPACES.sub(" ", sentence))
@@ -86,6 +101,7 @@ class CTranslate2Engine:
             [encoding.tokens for encoding in encodings],
             beam_size=BEAMS,
             patience=2,
+            max_input_length=0,  # else CTranslate2 drops tokens after 1,024, which `cut` would not list
             max_decoding_length=max(len(encoding) for encoding in encodings) + EXTRA_TOKENS,
         )
         translated = []
