@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -245,39 +245,62 @@ def test_text_is_given_up_after_the_batch_in_which_its_time_ends() -> None:
     assert len(engine.batches) == 1
 
 
-async def answer_of(engine: Slow, text: str, is_cancelled: bool = False) -> tuple[int, dict[str, Any]]:
-    """Return the answer to a text, which is cancelled in its first batch, as uvicorn cancels it after the grace."""
-    messages: list[dict[str, Any]] = []
+class Client:
+    """A client that sends a text to a service without a server."""
 
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": json.dumps({"text": text}).encode(), "more_body": False}
+    def __init__(self, engine: Slow, text: str, *options: str) -> None:
+        self.engine, self.text = engine, text
+        self.service = SERVICE["Service"](engine, SERVICE["parse_arguments"](["model", *options]))
+        self.requests = [{"type": "http.request", "body": json.dumps({"text": text}).encode(), "more_body": False}]
+        self.hangs_up = asyncio.Event()
+        self.answers: list[dict[str, Any]] = []
 
-    async def send(message: dict[str, Any]) -> None:
-        messages.append(message)
+    async def receive(self) -> dict[str, Any]:
+        if self.requests:
+            return self.requests.pop()
+        await self.hangs_up.wait()
+        return {"type": "http.disconnect"}
 
-    scope = {"type": "http", "method": "POST", "path": "/translate", "headers": [], "query_string": b""}
-    task = asyncio.create_task(SERVICE["Service"](engine, DEFAULTS).app()(scope, receive, send))
-    if is_cancelled:
-        while not engine.batches:
-            await asyncio.sleep(0.001)
-        task.cancel()
-    with contextlib.suppress(ZeroDivisionError):
-        await task
-    start, body = messages
-    return start["status"], json.loads(body["body"])
+    async def send(self, message: dict[str, Any]) -> None:
+        self.answers.append(message)
+
+    async def ask(self, during: Callable[[asyncio.Task], object] | None = None) -> tuple[int, dict[str, str], Any]:
+        """Return the status, headers and JSON of the answer; `during` is called in the first batch."""
+        scope = {"type": "http", "method": "POST", "path": "/translate", "headers": [], "query_string": b""}
+        task = asyncio.create_task(self.service.app()(scope, self.receive, self.send))
+        if during is not None:
+            while not self.engine.batches:
+                await asyncio.sleep(0.001)
+            during(task)
+        with contextlib.suppress(ZeroDivisionError):
+            await task
+        start, body = self.answers
+        headers = {name.decode(): value.decode() for name, value in start["headers"]}
+        return start["status"], headers, json.loads(body["body"])
+
+
+TWO_BATCHES = "c " * 300 + ". c. " * 300
 
 
 def test_request_that_is_open_when_the_grace_ends_is_refused_and_given_up() -> None:
-    engine = Slow(seconds=0.3)
-    status, answer = asyncio.run(answer_of(engine, "c " * 300 + ". c. " * 300, is_cancelled=True))
+    client = Client(Slow(seconds=0.3), TWO_BATCHES)
+    status, headers, answer = asyncio.run(client.ask(asyncio.Task.cancel))
     assert (status, answer["error"].partition(";")[0]) == (503, "The service stops")
-    assert len(engine.batches) == 1
+    assert headers["retry-after"] == "1"
+    assert len(client.engine.batches) == 1
+
+
+def test_text_that_takes_too_long_is_not_to_be_sent_again_at_once() -> None:
+    client = Client(Slow(seconds=0.3), TWO_BATCHES, "--seconds=0.1")
+    status, headers, answer = asyncio.run(client.ask())
+    assert (status, answer["error"].partition(";")[0]) == (503, "No translation within 0.1 seconds")
+    assert "retry-after" not in headers
 
 
 def test_failure_of_an_engine_is_an_answer_in_json() -> None:
     engine = Slow()
     engine.length = lambda sentence: 1 // 0
-    status, answer = asyncio.run(answer_of(engine, "hello"))
+    status, _, answer = asyncio.run(Client(engine, "hello").ask())
     assert (status, list(answer)) == (500, ["error"])
 
 

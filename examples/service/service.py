@@ -187,7 +187,7 @@ class Service:
                 self.turns.release()
         except TimeoutError:
             problem = f"No translation within {self.options.seconds:g} seconds; send a shorter text, or send it later."
-            raise HTTPException(503, problem, {"Retry-After": "1"}) from None
+            raise HTTPException(503, problem) from None  # without Retry-After, or it would come again at once
         finally:
             self.open_requests -= 1
 
