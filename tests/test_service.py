@@ -99,7 +99,7 @@ def test_service_translates_each_sentence_and_reports_its_health(service: Runnin
     assert service.translate("hello world\ni love you\n") == (200, answer)
     assert service.translate(" \n") == (200, {"translation": "", "cut": [], "unknown_words": []})
     status, health = service.ask()
-    assert (status, health["status"], health["open_requests"]) == (200, "ok", 0)
+    assert (status, health["status"], health["open_requests"], health["refused"]) == (200, "ok", 0, 0)
     assert health["answered"] > health["cut"]
 
 
@@ -173,6 +173,7 @@ def test_service_refuses_more_requests_than_may_wait(models: dict[str, Path]) ->
             assert (status, answer["error"].partition(";")[0]) == (503, "Too many requests are waiting")
         assert answers[0][0] == 200
         assert service.translate("hello world")[0] == 200
+        assert service.ask()[1]["refused"] == 1
 
 
 @pytest.mark.slow
@@ -180,7 +181,25 @@ def test_service_gives_up_a_text_at_its_time_limit(models: dict[str, Path]) -> N
     with running(models["ctranslate2"], "--seconds=0.1") as service:
         status, answer = service.translate("the cat. " * 1100)
         assert (status, answer["error"].partition(";")[0]) == (503, "No translation within 0.1 seconds")
-        assert service.ask()[1]["open_requests"] == 0
+        health = service.ask()[1]
+        assert (health["open_requests"], health["answered"], health["refused"]) == (0, 0, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ctranslate2", "torch"])
+def test_client_that_hangs_up_frees_its_place(engine: str, models: dict[str, Path]) -> None:
+    body = json.dumps({"text": "the cat is black. " * 5000}).encode()
+    head = f"POST /translate HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with running(models[engine], "--seconds=300", "--characters=100000") as service:
+        with socket.create_connection(("127.0.0.1", service.port), timeout=60) as connection:
+            connection.sendall(head + body)
+            while service.ask()[1]["open_requests"] == 0:
+                time.sleep(0.01)
+        start = time.monotonic()
+        assert service.translate("hello world")[0] == 200
+        assert time.monotonic() - start < 5
+        health = service.ask()[1]
+        assert (health["open_requests"], health["answered"], health["refused"]) == (0, 1, 0)
 
 
 @pytest.mark.slow
@@ -239,9 +258,9 @@ def test_batches_are_bounded_in_tokens() -> None:
 
 
 def test_text_is_given_up_after_the_batch_in_which_its_time_ends() -> None:
-    engine = Slow(seconds=0.3)
+    engine = Slow()
     with pytest.raises(TimeoutError):
-        SERVICE["Service"](engine, DEFAULTS).translate_text(("c " * 300 + ". ") * 10, time.monotonic() + 0.2)
+        SERVICE["Service"](engine, DEFAULTS).translate_text(("c " * 300 + ". ") * 10, lambda: bool(engine.batches))
     assert len(engine.batches) == 1
 
 
@@ -297,6 +316,13 @@ def test_text_that_takes_too_long_is_not_to_be_sent_again_at_once() -> None:
     assert "retry-after" not in headers
 
 
+def test_text_of_a_client_that_hangs_up_is_given_up_after_its_batch() -> None:
+    client = Client(Slow(seconds=0.3), TWO_BATCHES)
+    asyncio.run(client.ask(lambda _: client.hangs_up.set()))
+    assert len(client.engine.batches) == 1
+    assert (client.service.open_requests, client.service.answered, client.service.refused) == (0, 0, 0)
+
+
 def test_failure_of_an_engine_is_an_answer_in_json() -> None:
     engine = Slow()
     engine.length = lambda sentence: 1 // 0
@@ -306,14 +332,14 @@ def test_failure_of_an_engine_is_an_answer_in_json() -> None:
 
 def test_answer_keeps_the_lines_of_a_text() -> None:
     text = " One. Two!\n\n  Three\r\nfour. \n"
-    answer = SERVICE["Service"](Slow(), DEFAULTS).translate_text(text, time.monotonic() + 60)
+    answer = SERVICE["Service"](Slow(), DEFAULTS).translate_text(text, lambda: False)
     assert answer["translation"] == "One. Two!\n\nThree\nfour."
 
 
 def test_line_break_in_a_translation_adds_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Slow()
     monkeypatch.setattr(engine, "translate", lambda sentences: [SERVICE["Translated"]("a\nb", False, [])])
-    answer = SERVICE["Service"](engine, DEFAULTS).translate_text("hello", time.monotonic() + 60)
+    answer = SERVICE["Service"](engine, DEFAULTS).translate_text("hello", lambda: False)
     assert answer["translation"] == "a b"
 
 

@@ -3,10 +3,11 @@
 A folder that `vaswani-convert ctranslate2` wrote runs in CTranslate2, without torch; any other model runs in torch.
 
     POST /translate  {"text": "..."}  ->  {"translation": "...", "cut": [], "unknown_words": []}
-    GET /health  ->  {"status": "ok", "model": "FOLDER", "open_requests": 0, "answered": 7, "cut": 0}
+    GET /health  ->  {"status": "ok", "model": "FOLDER", "open_requests": 0, "answered": 7, "cut": 0, "refused": 0}
 
 A translation keeps the lines of its text. `cut` lists the sentences of which only the first tokens were translated, and
-`unknown_words` the words that the vocabulary lacks. `/health` counts the answers, and those that list a cut sentence.
+`unknown_words` the words that the vocabulary lacks. `/health` counts the answers, those that list a cut sentence, and
+requests refused with 503. Work for a client that hangs up ends with its batch.
 
 Size, time and memory of a request are limited. A refused request gets {"error": "..."}, with status 400 (malformed),
 408 (sent too slowly), 413 (too long) or 503 (too many requests, out of time, or stopping).
@@ -35,12 +36,13 @@ from starlette.routing import Route
 
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+")  # a line break ends one too
 SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")  # count as spaces, as in training
-BATCH_TOKENS = 512  # of the sources translated at once, padding included; the time is checked between batches
+BATCH_TOKENS = 512  # of the sources translated at once, padding included; work can end between batches
 MIN_TOKENS = 16  # that a sentence counts as, so that a batch has at most 32
 BEAMS = 4
 EXTRA_TOKENS = 50  # of a translation beyond its source, as in the paper
 BYTES = 12  # of a character in JSON at most: two \uXXXX
 OTHER_BYTES = 1024  # of the JSON around the text
+AGAIN = {"Retry-After": "1"}  # seconds
 EXPECTED = 'expected {"text": "..."}'
 
 
@@ -152,48 +154,60 @@ class Service:
     def __init__(self, engine: Engine, options: argparse.Namespace) -> None:
         self.engine, self.options = engine, options
         self.turns = asyncio.Semaphore(options.parallel)
-        self.open_requests = self.answered = self.cut = 0
-        self.is_stopping = False
+        self.open_requests = self.answered = self.cut = self.refused = 0
 
     def app(self) -> Starlette:
         routes = [Route("/translate", self.translate, methods=["POST"]), Route("/health", self.health)]
         return Starlette(routes=routes, exception_handlers={HTTPException: refusal, Exception: failure})
 
     async def health(self, request: Request) -> Response:
-        counts = {"open_requests": self.open_requests, "answered": self.answered, "cut": self.cut}
-        return JSONResponse({"status": "ok", "model": self.options.folder.name, **counts})
+        counts = {"answered": self.answered, "cut": self.cut, "refused": self.refused}
+        name = self.options.folder.name
+        return JSONResponse({"status": "ok", "model": name, "open_requests": self.open_requests, **counts})
+
+    def refuse(self, problem: str, headers: dict[str, str] | None = None) -> NoReturn:
+        """Count a request that the service cannot answer now, and answer it with 503."""
+        self.refused += 1
+        raise HTTPException(503, problem, headers)
 
     async def translate(self, request: Request) -> Response:
         try:
             return await self.answer(request)
         except asyncio.CancelledError:  # by uvicorn, when the requests open at SIGTERM take too long
-            self.is_stopping = True
-            raise HTTPException(503, "The service stops; send it again later.", {"Retry-After": "1"}) from None
+            self.refuse("The service stops; send it again later.", AGAIN)
 
     async def answer(self, request: Request) -> Response:
         limit = BYTES * self.options.characters + OTHER_BYTES
         body = await read_body(request, limit, self.options.seconds)
         text = text_of(body, self.options.characters)
         if self.open_requests >= self.options.parallel + self.options.waiting:
-            raise HTTPException(503, "Too many requests are waiting; send it again later.", {"Retry-After": "1"})
+            self.refuse("Too many requests are waiting; send it again later.", AGAIN)
         self.open_requests += 1
-        end = time.monotonic() + self.options.seconds
+        hang_up = asyncio.ensure_future(request.receive())
         try:
-            async with asyncio.timeout(self.options.seconds):
-                await self.turns.acquire()
-            try:
-                answer = await asyncio.to_thread(self.translate_text, text, end)
-            finally:
-                self.turns.release()
+            answer = await self.in_turn(text, hang_up)
         except TimeoutError:
-            problem = f"No translation within {self.options.seconds:g} seconds; send a shorter text, or send it later."
-            raise HTTPException(503, problem) from None  # without Retry-After, or it would come again at once
+            if hang_up.done():
+                raise HTTPException(400, "The client hung up.") from None
+            problem = f"No translation within {self.options.seconds:g} seconds"
+            self.refuse(f"{problem}; send a shorter text, or send it later.")  # not `AGAIN`: it would take as long
         finally:
+            hang_up.cancel()  # which also ends the work of a canceled request
             self.open_requests -= 1
 
         self.answered += 1
         self.cut += bool(answer["cut"])
         return JSONResponse(answer)
+
+    async def in_turn(self, text: str, hang_up: asyncio.Future) -> dict[str, str | list[str]]:
+        """Return the answer to a text; raise TimeoutError if its time ends or its client hangs up."""
+        end = time.monotonic() + self.options.seconds
+        async with asyncio.timeout(self.options.seconds):
+            await self.turns.acquire()
+        try:
+            return await asyncio.to_thread(self.translate_text, text, lambda: hang_up.done() or time.monotonic() > end)
+        finally:
+            self.turns.release()
 
     def batches(self, sentences: list[str]) -> Iterator[list[str]]:
         """Yield the sentences in batches of at most `BATCH_TOKENS`; a longer sentence is a separate batch."""
@@ -209,14 +223,14 @@ class Service:
         if batch:
             yield batch
 
-    def translate_text(self, text: str, end: float) -> dict[str, str | list[str]]:
-        """Return the answer to a text, batch by batch; raise TimeoutError after `end`, by the monotonic clock."""
+    def translate_text(self, text: str, is_over: Callable[[], bool]) -> dict[str, str | list[str]]:
+        """Return the answer to a text; raise TimeoutError before the first batch for which `is_over()`."""
         lines = [[part for part in SENTENCE_END.split(line.strip()) if part] for line in text.strip().splitlines()]
         sentences = [sentence for line in lines for sentence in line]
 
         translated: list[Translated] = []
         for batch in self.batches(sentences):
-            if self.is_stopping or time.monotonic() > end:
+            if is_over():
                 raise TimeoutError
             translated += self.engine.translate(batch)
 
