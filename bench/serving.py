@@ -57,6 +57,7 @@ from bench.measuring import (
 from vaswani_transformer import prepare_for_inference, translate
 from vaswani_transformer.convert import to_ctranslate2
 from vaswani_transformer.pipeline import VaswaniTransformerTranslationPipeline
+from vaswani_transformer.support.errors import exit_on_user_error
 from vaswani_transformer.support.loading import load_model, load_tokenizer
 
 OURS = """
@@ -326,7 +327,8 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(options.threads)
     logging.set_verbosity_error()
 
-    lines = options.lines.read_text(encoding="utf-8").splitlines()
+    with exit_on_user_error(OSError):
+        lines = options.lines.read_text(encoding="utf-8").splitlines()
     if options.calls:
         report(call_rows(options.model, lines, options.rounds, options.threads), options)
         return

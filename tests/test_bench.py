@@ -13,11 +13,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench import family, kills, latent_price, layer_complexity, table3
+from bench import family, kills, latent_price, layer_complexity, serving, table3
 from bench.kills import write_recipe
-from bench.serving import medians
 from tests import ROOT
-from tests.commands import run_main, write_pairs
+from tests.commands import error_line, run_main, write_pairs
 from tests.forks import ForkedCommand, run_forked
 from tests.models import PAIRS, family_of_pairs, model_of_pairs, save
 from training.recipe import load_recipe
@@ -78,9 +77,15 @@ def test_bench_prints_its_table(name: str, made: Path, tmp_path: Path) -> None:
 
 def test_figures_of_the_service_appear_when_they_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     seconds = iter([1.0, 5.0, 2.0])
-    assert medians({"torch": lambda: {"ms": next(seconds)}}, rounds=3) == {"torch": {"ms": 2.0}}
+    assert serving.medians({"torch": lambda: {"ms": next(seconds)}}, rounds=3) == {"torch": {"ms": 2.0}}
     lines = [f"torch: {text}" for ms in (1, 5, 2) for text in ("starts", f"ms {ms}")]
     assert capsys.readouterr().err.splitlines() == lines
+
+
+def test_missing_lines_are_an_error_of_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "lines.txt"
+    expected = f"{path}: No such file or directory\n"
+    assert error_line(run_main(serving.main, ["models/tatoeba-en-de", path], capsys)) == expected
 
 
 class ForkedStep(ForkedCommand):

@@ -7,6 +7,7 @@ import os
 import re
 import runpy
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -156,7 +157,7 @@ def test_sigterm_lets_a_request_end(engine: str, models: dict[str, Path]) -> Non
     with running(models[engine], "--seconds=300") as service:
         with service.busy(answers):
             service.process.terminate()
-        service.process.wait(timeout=60)
+        assert service.process.wait(timeout=60) == -signal.SIGTERM  # 143 in a shell
         with pytest.raises(ConnectionRefusedError):
             service.ask()
     ((status, answer),) = answers
