@@ -123,3 +123,23 @@ def test_empty_field_leaves_the_setting_to_the_model(monkeypatch: pytest.MonkeyP
     show("a text", 4, None, 0)
     show("a text", 1, 0.0, 7)
     assert settings == [{"num_beams": 4}, {"num_beams": 1, "length_penalty": 0.0, "max_new_tokens": 7}]
+
+
+@pytest.mark.parametrize(
+    ("values", "note"),
+    [
+        ((0, 1.0, 0), "Beams: out of range; got 0, expected an integer from 1 to 16."),
+        ((100, 1.0, 0), "Beams: out of range; got 100, expected an integer from 1 to 16."),
+        ((4, -11.5, 0), "Length penalty: out of range; got -11.5, expected a number from -10 to 10."),
+        ((4, 1.0, 513), "Length limit: out of range; got 513, expected an integer from 0 to 512."),
+    ],
+)
+def test_number_out_of_range_is_a_note_that_names_its_field(values: tuple[float, ...], note: str) -> None:
+    page: Any = make_page(*model_of_pairs(), "a model")
+    numbers = [block for block in page.blocks.values() if isinstance(block, gr.Number)]
+    assert [number.label for number in numbers] == [
+        "Beams (1 to 16)", "Length penalty (-10 to 10)", "Length limit (0 to 512; 0: model's)"
+    ]  # fmt: skip
+    read = [number.preprocess(value) for number, value in zip(numbers, values, strict=True)]  # as Gradio reads a field
+    shown = page.fns[0].fn("i love you", *read).values()
+    assert [update.value for update in shown if isinstance(update, gr.Textbox)] == [note]

@@ -20,7 +20,7 @@ from ..parsing.words import split_plain
 from ..support.errors import UserError, one_line
 from ..support.loading import LoadOptions, find_file, load_model_and_tokenizer
 from ..support.modes import is_non_autoregressive
-from ..support.search_settings import MAX_ALPHA
+from ..support.search_settings import MAX_ALPHA, Range
 from ..translation.translator import TooLongError
 from .steps import RecordingTranslator
 from .view import html_settings, search_view
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 MAX_SOURCE_TOKENS = 128  # keeps tables and attention weights small
 MAX_BEAMS = 16
+MAX_TARGET_TOKENS = 512
 FRAME = '<iframe title="Attention" sandbox="allow-scripts" style="width: 100%; height: 50rem" srcdoc="{}"></iframe>'
 HEADING = """<style>
   @media (max-width: 640px) {
@@ -110,31 +111,51 @@ def best_attention(
     return attention_frame(model, tokenizer, content.source, content.finished[0][1]) if content.finished else ""
 
 
-def setting_inputs(model: PreTrainedModel) -> dict[str, Any]:
-    """Return Gradio's inputs for the settings of a model's `generate()`, by name."""
-    import gradio as gr
+@dataclass(frozen=True)
+class NumberField:
+    """Number field of the page for a setting of `generate()`; `hint` follows the range in its label."""
 
-    def number(name: str, label: str, largest: int) -> "gr.Number":
-        value = getattr(model.generation_config, name, None) or 1
-        limits: dict[str, Any] = {"minimum": 1, "maximum": max(largest, value), "precision": 0}
-        return gr.Number(value, label=label, min_width=80, **limits)
+    name: str
+    value: float
+    range: Range
+    hint: str = ""
 
-    inputs: dict[str, Any] = {}
+    def component(self) -> "gr.Number":
+        """Return the field in Gradio, which does not check the range: its error would fill every output."""
+        import gradio as gr
+
+        label = f"{self.name} ({self.range.least:g} to {self.range.most:g}{self.hint})"
+        steps: dict[str, Any] = {"precision": 0} if self.range.is_whole else {"step": 0.1}
+        return gr.Number(self.value, label=label, min_width=80, **steps)
+
+    def problem(self, value: float | None) -> str:
+        """Return what is wrong with a value, or an empty string; an empty field stands for the model's setting."""
+        if value is None or value in self.range:
+            return ""
+        return f"{self.name}: out of range; got {value:g}, expected {self.range}."
+
+
+def setting_fields(model: PreTrainedModel) -> dict[str, NumberField]:
+    """Return the fields for the settings of a model's `generate()`, by the name of the setting."""
+
+    def count(setting: str, name: str, largest: int) -> NumberField:
+        value = getattr(model.generation_config, setting, None) or 1
+        return NumberField(name, value, Range(1, max(largest, value), is_whole=True))
+
+    fields: dict[str, NumberField] = {}
     if is_non_autoregressive(model):
         if "num_iterations" in model.family_settings:
-            inputs["num_iterations"] = number("num_iterations", "Iterations", MAX_BEAMS)
+            fields["num_iterations"] = count("num_iterations", "Iterations", MAX_BEAMS)
         if model.num_length_classes > 1:
-            inputs["length_beam_size"] = number("length_beam_size", "Lengths", min(MAX_BEAMS, model.num_length_classes))
+            fields["length_beam_size"] = count("length_beam_size", "Lengths", min(MAX_BEAMS, model.num_length_classes))
     else:
-        inputs["num_beams"] = number("num_beams", "Beams", MAX_BEAMS)
+        fields["num_beams"] = count("num_beams", "Beams", MAX_BEAMS)
         alpha = model.generation_config.length_penalty
-        limits: dict[str, Any] = {"minimum": -MAX_ALPHA, "maximum": MAX_ALPHA, "step": 0.1}
-        inputs["length_penalty"] = gr.Number(
-            1.0 if alpha is None else alpha, label="Length penalty", min_width=80, **limits
-        )
-    limits = {"minimum": 0, "maximum": 512, "precision": 0}
-    inputs["max_new_tokens"] = gr.Number(0, label="Length limit (0: model's)", min_width=80, **limits)
-    return inputs
+        penalties = Range(-MAX_ALPHA, MAX_ALPHA)
+        fields["length_penalty"] = NumberField("Length penalty", 1.0 if alpha is None else alpha, penalties)
+    limits = Range(0, MAX_TARGET_TOKENS, is_whole=True)
+    fields["max_new_tokens"] = NumberField("Length limit", 0, limits, "; 0: model's")
+    return fields
 
 
 def make_page(
@@ -150,7 +171,8 @@ def make_page(
         with gr.Row():
             source = gr.Textbox(label="Source", max_length=10_000, scale=2, min_width=240)
             button = gr.Button("Parse" if writes_trees else "Translate", variant="primary", scale=0, min_width=110)
-            settings = setting_inputs(model)
+            fields = setting_fields(model)
+            numbers = [setting.component() for setting in fields.values()]
         if examples:
             gr.Examples([[example] for example in examples], source, elem_id="examples")
 
@@ -165,11 +187,12 @@ def make_page(
         attended_source = gr.State("")  # differs from `source` once the user types the next text
 
         def show(text: str, *values: Any) -> dict[Any, Any]:
-            # An empty input stands for the model's setting, and so does a limit of 0.
-            arguments = {name: value for name, value in zip(settings, values, strict=True) if value is not None}
+            # An empty field stands for the model's setting, and so does a limit of 0.
+            arguments = {name: value for name, value in zip(fields, values, strict=True) if value is not None}
             if arguments.get("max_new_tokens") == 0:
                 del arguments["max_new_tokens"]
-            content = page_content(model, tokenizer, text, **arguments)
+            problem = next(filter(None, map(NumberField.problem, fields.values(), values)), "")
+            content = PageContent(problem) if problem else page_content(model, tokenizer, text, **arguments)
             return {
                 note: gr.Textbox(content.note, visible=bool(content.note)),
                 target: content.target,
@@ -186,7 +209,7 @@ def make_page(
         # One call at a time, since recording the weights changes the attention implementation.
         outputs = [note, target, tree, search, finished, attended_source, attention]
         for event in (button.click, source.submit):
-            event(show, [source, *settings.values()], outputs, concurrency_id="model")
+            event(show, [source, *numbers], outputs, concurrency_id="model")
         finished.input(show_attention, [attended_source, finished], attention, concurrency_id="model")
     return page
 
