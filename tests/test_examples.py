@@ -150,6 +150,7 @@ def test_shipped_model_is_fine_tuned_on_pairs_and_scored_on_those_held_out(
     small = [*FEW, "--training.steps=2", "--training.evaluation_steps=2", "--training.precision=fp32"]
     results = run(load_recipe(training[0], [*training[1:], *small]))
     assert json.loads(Path("before.json").read_text())["data"]["fingerprint"] == results["data"]["test"]
+    assert "CC BY 2.0 FR" in results["start_licenses"]["start_from"]
     assert (clone / "runs" / "domain" / "model.safetensors").exists()
 
     (new,) = commands_with("training.train", "--output_dir=runs/new")

@@ -1,6 +1,7 @@
 """Write the model card of a run: `python -m training.card RESULTS.json OWNER/NAME [--output=FILE]`."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,18 @@ from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
 from training.data import describe_seen
 from training.families import GlancingTraining
-from training.fields import HubData, Recipe
+from training.fields import HubData, Recipe, to_dict
+from training.models import STARTS, starts
 from training.prepare import PUBLIC_SETS
 from training.recipe import recipe_of
 from training.tasks import Metric, Task, make_task
+from training.train import flat
 from vaswani_transformer.support.command_line import CommandParser
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import read_json
 
+FOLDERS = ("data.path", "data.distilled", "tokenizer.path", *(f"training.{name}" for name in (*STARTS, "energy_from")))
+"""Fields of a recipe that name a folder; all but `data.path` may also name a model on the Hub."""
 TEMPLATE = Path(__file__).parent / "card_template.md"
 EXAMPLE = "Two dogs play in the snow."  # for results without a test sentence
 
@@ -63,6 +68,21 @@ def variant(recipe: Recipe) -> str:
     return "glat" if recipe.kind == "nat" and has_glancing else recipe.kind
 
 
+def base_models(recipe: Recipe) -> str | list[str] | None:
+    """Return the start models under names that the Hub accepts, or None."""
+    names = list(dict.fromkeys(name for name in starts(recipe).values() if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)))
+    return names[0] if len(names) == 1 else names or None
+
+
+def folder_options(recipe: Recipe) -> list[str]:
+    """Return an option for each folder that a recipe names, which the reader of a card must give."""
+    fields = dict(flat(to_dict(recipe)))
+    on_hub = {name for name, value in fields.items() if name != "data.path" and "/" in str(value)}
+    if isinstance(recipe.data, HubData):
+        on_hub.add("data.path")
+    return [f"--{name}=FOLDER" for name in FOLDERS if fields.get(name) is not None and name not in on_hub]
+
+
 def make_card(results: dict[str, Any], repository: str, license: str = "apache-2.0") -> ModelCard:
     """Return the model card of a run, with a `model-index` of the scores and signatures in its metadata."""
     recipe = recipe_of(results["recipe"])
@@ -74,6 +94,7 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
     head = ModelCardData(
         language=language_codes(recipe) or None,
         license=license,
+        base_model=base_models(recipe),
         library_name="transformers",
         pipeline_tag=task.hub_name,
         tags=["transformer", variant(recipe).replace("_", "-"), model_type, task.hub_name],
@@ -98,6 +119,10 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
         data=data,
         license=license,
         data_license=data_license,
+        starts=starts(recipe),
+        parts=STARTS,
+        start_licenses=results.get("start_licenses", {}),
+        folders=folder_options(recipe),
         repository=json.dumps(repository),
         example=json.dumps(source, ensure_ascii=False),
         scores=score_lines(results, recipe),

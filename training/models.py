@@ -1,5 +1,7 @@
-"""The model of a run: new, or initialized with trained weights."""
+"""The model of a run: new, or initialized with trained weights, whose licenses the run records."""
 
+import re
+from pathlib import Path
 from typing import TypeVar
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
@@ -20,6 +22,8 @@ ENCODER_SHAPE = (
 """Fields of the configuration that must agree before encoder and embeddings are copied."""
 MODEL_SHAPE = (*ENCODER_SHAPE, "encoder_layers", "decoder_layers", "tie_word_embeddings", "decoder_start_token_id")
 """Fields that must agree before all weights are copied."""
+STARTS = {"start_from": "the weights", "encoder_from": "the encoder and embeddings"}
+"""Fields of the group `training` that name a trained model, and what a run takes from it."""
 
 
 def make_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, is_new: bool = True) -> ProjectedModel:
@@ -53,6 +57,25 @@ def make_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, is_new: bool 
         enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
         enable()
     return model
+
+
+def starts(recipe: Recipe) -> dict[str, str]:
+    """Return the trained models that a run started from, by field."""
+    named = {field: getattr(recipe.training, field) for field in STARTS}
+    return {field: name for field, name in named.items() if name is not None}
+
+
+def start_licenses(recipe: Recipe) -> dict[str, str]:
+    """Return the licenses that the cards in the folders of the start models state, by field."""
+    licenses = {}
+    for field, name in starts(recipe).items():
+        card = Path(name) / "README.md"
+        text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+        row = re.search(r"^\| License \| (.+) \|$", text, re.MULTILINE)
+        license = row or re.search(r"^license: *(\S+)", text, re.MULTILINE)
+        if license is not None:
+            licenses[field] = license[1]
+    return licenses
 
 
 def load_trained(name: str, model_class: type[Model], tokenizer: PreTrainedTokenizerBase, field: str) -> Model:

@@ -27,7 +27,7 @@ from training.data import Data, describe_seen, load_data
 from training.evaluation import write_translations
 from training.fields import Recipe, to_dict
 from training.machine import commit, hardware, init_processes, versions
-from training.models import make_model
+from training.models import make_model, start_licenses
 from training.prepare import PREPARED
 from training.recipe import load_recipe, read_yaml, recipe_of, recipe_parser, to_yaml
 from training.tasks import make_task
@@ -217,6 +217,7 @@ def write_results(trainer: PaperTrainer, averaged: list[int], source: str | None
         "tokens": data.unknown,
         "seen_in_training": data.seen,
         "source": source,
+        "start_licenses": start_licenses(recipe),
         "commit": commit(),
         "versions": versions(),
         "hardware": hardware(trainer.args.device),

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from tests import ROOT
 from tests.training.invented_results import DATA, REPOSITORY, SIGNATURE, results_of
 from training.card import EXAMPLE, main, make_card
 from training.families import FAMILIES, GlancingTraining
-from training.fields import FileData
+from training.fields import BeamTraining, FileData, Recipe, TokenizerRecipe
+from training.models import start_licenses
 
 
 def test_card_of_the_shipped_model_has_the_metadata_that_the_code_makes_of_its_results(tmp_path: Path) -> None:
@@ -108,6 +110,61 @@ def test_card_says_that_test_pairs_are_in_the_training_data() -> None:
     assert "- test set: the training data contain 1 of its 16 pairs, and 2 of its sources, so its" in text
     seen["test"] = seen["validation"]
     assert "training sources" not in str(make_card(results_of() | {"seen_in_training": seen}, REPOSITORY))
+
+
+def test_card_of_a_fine_tuned_model_names_the_model_that_it_started_from_and_its_license() -> None:
+    training = BeamTraining(start_from="tatoeba-en-de")
+    results = results_of(training=training) | {"start_licenses": {"start_from": "the data: CC BY 2.0 FR"}}
+    card = make_card(results, REPOSITORY)
+    assert card.data.get("base_model") == "tatoeba-en-de"
+    assert "| Started from | the weights of tatoeba-en-de, whose data and license apply too |" in card.text
+    assert "the data: its owners'; for tatoeba-en-de: the data: CC BY 2.0 FR |" in card.text
+    assert "| Training | 300 further steps of" in card.text
+
+    unlicensed = make_card(results_of(training=training), REPOSITORY)
+    assert "whose data and license apply too |" in unlicensed.text
+    assert "the data: its owners' |" in unlicensed.text
+
+
+def test_card_names_the_teacher_of_an_encoder_and_no_base_model_that_the_hub_would_refuse() -> None:
+    card = make_card(results_of(training=BeamTraining(encoder_from="somebody/teacher")), REPOSITORY)
+    assert card.data.get("base_model") == "somebody/teacher"
+    assert "| Started from | the encoder and embeddings of somebody/teacher, whose" in card.text
+    assert "| Training | 300 steps of" in card.text
+    spaced = make_card(results_of(training=BeamTraining(start_from="my model")), REPOSITORY)
+    assert spaced.data.get("base_model") is None
+    scratch = make_card(results_of(), REPOSITORY)
+    assert scratch.data.get("base_model") is None
+    assert "Started from" not in scratch.text
+
+
+@pytest.mark.parametrize(
+    ("card", "license"),
+    [
+        ("---\nlicense: mit\n---\n| License | weights: mit; the data: x |\n", "weights: mit; the data: x"),
+        ("---\nlicense: mit\n---\n", "mit"),
+        ("---\n---\n", None),
+        (None, None),
+    ],
+)
+def test_licenses_of_start_models_are_those_of_their_cards(
+    tmp_path: Path, card: str | None, license: str | None
+) -> None:
+    if card is not None:
+        (tmp_path / "README.md").write_text(card, encoding="utf-8")
+    recipe = Recipe(training=BeamTraining(start_from=str(tmp_path)))
+    assert start_licenses(recipe) == ({} if license is None else {"start_from": license})
+
+
+def test_command_of_the_card_asks_for_each_folder_that_the_recipe_names_and_for_no_model_on_the_hub() -> None:
+    data = FileData(path="pairs", distilled="teacher")
+    training = BeamTraining(start_from="tatoeba-en-de", encoder_from="somebody/teacher")
+    text = make_card(results_of(data=data, training=training, tokenizer=TokenizerRecipe(path="own")), REPOSITORY).text
+    (command,) = re.findall(r"```bash\n(.*?)\n```", text, flags=re.DOTALL)
+    assert shlex.split(command)[3:] == [
+        *("recipe.yaml", "--data.path=FOLDER", "--data.distilled=FOLDER", "--tokenizer.path=FOLDER"),
+        *("--training.start_from=FOLDER", "--output_dir=runs/own"),
+    ]
 
 
 def test_run_without_a_metric_has_a_card() -> None:
