@@ -130,11 +130,25 @@ def test_page_is_as_wide_as_a_phone_and_the_drawing_scrolls_to_its_step(
     playwright.expect(slider).to_be_visible(timeout=TIMEOUT)
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     box = page.locator(".drawing")
-    assert box.evaluate("box => box.scrollWidth > box.clientWidth && box.scrollLeft === 0")
-    slider.press("ArrowLeft")
-    slider.press("ArrowRight")
-    assert box.evaluate("box => box.scrollLeft > 0")
+    assert box.evaluate("box => box.scrollWidth > box.clientWidth")
+    newest = box.evaluate("box => box.scrollLeft")
+    assert newest > 0
+    slider.press("Home")
+    slider.press("End")
+    assert box.evaluate("box => box.scrollLeft") == newest
     assert page.get_by_label("Scores").is_visible() == (family == "autoregressive")
+
+
+def test_note_replaces_the_drawing_that_was_scrolled(open_page: OpenPage) -> None:
+    page = open_page(*model_of_pairs(), width=390)
+    translate(page, "what is your name")
+    playwright.expect(page.locator("output")).to_be_visible(timeout=TIMEOUT)
+    page.get_by_label("Beams").fill("100")
+    translate(page, "what is your name")
+    note = "Beams: out of range; got 100, expected an integer from 1 to 16."
+    playwright.expect(page.get_by_label("Note")).to_have_value(note, timeout=TIMEOUT)
+    playwright.expect(page.locator("output")).to_have_count(0)
+    assert page.get_by_text("Error").count() == 0
 
 
 def test_first_screen_of_a_phone_shows_the_source_the_slider_and_half_of_the_tree(open_page: OpenPage) -> None:

@@ -124,9 +124,10 @@ class NumberField:
         """Return the field in Gradio, which does not check the range: its error would fill every output."""
         import gradio as gr
 
-        label = f"{self.name} ({self.range.least:g} to {self.range.most:g}{self.hint})"
+        least, most = self.range.least, self.range.most
+        limits = f"\u00b1{most:g}" if least == -most else f"{least:g}-{most:g}"
         steps: dict[str, Any] = {"precision": 0} if self.range.is_whole else {"step": 0.1}
-        return gr.Number(self.value, label=label, min_width=80, **steps)
+        return gr.Number(self.value, label=f"{self.name} ({limits}{self.hint})", min_width=80, **steps)
 
     def problem(self, value: float | None) -> str:
         """Return what is wrong with a value, or an empty string; an empty field stands for the model's setting."""

@@ -3,7 +3,6 @@ const find = (selector) => element.querySelector(selector);
 const CLOSE = 28; // pixels from row to row of a beam tree without scores
 
 function show() {
-  if (!find("svg")) return;
   const step = Number(find("[type=range]").value);
   for (const part of element.querySelectorAll("[data-step]")) {
     part.setAttribute("display", Number(part.dataset.step) <= step ? "inline" : "none");
@@ -48,4 +47,8 @@ element.addEventListener("input", (event) => {
   if (event.target.type === "range") follow();
 });
 element.addEventListener("click", (event) => event.target.type === "button" && save());
-watch("value", show);
+watch("value", () => {
+  if (!find("svg")) return; // a note instead of a search
+  show();
+  follow();
+});

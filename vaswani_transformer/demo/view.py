@@ -13,8 +13,9 @@ from ..support.modes import is_non_autoregressive
 from .steps import RecordingTranslator
 
 TREE_LEGEND = (
-    "Best first. Blue: still open, or finished; bold leads to the best target. Gray: died. In parentheses: the best "
-    "candidate that the step drops. Scores: log P of open beams, log P / lp(Y) of finished targets."
+    "Best first. Blue: still open, or finished; bold leads to the best target. Gray: died. With k beams, a step keeps "
+    "the k best open ones, and the targets that finish among its k best candidates; in parentheses is the best "
+    "candidate that it drops. Scores: log P of open beams, log P / lp(Y) of finished targets."
 )
 PASSES_LEGEND = "Boxes: words that the {} changed. Gray: words that a later one changes."
 VIEW = """<div class="controls">
