@@ -41,6 +41,7 @@ WRONG = {  # for each exercise: a part of its solution, its replacement, and wha
     "Label smoothing": [
         ("smoothing * log_p.mean(-1)", "0", r"^smoothing 0\.1: yours \d\.\d{4}, the library's \d\.\d{4}\.$"),
         ("smoothing * log_p.mean(-1)", "smoothing * log_p.sum(-1)", r"^smoothing 0\.1: "),
+        ("log_p.mean(-1)", "(log_p.sum(-1) - of_label) / (log_p.shape[1] - 1)", r"^smoothing 0\.1: "),  # V - 1 others
         ("return -(", "return (", r"^smoothing 0\.0: yours -"),
         (").mean()", ").sum()", r"^smoothing 0\.0: "),
         (").mean()", ")", r"^Return one number for all positions; got \(4,\)\.$"),
