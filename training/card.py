@@ -1,4 +1,4 @@
-"""Write the model card of a run: `python -m training.card RESULTS.json OWNER/NAME [--output=FILE]`."""
+"""Write the model card of a run: `python -m training.card RUN OWNER/NAME [--output=FILE]`."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from training.models import STARTS, starts
 from training.prepare import PUBLIC_SETS
 from training.recipe import recipe_of
 from training.tasks import Metric, Task, make_task
-from training.train import flat
+from training.train import RESULTS, flat
 from vaswani_transformer.support.command_line import CommandParser
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import read_json
@@ -26,8 +26,9 @@ TEMPLATE = Path(__file__).parent / "card_template.md"
 EXAMPLE = "Two dogs play in the snow."  # for results without a test sentence
 
 
-def read_results(path: Path) -> dict[str, Any]:
-    """Return the content of a run's results.json."""
+def read_results(run: Path) -> dict[str, Any]:
+    """Return the content of results.json in the folder of a run, or of that file."""
+    path = run / RESULTS if run.is_dir() else run
     fix = "rerun the training command to finish the run."
     results = read_json(path, fix)
     for name, content in {"name": str, "recipe": dict}.items():
@@ -204,12 +205,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser = CommandParser(
         prog="python -m training.card", description="Write the model card of a run.", allow_abbrev=False
     )
-    parser.add_argument("results", type=Path, metavar="RESULTS.json", help="what a finished run wrote")
+    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run, or its results.json")
     parser.add_argument("repository", metavar="OWNER/NAME", help="the repository that the card is for")
     parser.add_argument("--output", type=Path, metavar="FILE", default="model_card.md", help="the card (model_card.md)")
     options = parser.parse_args(arguments)
     with exit_on_user_error(OSError):
-        results = read_results(options.results)
+        results = read_results(options.run)
         make_card(results, options.repository).save(options.output)
 
 

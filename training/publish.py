@@ -92,7 +92,7 @@ def publish(options: argparse.Namespace) -> str:
     """Publish a finished run, or write the files into a folder; return the address or folder."""
     run = options.run
     repository = options.repository
-    results = read_results(run / RESULTS)
+    results = read_results(run)
     if options.dry_run is not None:
         with atomic_folder(options.dry_run) as staging:
             write_repository(staging, run, results, repository, options.license)

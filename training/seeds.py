@@ -9,7 +9,7 @@ from typing import Any
 
 from training.card import read_results
 from training.tasks import Metric, task_class
-from training.train import FREE, RESULTS, flat
+from training.train import FREE, flat
 from vaswani_transformer.support.errors import UserError
 
 DETERMINE_SCORES = {"training.steps", "training.minutes", "data.distilled"}
@@ -39,7 +39,7 @@ class ScoredRun:
 
 def load_run(path: Path) -> ScoredRun:
     """Return a finished run with the scores of its test set, or of its validation set if it has no test set."""
-    results = read_results(path / RESULTS if path.is_dir() else path)
+    results = read_results(path)
     tree = results["recipe"]
     task = task_class(tree["data"]["kind"], tree.get("task", "translation"))
     split = "test" if "test" in results else "validation"

@@ -104,6 +104,13 @@ def test_card_says_what_the_model_does_and_names_only_languages_that_the_recipe_
     assert {one.task_name.partition(" ")[2] for one in card.data.get("eval_results")} == {"-".join(languages or [])}
 
 
+def test_command_reads_the_folder_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(json.dumps(results_of()), encoding="utf-8")
+    for number, run in enumerate((tmp_path, tmp_path / "results.json")):
+        main([str(run), REPOSITORY, f"--output={tmp_path / f'{number}.md'}"])
+    assert (tmp_path / "0.md").read_text(encoding="utf-8") == (tmp_path / "1.md").read_text(encoding="utf-8")
+
+
 def test_card_says_that_test_pairs_are_in_the_training_data() -> None:
     seen = {"validation": {"pairs": 0, "sources": 0}, "test": {"pairs": 1, "sources": 2}}
     text = str(make_card(results_of() | {"seen_in_training": seen}, REPOSITORY))
