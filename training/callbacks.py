@@ -41,6 +41,9 @@ def is_best_evaluation(state: TrainerState, args: TrainingArguments) -> bool:
 class Patience(EarlyStoppingCallback):
     """Callback that ends training after a number of evaluations that are not better than the best."""
 
+    def on_train_begin(self, *_: object, **__: object) -> None:
+        """Leave out Transformers' warning: the trainer restores the best checkpoint, as `save_final_model` says."""
+
     def check_metric_value(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metric_value: float
     ) -> None:

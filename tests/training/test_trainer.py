@@ -15,13 +15,20 @@ import torch
 from sacrebleu.metrics import BLEU
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    Seq2SeqTrainer,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    trainer_callback,
+)
 
 from tests.commands import no_space, user_error
 from tests.models import LargestTensor
 from tests.training import runs
 from training import metrics
-from training.callbacks import Progress, ProgressBar
+from training.callbacks import Patience, Progress, ProgressBar
 from training.checkpoints import (
     CHECKPOINTS,
     COMPLETE,
@@ -230,6 +237,18 @@ def test_equal_scores_keep_the_checkpoint_with_the_lower_loss_and_exhaust_no_pat
     assert best == [1, 2, 2, 4, 5, 5, 5]
     assert trainer.state.best_metric == 2
     assert trainer.control.should_training_stop
+
+
+def test_patience_does_not_warn_that_the_best_checkpoint_would_not_be_loaded(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run restores it after training, without `load_best_model_at_end`."""
+    trainer = runs.trainer_in([*arguments, "--training.patience=2"], tmp_path / "run")
+    (patience,) = [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, Patience)]
+    warnings: list[str] = []
+    monkeypatch.setattr(trainer_callback.logger, "warning", warnings.append)
+    patience.on_train_begin(trainer.args, trainer.state, trainer.control)
+    assert warnings == []
 
 
 def test_score_that_is_not_a_number_is_never_the_best(arguments: list[str], tmp_path: Path) -> None:
