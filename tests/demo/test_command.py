@@ -93,6 +93,8 @@ def test_page_is_served_without_a_network_until_ctrl_c(saved: Path, host: str, n
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == f"http://{name}:{port}/\n"
+            if host == "0.0.0.0":
+                assert f"http://ADDRESS:{port}, with this machine's address" in process.stdout.readline()
             with urlopen(f"http://127.0.0.1:{port}/", timeout=60) as answer:
                 page = answer.read().decode()
             assert '"analytics_enabled":false' in re.sub(r"\s", "", page)

@@ -46,5 +46,7 @@ def main(arguments: list[str] | None = None) -> None:
             address = f"--host={options.host} --port={options.port}"
             raise UserError(f"{address}: is in use or not permitted; choose a different port or host.") from error
         say(str(address))
+        if options.host == "0.0.0.0":
+            say(f"Phones use http://ADDRESS:{options.port}, with this machine's address in the network.")
         while True:  # on Windows Ctrl-C cannot interrupt a wait for a lock
             time.sleep(60)
