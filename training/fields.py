@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from vaswani_transformer import VaswaniTransformerConfig
+from vaswani_transformer.support.command_line import did_you_mean
 from vaswani_transformer.support.errors import UserError, one_line
 
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])  # what NumPy accepts
@@ -337,7 +338,7 @@ class Recipe:
         try:
             return self.family.model_class.config_class.from_paper(self.model.get("paper", "base"), **fields | ids)
         except Exception as error:  # the strict configuration's own classes
-            raise UserError(f"model: {one_line(error)}") from error
+            raise UserError(f"model: {with_suggestion(one_line(error))}") from error
 
     def generation_config(
         self, config: VaswaniTransformerConfig, tokenizer: PreTrainedTokenizerBase, in_evaluations: bool = False
@@ -351,6 +352,13 @@ class Recipe:
         if not self.family.model_class.is_autoregressive and tokenizer.unk_token_id is not None:
             search["suppress_tokens"] = [tokenizer.unk_token_id]
         return config.make_generation_config(**search)
+
+
+def with_suggestion(error: str) -> str:
+    """Replace the list of names in the error of an unknown one by the closest, if any is close."""
+    problem, _, names = error.partition("; choose one of ")
+    hint = did_you_mean(problem.partition(":")[0], names.rstrip(".").split(", "))
+    return error if hint == "." else f"{problem}{hint}"
 
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:

@@ -27,6 +27,7 @@ FILE_KINDS = ("json", "csv", "parquet", "text", "trees")
 DATA_KINDS = dict.fromkeys(FILE_KINDS, FileData) | {"hub": HubData}
 OPTIMIZERS = {"paper": PaperOptimizer, "radam": RectifiedOptimizer}
 KINDS = {"data.kind": DATA_KINDS, "model.kind": FAMILIES, "training.optimizer": OPTIMIZERS}  # the first is the default
+UNKNOWN_KEY = re.compile(r"Group '|Option '|model: (?P<field>\w+): not a field")  # in errors of a file
 TOKENIZER_SETS = {"vocab_size", "bos_token_id", "pad_token_id", "eos_token_id", "mask_token_id"}
 
 
@@ -151,7 +152,13 @@ def load_recipe(path: str | Path, arguments: list[str], command_options: Iterabl
     arguments = [re.sub("=~(?=/)", f"={Path.home()}", argument) for argument in arguments]
     parser = recipe_parser(tree, arguments)
     parser.command_options = command_options
-    return checked(parser, parser.parse_args([f"--recipe={path}", *arguments]))
+    try:
+        return checked(parser, parser.parse_args([f"--recipe={path}", *arguments]))
+    except UserError as error:
+        unknown = UNKNOWN_KEY.match(str(error))
+        if unknown is None or f"--model.{unknown['field']}" in " ".join(arguments):
+            raise
+        raise UserError(f"{path}: {error}") from error
 
 
 def recipe_of(tree: dict[str, object]) -> Recipe:

@@ -130,12 +130,16 @@ def test_gpu_that_only_emulates_bf16_trains_in_fp32(has_instructions: bool, monk
         ("data: {path: x}\nmodel: {vocab_size: 9}", r"model\.vocab_size: the tokenizer sets it; see tokenizer"),
         (
             "data: {path: x}\ntraining: {lerning_rate_scal: 1}",
-            r"'lerning_rate_scal'; did you mean training\.learning",
+            r"own\.yaml: Group .* 'lerning_rate_scal'; did you mean training\.learning",
         ),
         ("data: {path: x}\ntrainin: {steps: 1}", r"'trainin\.steps' is not accepted; did you mean training\.steps\?"),
         ("data: {path: x}\nsteps: 1", r"'steps' is not accepted; did you mean training\.steps\? --help lists"),
-        ("data: {path: x}\nfoo: 1", r"'foo' is not accepted\. --help lists"),
-        ("data: {path: x}\nmodel: {d_modl: 9}", r"model: d_modl: not a field of VaswaniTransformerConfig"),
+        ("data: {path: x}\nfoo: 1", r"own\.yaml: Option 'foo' is not accepted\. --help lists"),
+        (
+            "data: {path: x}\nmodel: {d_modl: 9}",
+            r"own\.yaml: model: d_modl: not a field of VaswaniTransformerConfig; did you mean d_model\?$",
+        ),
+        ("data: {path: x}\nmodel: {foo: 9}", r"own\.yaml: model: foo: .*; choose one of activation_dropout, "),
     ],
 )
 def test_invalid_file_is_an_error_of_one_line(tmp_path: Path, text: str, message: str) -> None:
@@ -162,6 +166,7 @@ def test_invalid_file_is_an_error_of_one_line(tmp_path: Path, text: str, message
         (["--seed=4294967296"], r"^seed: Not of type Seed: 4294967296 does not conform to restriction v>=0 and v<42"),
         (["--decoding.length_penalty=1e9"], r"^decoding\.length_penalty: .*got 1000000000.0, expected a number "),
         (["--decoding.max_source_relative_length=3000000000"], r"^decoding\.max_source_.*to 2147483647; correct it"),
+        (["--model.d_modl=7"], r"^model: d_modl: not a field of .*; did you mean d_model\?$"),
         (["--model.d_model=7"], r"^model: .*d_model \(7\) must be even"),
     ],
 )
