@@ -368,6 +368,7 @@ def test_run_says_at_its_start_what_it_does(
 ) -> None:
     more = ["--training.steps=7", "--training.minutes=20"]
     trainer = runs.trainer_in(arguments, tmp_path / "run", *more)
+    caplog.clear()  # of what reading the data says
     with caplog.at_level("INFO", logger="training.trainer"):
         trainer.get_train_dataloader()
     assert [" ".join(message.split()) for message in caplog.messages] == [
