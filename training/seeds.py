@@ -15,6 +15,8 @@ from vaswani_transformer.support.errors import UserError
 DETERMINE_SCORES = {"training.steps", "training.minutes", "data.distilled"}
 IGNORED = (FREE - DETERMINE_SCORES) | {"seed"}
 """Fields in which runs of one recipe may differ."""
+OF_LEARNING = {"tokenizer.algorithm", "tokenizer.vocab_size", "tokenizer.sample"}
+"""Fields that a run with a loaded vocabulary does not use."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,12 @@ def load_run(path: Path) -> ScoredRun:
     split = "test" if "test" in results else "validation"
     candidates: Iterable[Metric] = (*task.metrics, *task.more_metrics)
     metrics = [metric for metric in candidates if metric.key in results[split]]
+    unused = IGNORED if tree["tokenizer"]["path"] is None else IGNORED | OF_LEARNING
     return ScoredRun(
         path=str(path),
         name=results["name"],
         seed=tree["seed"],
-        recipe={name: value for name, value in flat(tree) if name not in IGNORED},
+        recipe={name: value for name, value in flat(tree) if name not in unused},
         data={"split": split, **results["data"][split]},
         scores={metric.title: results[split][metric.key] for metric in metrics},
         signatures={metric.title: results[split][metric.signature_key] for metric in metrics},
@@ -133,7 +136,8 @@ def report_summary(summary: dict[str, Any]) -> None:
         for path, run in group["runs"].items():
             print(f"    {path}, seed {run['seed']}")
     for name, values in summary["differing_fields"].items():
-        print(f"{name}: " + ", ".join(f"{letter} {value}" for letter, value in values.items()))
+        shown = [f"{letter} {'not set' if value is None else value}" for letter, value in values.items()]
+        print(f"{name}: {', '.join(shown)}")
 
     # The metrics.
     print(f"\n{summary['pairs']:,} pairs of {summary['split']}")

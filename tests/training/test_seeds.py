@@ -12,7 +12,7 @@ from tests.command_parsers import commands_of
 from tests.commands import Run, error_line, run_main
 from tests.training.invented_results import results_of
 from training.compare import main
-from training.fields import FileData
+from training.fields import FileData, TokenizerRecipe
 
 KEPT = ROOT / "training" / "recipes" / "results"
 
@@ -69,9 +69,20 @@ def test_folder_of_the_data_does_not_separate_runs_but_distillation_does(run: Ru
         write_run(tmp_path / "c", 1, 22.0, data=FileData(path="there")),
     ]
     output = run(*paths)[0]
-    assert "data.distilled: A pairs, B None\n" in output
+    assert "data.distilled: A pairs, B not set\n" in output
     assert "BLEU               B         1    22.00             22.00    22.00\n" in output
     assert "BLEU               B - A          +1.50\n" in output
+
+
+def test_settings_that_learn_a_vocabulary_do_not_count_where_one_is_loaded(run: Run, tmp_path: Path) -> None:
+    paths = [
+        write_run(tmp_path / "a", 1, 20.0, tokenizer=TokenizerRecipe(path="words")),
+        write_run(tmp_path / "b", 2, 21.0, tokenizer=TokenizerRecipe(path="words", vocab_size=9000)),
+        write_run(tmp_path / "c", 1, 22.0, tokenizer=TokenizerRecipe(vocab_size=8000)),
+    ]
+    output = run(*paths)[0]
+    assert "tokenizer.path: A words, B not set\ntokenizer.vocab_size: A not set, B 8000\n" in output
+    assert "37000" not in output
 
 
 def test_runs_without_a_test_set_are_summarized_by_validation(run: Run, tmp_path: Path) -> None:
