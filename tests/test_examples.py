@@ -104,18 +104,19 @@ SMALL = [
 @pytest.mark.slow
 def test_own_pairs_become_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainings = [words[3:] for words in commands_of(DOCS / "own-data.md") if "training.train" in words]
-    (recipe, *arguments), (_, *with_languages) = trainings[:2]
+    (recipe, *arguments), (_, *trial), (_, *with_languages) = trainings[:3]
     monkeypatch.chdir(tmp_path)
     Path("pairs").mkdir()
     lines = [f"{n} trees and {m} dogs" for n in range(6) for m in range(6)]
     for source, target in (("source", "target"), ("en", "it")):
         Path(f"pairs/{source}.txt").write_text("\n".join(lines), encoding="utf-8")
         Path(f"pairs/{target}.txt").write_text("\n".join(line[::-1] for line in lines), encoding="utf-8")
-    for given in (arguments, with_languages):
+    for given in (arguments, trial, with_languages):
         run(load_recipe(ROOT / recipe, [*given, *SMALL]))
     results = json.loads(Path("runs/own/results.json").read_text(encoding="utf-8"))
     assert [results["data"][split]["pairs"] for split in ("train", "validation", "test")] == [30, 3, 3]
-    assert Path("runs/en-it/model.safetensors").exists()
+    for name in ("trial", "en-it"):
+        assert Path(f"runs/{name}/model.safetensors").exists()
 
 
 PAGE, RECIPE = DOCS / "fine-tuning.md", "training/recipes/fine-tune.yaml"
@@ -153,11 +154,15 @@ def test_shipped_model_is_fine_tuned_on_pairs_and_scored_on_those_held_out(
     assert "CC BY 2.0 FR" in results["start_licenses"]["start_from"]
     assert (clone / "runs" / "domain" / "model.safetensors").exists()
 
+    change, comparison = commands_with("training.compare")
+    output, errors, status = run_main(compare.main, change, capsys)
+    assert (errors, status) == ("", 0)
+    assert "A before.jsonl\nB runs/domain\n" in output
+
     (new,) = commands_with("training.train", "--output_dir=runs/new")
     data = [load_recipe(recipe, arguments).data for recipe, *arguments in (new, training)]
     assert len({(one.validation, one.test, one.split_seed) for one in data}) == 1
     run(load_recipe(new[0], [*new[1:], *SMALL]))
-    (comparison,) = commands_with("training.compare")
     output, errors, status = run_main(compare.main, comparison, capsys)
     assert (errors, status) == ("", 0)
     assert "A runs/new\nB runs/domain\n" in output
