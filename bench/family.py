@@ -84,7 +84,7 @@ def steps_of(options: argparse.Namespace) -> Iterator[Step]:
     # The teacher, and its translations of the training sources.
     recipe_of_teacher = [str(RECIPES / "multi30k-teacher.yaml"), data]
     fields = list(limits)
-    if limits:  # a teacher that has hardly trained never ends a translation
+    if options.steps is not None:  # a teacher that has hardly trained never ends a translation
         fields.append("--decoding.max_source_relative_length=0")
     yield training_step("teacher", [*recipe_of_teacher, *fields], runs)
     search = ["--length_penalty=1.4", f"--output_dir={distilled}"]
