@@ -1,5 +1,6 @@
 """Publishing a run: what is checked before any work, the uploaded files, and uploads that fail."""
 
+import ast
 import getpass
 import json
 import re
@@ -136,7 +137,8 @@ def test_run_is_published_in_one_commit_whose_example_runs_elsewhere(finished_ru
     commits = [hub.at(REPOSITORY, branch).sha for branch in ("tried", "main")]
     assert output.splitlines() == [f"Published {REPOSITORY}: {url}/{REPOSITORY}/commit/{commit}" for commit in commits]
     assert hub.messages(REPOSITORY, "tried") == hub.messages(REPOSITORY) == ["Publish a run"]
-    assert printed.startswith("[")
+    by_model, by_pipeline = map(ast.literal_eval, printed.splitlines())
+    assert [{"translation_text": by_model[0]}] == by_pipeline
 
 
 @pytest.fixture
