@@ -156,7 +156,7 @@ def decoding_parser(module: str, description: str | None, rounds: int) -> argpar
 def main(arguments: list[str] | None = None) -> None:
     parser = decoding_parser("decode_against_marian", __doc__, rounds=5)
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 4], help="beams of the searches (1 4)")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS, help="what to measure beside Marian (all)")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS, help="arms to compare with Marian (all)")
     options = parser.parse_args(arguments)
     options.arms = arms_to_run(options.arms, options.lengths)
     torch.set_num_threads(options.threads)

@@ -29,7 +29,7 @@ FIRST = 4  # the first symbol, after <s>, <pad>, </s> and <mask>
 END = 2
 MASK = 3
 VARIANTS = {"glat": "nat", "ctc-glat": "ctc", "discrete": "iterative_vae"}  # the family of each variant
-FIELDS: dict[str, dict[str, Any]] = {  # of the configuration, beside the sizes
+FIELDS: dict[str, dict[str, Any]] = {  # of the configuration, in addition to the sizes
     "cmlm": {"mask_token_id": MASK, "max_target_length": 30},
     "discrete": {"latent": "discrete"},
 }

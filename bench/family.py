@@ -161,7 +161,7 @@ class Record:
             print(f"{step.command}\n# finished before, {entry['seconds'] / 60:.1f} minutes\n", flush=True)
             return
 
-        # Whatever ends the command, its seconds count.
+        # The seconds count even if the command fails or is interrupted.
         print(step.command, flush=True)
         start = time.monotonic()
         process = Popen([sys.executable, *step.arguments])

@@ -49,7 +49,7 @@ NO_TIME = "the minutes were over; run the same command again to continue here"
 
 def perform(part: Part, device: str, is_tiny: bool, log: Path, limit: float, results: Connection) -> None:
     """Run a part in this process, and send its rows, then its status with the reason."""
-    # A process group of its own, which can be killed with its children, and a log that says where it hung.
+    # A separate process group, which can be killed with its children, and a log that says where it hung.
     os.setsid()
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)

@@ -46,7 +46,7 @@ def hint_costs(words: int, choices: int, strength: float) -> tuple[float, float]
 
 
 def hint_gain(words: int, choices: int, strength: float, weight: float) -> float:
-    """Return what a hint saves in nats a sentence, given the weight of its divergence."""
+    """Return the nats that a hint saves in a sentence, given the weight of its divergence."""
     reconstruction, divergence = hint_costs(words, choices, strength)
     return words * math.log(2 * choices) - reconstruction - weight * divergence
 

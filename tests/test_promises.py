@@ -173,7 +173,7 @@ def publish(family: str, folder: Path) -> Path:
 
 @functools.cache
 def results_without_the_package() -> dict[str, list]:
-    """Return what a process that cannot import the package computes with each family's published model."""
+    """Return the results of each family's published model in a process that cannot import the package."""
     with tempfile.TemporaryDirectory() as name:
         folders = [publish(family, Path(name) / family) for family in FAMILIES]
         results = load_without_the_package(Path(name) / "home", *((str(folder), "main") for folder in folders))

@@ -50,7 +50,7 @@ def language_name(code: str | None) -> str | None:
 
 
 def purpose(recipe: Recipe, task: Task) -> str:
-    """Return what a model was trained to do, with the names of the languages that its recipe tells."""
+    """Return the task that a model was trained for, with the names of the languages that its recipe tells."""
     source, target = map(language_name, recipe.data.languages)
     if task.verb == "parse":
         sentences = f"{source} sentences" if source else "sentences"

@@ -141,7 +141,7 @@ def check_shares(folder: Path, shares: int) -> None:
 
 
 def share_settings(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
-    """Return what the pairs of a share depend on, which a later command must have too."""
+    """Return the settings that the pairs of a share depend on; a later command must have the same."""
     settings = {name: getattr(options, name) for name in RESULTS_DEPEND_ON}
     settings["source"] = recipe.data.source
     settings["target"] = recipe.data.target

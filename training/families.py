@@ -284,7 +284,7 @@ class LatentTrainer(GlancingTrainer):
 
     @staticmethod
     def reveal_draws(labels: Tensor, seeds: list[int]) -> Tensor:
-        """Return what determines the revealed latents (B, 1 + T) of `labels` (B, T)."""
+        """Return the draws (B, 1 + T) that determine the revealed latents of `labels` (B, T)."""
         return draw(seeds, labels, lambda length, generator: torch.rand(1 + length, generator=generator))
 
     def sentence_statistics(self, logits: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -146,7 +146,7 @@ def to_yaml(tree: dict[str, Any]) -> str:
 def load_recipe(path: str | Path, arguments: list[str], command_options: Iterable[str] = ()) -> Recipe:
     """Load the recipe of a YAML file, with fields overridden by `--any.field=value` arguments.
 
-    `command_options` are the names of the options that a command has beside these fields.
+    `command_options` are the names of the options that a command has in addition to these fields.
     """
     tree = read_yaml(Path(path))
     arguments = [re.sub("=~(?=/)", f"={Path.home()}", argument) for argument in arguments]
@@ -180,7 +180,7 @@ def checked(parser: RecipeParser, values: Namespace) -> Recipe:
     if names := sorted(TOKENIZER_SETS & recipe.model.keys()):
         raise UserError(f"model.{names[0]}: the tokenizer sets it; see tokenizer.vocab_size and tokenizer.path.")
 
-    # The fields of the model and of the search. A loaded vocabulary has a size of its own.
+    # The fields of the model and of the search. A loaded vocabulary sets its own size.
     entries = recipe.tokenizer.vocab_size if recipe.tokenizer.path is None else 2**31
     recipe.model_config(vocab_size=entries)
     check_settings("decoding.", dataclasses.asdict(recipe.decoding), entries, "correct it.")

@@ -149,7 +149,7 @@ def load_splits(options: argparse.Namespace, recipe: Recipe) -> DatasetDict:
 
 
 def origin(model: PreTrainedModel, options: argparse.Namespace) -> dict[str, Any]:
-    """Return what rounding and speed depend on."""
+    """Return the settings, versions and hardware that rounding and speed depend on."""
     return {
         "batch_tokens": options.batch_tokens,
         "device": str(model.device),

@@ -130,7 +130,7 @@ class NumberField:
         return gr.Number(self.value, label=f"{self.name} ({limits}{self.hint})", min_width=80, **steps)
 
     def problem(self, value: float | None) -> str:
-        """Return what is wrong with a value, or an empty string; an empty field stands for the model's setting."""
+        """Return the problem with a value, or an empty string; an empty field stands for the model's setting."""
         if value is None or value in self.range:
             return ""
         return f"{self.name}: out of range; got {value:g}, expected {self.range}."
