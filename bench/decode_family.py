@@ -251,14 +251,36 @@ def history(arms: list[Arm], sources: list[str], references: list[str], count: i
         rows.append({"model": "source", "text": sources[index]})
         rows.append({"model": "target", "text": references[index]})
         for arm in last_arms(arms):
-            inputs = sources_of([encoded[index]])
-            if is_non_autoregressive(arm.model):
-                tokens = arm.generate(inputs, return_dict_in_generate=True, return_history=True).history[:, 0]
-                steps = list(enumerate(arm.decode(tokens), start=1))
-            else:
-                steps = [(arm.passes, arm.decode(arm.generate(inputs))[0])]
-            rows += [{"model": arm.name, "text": text, "pass": step} for step, text in steps]
+            for step, text in passes_of(arm, sources_of([encoded[index]])):
+                rows.append({"model": arm.name, "text": text, "pass": step})
     return rows
+
+
+def passes_of(arm: Arm, inputs: dict[str, Tensor]) -> list[tuple[int | str, str]]:
+    """Return the translation of one source after each iteration or layer, in bold the words that later layers know."""
+    if not is_non_autoregressive(arm.model):
+        return [(arm.passes, arm.decode(arm.generate(inputs))[0])]
+    output = arm.generate(inputs, return_dict_in_generate=True, return_history=True)
+    iterations = output.history[:, 0]  # (R, 1 + T)
+    texts = arm.decode(iterations)
+    if output.committed is not None:
+        for layer in range(len(texts) - 1):
+            texts[layer] = mark_committed(arm, iterations[layer, 1:], output.committed[layer, 0])
+    return list(enumerate(texts, start=1))
+
+
+def mark_committed(arm: Arm, tokens: Tensor, is_committed: Tensor) -> str:
+    """Return the text of `tokens` (T,), with the words in bold whose tokens are all committed."""
+    words = arm.decode(tokens[None])[0].split()
+    is_bold = [True] * len(words)
+    before = ""
+    for index in range(len(tokens)):
+        text = arm.decode(tokens[None, : index + 1])[0]
+        number = len(text.split())  # of the word that this token belongs to
+        if number and text != before and not is_committed[index]:  # a special token adds no text
+            is_bold[number - 1] = False
+        before = text
+    return " ".join(f"**{word}**" if bold else word for word, bold in zip(words, is_bold, strict=True))
 
 
 def refinement(arms: list[Arm], sources: list[str], references: list[str], tokenize: str) -> list[Row]:

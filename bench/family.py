@@ -79,11 +79,12 @@ def steps_of(options: argparse.Namespace) -> Iterator[Step]:
     runs = options.output_dir
     teacher = runs / "teacher"
     distilled = runs / "distilled"
+    seed = f"--seed={options.seed}"
     limits = training_limits(options)
 
     # The teacher, and its translations of the training sources.
     recipe_of_teacher = [str(RECIPES / "multi30k-teacher.yaml"), data]
-    fields = list(limits)
+    fields = [seed, *limits]
     if options.steps is not None:  # a teacher that has hardly trained never ends a translation
         fields.append("--decoding.max_source_relative_length=0")
     yield training_step("teacher", [*recipe_of_teacher, *fields], runs)
@@ -92,6 +93,7 @@ def steps_of(options: argparse.Namespace) -> Iterator[Step]:
 
     # The models, which start from the teacher's encoder and learn its translations.
     fields = [f"--tokenizer.path={teacher}", f"--training.encoder_from={teacher}", f"--data.distilled={distilled}"]
+    fields.append(seed)
     for name in options.models:
         recipe, changes = MODELS[name]
         yield training_step(name, [str(RECIPES / f"{recipe}.yaml"), data, *fields, *changes, *limits], runs)
@@ -99,7 +101,7 @@ def steps_of(options: argparse.Namespace) -> Iterator[Step]:
     # The measurement.
     measurement = ["-m", "bench.decode_family"]
     measurement += [f"--model={name}={runs / name}" for name in ("teacher", *options.models)]
-    measurement += [f"--data={options.data}", "--beams", "1", "--iterations", "1", "10", "--threads", "1"]
+    measurement += [f"--data={options.data}", "--beams", "1", "4", "--iterations", "1", "10", "--threads", "1"]
     measurement += [f"--sentences={options.sentences}", f"--warmup={options.warmup}", "--tokenize=none"]
     measurement += [f"--output={runs / 'decoding.json'}", "--distilled", *options.models]
     yield Step("decoding", measurement)
@@ -134,12 +136,13 @@ class Record:
     """The seconds that each step has taken, and the command of each finished step, in a file of the folder.
 
     Raises:
-        UserError: the folder was started with other data, steps or minutes.
+        UserError: the folder was started with a different seed, or other data, steps or minutes.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.path = options.output_dir / "steps.json"
-        settings = {"data": str(options.data), "steps": options.steps, "minutes": options.minutes}
+        settings = {name: getattr(options, name) for name in ("seed", "steps", "minutes")}
+        settings["data"] = str(options.data)
         self.tree: dict[str, Any] = {"settings": settings, "steps": {}}
         if self.path.exists():
             self.tree = read_json(self.path, "choose a different --output_dir")
@@ -206,6 +209,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--models", nargs="+", choices=MODELS, default=without_flow, help="models to compare (all but flowseq)"
     )
+    seed = "seed of each training; repeat the comparison with a different seed and --output_dir (2017)"
+    parser.add_argument("--seed", type=int, default=2017, metavar="N", help=seed)
     limit = "optimizer steps of each model (the recipe's)"
     parser.add_argument("--steps", type=positive_argument, metavar="N", help=limit)
     parser.add_argument("--minutes", type=PositiveFloat, metavar="M", help="minutes of each training (no limit)")

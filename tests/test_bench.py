@@ -13,13 +13,14 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench import family, kills, latent_price, layer_complexity, serving, table3
+from bench import decode_family, family, kills, latent_price, layer_complexity, serving, table3
 from bench.kills import write_recipe
 from tests import ROOT
 from tests.commands import error_line, run_main, write_pairs
 from tests.forks import ForkedCommand, run_forked
 from tests.models import PAIRS, family_of_pairs, model_of_pairs, save
 from training.recipe import load_recipe
+from vaswani_transformer.support.errors import UserError
 
 # Each module's arguments and a column of its table
 COMMANDS: dict[str, tuple[list[str], str]] = {
@@ -195,6 +196,35 @@ def test_comparison_resumes_with_a_different_spelling_of_its_folder(
         family.Record(options).save()
         commands.append([step.command for step in family.steps_of(options)])
     assert commands[0] == commands[1] == commands[2]
+
+
+def test_comparison_with_a_different_seed_trains_every_model_with_it_in_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = family.parse_arguments([str(tmp_path), "--output_dir=.", "--seed=2018", "--models", "nat", "ctc"])
+    trained = [step for step in family.steps_of(options) if "training.train" in step.arguments]
+    assert [step.name for step in trained if "--seed=2018" in step.arguments] == ["teacher", "nat", "ctc"]
+    family.Record(options).save()
+    with pytest.raises(UserError, match="was started with other settings"):
+        family.Record(family.parse_arguments([str(tmp_path), "--output_dir=."]))
+
+
+def test_history_has_in_bold_the_words_whose_tokens_are_all_committed() -> None:
+    model, tokenizer = family_of_pairs("iterative_vae")
+    arm = decode_family.Arm("VAE", "VAE", model, tokenizer, "1", {}, is_distilled=False)
+    tokens = torch.tensor(tokenizer("two longwords here")["input_ids"])
+    assert len(tokens) > 4  # a word of several tokens, and </s>
+    is_committed = torch.ones(len(tokens), dtype=torch.bool)
+    assert decode_family.mark_committed(arm, tokens, is_committed) == "**two** **longwords** **here**"
+    is_committed[-2:] = False  # the last token of a word, and </s>
+    assert decode_family.mark_committed(arm, tokens, is_committed) == "**two** **longwords** here"
+
+    # After the last layer every word is committed, and none is marked.
+    source = decode_family.sources_of([tokens.tolist()])
+    texts = [text for _, text in decode_family.passes_of(arm, source)]
+    assert len(texts) == model.config.decoder_layers
+    assert "**" not in texts[-1]
 
 
 @pytest.mark.parametrize("name", family.MODELS)
