@@ -17,7 +17,7 @@ import gzip
 import json
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -29,7 +29,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 from transformers.utils import logging
 
-from bench.measuring import Row, clock, make_parser, median_ratio, report, rotated, sources_of, table
+from bench.measuring import Row, clock, make_parser, median_ratio, report, report_more, rotated, sources_of
 from training.metrics import bleu, bleu_metric, chrf, text_statistics
 from vaswani_transformer import prepare_for_inference
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
@@ -188,6 +188,22 @@ def bootstrap_intervals(arms: list[Arm], references: list[str], tokenize: str) -
     return [f"{score.mean - score.ci:.2f} to {score.mean + score.ci:.2f}" for score in scores["BLEU"]]
 
 
+def significance(arms: list[Arm], references: list[str], tokenize: str) -> list[Row]:
+    """Return for each arm the p values of its differences in BLEU to the others, by sacreBLEU's paired bootstrap."""
+    metrics: dict[str, Any] = {"BLEU": bleu_metric(tokenize)}
+    rows = []
+    for arm in arms:
+        others = [other for other in arms if other is not arm]
+        systems: list[tuple[str, Sequence[str]]] = [(other.name, other.texts) for other in (arm, *others)]
+        results: Any = PairedTest(systems, metrics, [references], test_type="bs", n_samples=1000)()[1]["BLEU"]
+        row: Row = {"model": arm.name, **dict.fromkeys(other.name for other in arms)}
+        for other, result in zip(others, results[1:], strict=True):
+            # sacreBLEU's p of two equal systems would be the smallest possible one.
+            row[other.name] = 1.0 if result.score == results[0].score else result.p_value
+        rows.append(row)
+    return rows
+
+
 def without_repeats(text: str) -> str:
     """Return a text in which equal neighbors are one word."""
     return " ".join(word for word, _ in groupby(text.split()))
@@ -342,6 +358,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     dtypes = ("plain", "float32", "bfloat16", "int8")
     parser.add_argument("--dtype", choices=dtypes, default="float32", help="of the prepared models (float32)")
     parser.add_argument("--history", type=int, metavar="N", help="also print N sentences after each iteration")
+    parser.add_argument("--significance", action="store_true", help="also print p values of all differences in BLEU")
     parser.add_argument("--refinement", action="store_true", help="also print the scores after each iteration or layer")
     return parser.parse_args(arguments)
 
@@ -357,11 +374,12 @@ def main(arguments: list[str] | None = None) -> None:
         for threads in options.threads:
             measure(arms, rows, threads, options)
         report(results(arms, references, options), options)
+        if options.significance:
+            report_more("significance", significance(arms, references, options.tokenize), options)
         if options.history is not None:
-            rows_of_history = history(arms, sources, references, options.history)
-            print("\nAfter each iteration or layer:\n", table(rows_of_history), sep="\n")
+            report_more("history", history(arms, sources, references, options.history), options)
         if options.refinement:
-            print("\nRefinement:\n", table(refinement(arms, sources, references, options.tokenize)), sep="\n")
+            report_more("refinement", refinement(arms, sources, references, options.tokenize), options)
 
 
 if __name__ == "__main__":

@@ -103,7 +103,8 @@ def steps_of(options: argparse.Namespace) -> Iterator[Step]:
     measurement += [f"--model={name}={runs / name}" for name in ("teacher", *options.models)]
     measurement += [f"--data={options.data}", "--beams", "1", "4", "--iterations", "1", "10", "--threads", "1"]
     measurement += [f"--sentences={options.sentences}", f"--warmup={options.warmup}", "--tokenize=none"]
-    measurement += [f"--output={runs / 'decoding.json'}", "--distilled", *options.models]
+    measurement += [f"--output={runs / 'decoding.json'}", "--significance"]
+    measurement += ["--distilled", *options.models]
     yield Step("decoding", measurement)
 
 

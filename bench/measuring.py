@@ -134,6 +134,15 @@ def report(rows: Sequence[Row], options: argparse.Namespace) -> None:
         options.output.write_text(json.dumps(tree, indent=2, default=str) + "\n", encoding="utf-8")
 
 
+def report_more(name: str, rows: Sequence[Row], options: argparse.Namespace) -> None:
+    """Print one more table, and add it to `--output` by its name."""
+    print(f"\n{name.capitalize()}:\n", table(rows), sep="\n", flush=True)
+    if options.output is not None:
+        tree = json.loads(options.output.read_text(encoding="utf-8"))
+        tree[name] = rows
+        options.output.write_text(json.dumps(tree, indent=2, default=str) + "\n", encoding="utf-8")
+
+
 def clock(threads: int | None = None) -> Callable[[], float]:
     """Return the clock of this process: CPU time on one thread, which other work changes least, else clock time."""
     return time.process_time if (threads or torch.get_num_threads()) == 1 else time.perf_counter

@@ -28,7 +28,14 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
     "decode_against_marian": (["--beams=1", "--arms", "ours", "int8"], "ratio to Marian"),
     "decode_before_after": ([str(ROOT)], "same tokens"),
     "decode_family": (
-        ["--model=AR=MADE/ar", "--model=CMLM=MADE/cmlm", "--data=MADE/pairs.jsonl", "--history=2", "--refinement"],
+        [
+            "--model=AR=MADE/ar",
+            "--model=CMLM=MADE/cmlm",
+            "--data=MADE/pairs.jsonl",
+            "--history=2",
+            "--refinement",
+            "--significance",
+        ],
         "tokens changed",
     ),
     "dialects": (["iterative_vae"], "right words"),
@@ -155,8 +162,9 @@ def test_comparison_of_the_family_resumes_and_prints_commands_minutes_and_a_tabl
 
     assert output.count("python -m training.train") == 3
     assert output.count("# finished before, ") == 3
-    models = [line.split(" | ")[0] for line in output.splitlines() if line.startswith("| ")]
-    assert models == ["| model", "| ---", "| teacher, beam 1", "| nat, l = 1", "| nat, l = 5", "| ctc, l = 1"]
+    models = [line.split(" | ")[0] for line in output.splitlines() if line.startswith("| ")][2:]
+    searches = ["teacher, beam 1", "teacher, beam 4", "nat, l = 1", "nat, l = 5", "ctc, l = 1"]
+    assert models == [f"| {search}" for search in searches]
     assert output.endswith(" minutes in all.\n")
     assert "was started with other settings" in run_main(family.main, [*arguments, "--steps=3"], capsys)[1]
 
@@ -225,6 +233,17 @@ def test_history_has_in_bold_the_words_whose_tokens_are_all_committed() -> None:
     texts = [text for _, text in decode_family.passes_of(arm, source)]
     assert len(texts) == model.config.decoder_layers
     assert "**" not in texts[-1]
+
+
+def test_significance_has_a_p_value_for_each_pair_of_searches_and_a_better_one_differs() -> None:
+    references = [f"{word} is here and {word} stays there ." for word in PAIRS]
+    texts = {"right": references, "same": references, "wrong": ["nothing of the kind was said by them ."] * len(PAIRS)}
+    arms = [decode_family.Arm(name, name, None, None, "1", {}, is_distilled=False, texts=texts[name]) for name in texts]
+    rows = decode_family.significance(arms, references, "13a")
+    assert [row["model"] for row in rows] == list(texts)
+    assert [rows[index][name] for index, name in enumerate(texts)] == [None, None, None]
+    assert rows[0]["same"] == rows[1]["right"] == 1
+    assert rows[0]["wrong"] < 0.05
 
 
 @pytest.mark.parametrize("name", family.MODELS)
