@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from sacrebleu.significance import PairedTest
@@ -337,6 +338,26 @@ def refinement(arms: list[Arm], sources: list[str], references: list[str], token
     return table_rows
 
 
+def at_reference_lengths(arms: list[Arm], sources: list[str], references: list[str], tokenize: str) -> list[Row]:
+    """Return the scores of models that predict lengths, if they get those of the references instead."""
+    rows = []
+    for arm in last_arms(arms):
+        if not is_non_autoregressive(arm.model) or arm.model.num_length_classes == 1:
+            continue
+        encoded = encode([arm], sources)
+        targets = text_encoder(arm.tokenizer)(text_target=references)["input_ids"]
+        texts: list[str] = []
+        for start in range(0, len(encoded), BATCH):
+            lengths = torch.tensor([[len(target)] for target in targets[start : start + BATCH]])  # (B, 1)
+            chosen = lengths, torch.ones_like(lengths, dtype=torch.bool)
+            with patch.object(arm.model, "choose_lengths", return_value=chosen):
+                texts += arm.decode(arm.generate(sources_of(encoded[start : start + BATCH])))
+        score = bleu(texts, references, tokenize)
+        repeats = text_statistics(texts, references)["repeats"]
+        rows.append({"model": arm.model_name, "BLEU": f"{score['score']:.2f}", "repeats": f"{repeats:.2%}"})
+    return rows
+
+
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = make_parser("decode_family", __doc__, {"sentences": 4, "warmup": 2, "threads": [1]})
     parser.add_argument("--model", action="append", required=True, metavar="NAME=FOLDER", help="repeat for each model")
@@ -360,6 +381,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--history", type=int, metavar="N", help="also print N sentences after each iteration")
     parser.add_argument("--significance", action="store_true", help="also print p values of all differences in BLEU")
     parser.add_argument("--refinement", action="store_true", help="also print the scores after each iteration or layer")
+    parser.add_argument("--reference_lengths", action="store_true", help="also print the scores at these lengths")
     return parser.parse_args(arguments)
 
 
@@ -376,6 +398,9 @@ def main(arguments: list[str] | None = None) -> None:
         report(results(arms, references, options), options)
         if options.significance:
             report_more("significance", significance(arms, references, options.tokenize), options)
+        if options.reference_lengths:
+            scores = at_reference_lengths(arms, sources, references, options.tokenize)
+            report_more("reference lengths", scores, options)
         if options.history is not None:
             report_more("history", history(arms, sources, references, options.history), options)
         if options.refinement:

@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
             "--history=2",
             "--refinement",
             "--significance",
+            "--reference_lengths",
         ],
         "tokens changed",
     ),
@@ -244,6 +245,28 @@ def test_significance_has_a_p_value_for_each_pair_of_searches_and_a_better_one_d
     assert [rows[index][name] for index, name in enumerate(texts)] == [None, None, None]
     assert rows[0]["same"] == rows[1]["right"] == 1
     assert rows[0]["wrong"] < 0.05
+
+
+@pytest.mark.parametrize(("kind", "has_row"), [("nat", True), ("iterative_vae", True), ("ctc", False)])
+def test_models_that_predict_lengths_can_be_measured_at_those_of_the_references(
+    kind: str, has_row: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model: Any
+    model, tokenizer = family_of_pairs(kind)
+    lengths: list[int] = []
+    generate = model.generate
+
+    def record_lengths(*args: Any, **settings: Any) -> torch.Tensor:
+        tokens = generate(*args, **settings)
+        lengths.extend((tokens != model.config.pad_token_id).sum(1).tolist())
+        return tokens
+
+    monkeypatch.setattr(model, "generate", record_lengths)
+    arm = decode_family.Arm("model", "model", model, tokenizer, "1", {}, is_distilled=False)
+    references = ["one short text", "a text that is a good deal longer than the first"]
+    rows = decode_family.at_reference_lengths([arm], ["a source", "a second source"], references, "13a")
+    expected = [1 + len(tokenizer(reference)["input_ids"]) for reference in references]  # after the start token
+    assert ([row["model"] for row in rows], lengths) == ((["model"], expected) if has_row else ([], []))
 
 
 @pytest.mark.parametrize("name", family.MODELS)
