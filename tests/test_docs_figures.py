@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from docs.tools import paper, pictures, speed_quality
+from docs.tools import measurements, paper, pictures
 from docs.tools.figures import draw_learning_rate, smoothed_loss
 from tests import ROOT
 from tests.figures.maps import assert_legible
@@ -65,14 +65,14 @@ def test_diagrams_show_a_models_weights_and_its_best_target(tmp_path: Path, monk
 
 
 def test_speed_and_quality_are_drawn_from_the_kept_measurements(tmp_path: Path) -> None:
-    speed_quality.main(ROOT / "training/recipes/results/decoding/multi30k-family.json", tmp_path)
+    measurements.main(ROOT / "training/recipes/results/decoding/multi30k-family.json", tmp_path)
     name = "figure-speed-quality.svg"
     assert (tmp_path / name).read_text() == (pictures.IMAGES / name).read_text()
 
 
 def test_names_of_models_do_not_overlap() -> None:
-    assert speed_quality.spread([0, 1, 10], 5) == [-2, 3, 10]
-    assert speed_quality.spread([0, 1, 4, 30], 4) == pytest.approx([5 / 3 - 4, 5 / 3, 5 / 3 + 4, 30])
+    assert measurements.spread([0, 1, 10], 5) == [-2, 3, 10]
+    assert measurements.spread([0, 1, 4, 30], 4) == pytest.approx([5 / 3 - 4, 5 / 3, 5 / 3 + 4, 30])
 
 
 def test_every_picture_is_also_a_png_of_twice_its_size() -> None:

@@ -1,7 +1,8 @@
-"""Quality against time of each search: `python -m docs.tools.speed_quality FILE` draws it into docs/images.
+"""Measurements of the non-autoregressive models: `python -m docs.tools.measurements FILE` draws them into docs/images.
 
-FILE is what `bench.decode_family --output=FILE` writes. Each dot is a search, with the 95% interval of its BLEU; a line
-joins the searches of a model. IterativeVAE is blue.
+FILE is what `bench.decode_family --refinement --output=FILE` writes. One picture has quality against time: each dot is a
+search, with the 95% interval of its BLEU, and a line joins the searches of a model. The other one has BLEU and repeats
+after each layer; a model that predicts all words after its last layer only is a horizontal line. IterativeVAE is blue.
 """
 
 import json
@@ -19,6 +20,10 @@ HIGHLIGHTED = "IterativeVAE"
 LEFT, RIGHT, TOP, BOTTOM = 60, 560, 24, 360  # of the area of the dots, in pixels
 LABELS = 590  # where the names of the models begin
 LINE_HEIGHT = 18
+
+
+PANEL_WIDTH = 180  # of the pictures by layer
+PANELS = {"BLEU": 60, "repeats, %": 450}  # and where each begins
 
 
 class Search(NamedTuple):
@@ -100,10 +105,64 @@ def draw_speed_quality(models: dict[str, list[Search]]) -> Drawing:
     return drawing
 
 
+def layers_of(path: Path) -> dict[str, dict[str, list[float]]]:
+    """Return BLEU and repeats of each model after each of its layers."""
+    models: dict[str, dict[str, list[float]]] = {}
+    for row in json.loads(path.read_text(encoding="utf-8"))["refinement"]:
+        scores = models.setdefault(row["model"].rpartition(", ")[0], {name: [] for name in PANELS})
+        scores["BLEU"].append(float(row["BLEU"]))
+        scores["repeats, %"].append(float(row["repeats"].rstrip("%")))
+    return models
+
+
+def draw_layers(models: dict[str, dict[str, list[float]]]) -> Drawing:
+    """Draw BLEU and repeats over the number of the layer, a panel each."""
+    drawing = Drawing("layers", "BLEU and repeats after each layer", 800, 330)
+    layers = max(len(scores["BLEU"]) for scores in models.values())
+    bottom = 270
+
+    for panel, left in PANELS.items():
+        values = [value for scores in models.values() for value in scores[panel]]
+        lowest, highest = math.floor(min(values)), math.ceil(max(values))
+
+        def x_of(layer: int, left: float = left) -> float:
+            return left + PANEL_WIDTH * layer / (layers + 1)
+
+        def y_of(value: float, lowest: int = lowest, highest: int = highest) -> float:
+            return bottom - (bottom - TOP) * (value - lowest) / (highest - lowest)
+
+        # The axes.
+        drawing.line((left, TOP), (left, bottom), (left + PANEL_WIDTH, bottom), width=0.7)
+        for value in range(lowest, highest + 1, 2):
+            drawing.text(left - 8, y_of(value) + 4.5, str(value), anchor="end")
+        for layer in range(1, layers + 1):
+            drawing.text(x_of(layer), bottom + 20, str(layer))
+        drawing.text(left, 14, panel)
+        drawing.text(left + PANEL_WIDTH / 2, bottom + 42, "layer")
+
+        # Each model, with its name at the height of its last value.
+        by_height = sorted(models, key=lambda name: y_of(models[name][panel][-1]))
+        label_heights = spread([y_of(models[name][panel][-1]) for name in by_height], LINE_HEIGHT)
+        for name, label_height in zip(by_height, label_heights, strict=True):
+            color = BLUE if HIGHLIGHTED in name else GRAY
+            heights = [y_of(value) for value in models[name][panel]]
+            dots = [(x_of(layer), height) for layer, height in enumerate(heights, start=1)]
+            if len(dots) == 1:
+                dots = [(left, heights[0]), (x_of(layers), heights[0])]
+            else:
+                for x, y in dots:
+                    drawing.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{color}"/>')
+            drawing.line(*dots, color=color, width=1.6)
+            label_x = left + PANEL_WIDTH
+            drawing.line(dots[-1], (label_x - 6, label_height), color=color, width=0.4)
+            drawing.text(label_x, label_height + 4.5, name, anchor="start", color=color)
+    return drawing
+
+
 def main(path: Path, images: Path = IMAGES) -> None:
-    """Draw the searches of a file."""
-    drawing = draw_speed_quality(searches_of(path))
-    (images / f"figure-{drawing.name}.svg").write_text(drawing.svg(), encoding="utf-8")
+    """Draw the searches and the layers of a file."""
+    for drawing in (draw_speed_quality(searches_of(path)), draw_layers(layers_of(path))):
+        (images / f"figure-{drawing.name}.svg").write_text(drawing.svg(), encoding="utf-8")
 
 
 if __name__ == "__main__":
