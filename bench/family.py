@@ -33,6 +33,7 @@ DATA_FILES = ("train.jsonl.gz", "validation.jsonl.gz", "test.jsonl.gz")  # those
 RECIPES = Path(os.path.relpath(ROOT / "training" / "recipes"))
 FAST = ["--training.learning_rate_scale=0.7", "--model.dropout=0.1"]
 GLANCING = "--training.glancing=[0.5, 0.3]"
+DISCRETE = ["--model.latent=discrete", "--model.label_smoothing=0"]
 WITHOUT_LATENT = ["--model.latent=discrete", "--model.hint=false"]
 MODELS: dict[str, tuple[str, list[str]]] = {  # the recipe of each model, and what its run changes
     "student": ("multi30k-student", []),
@@ -41,7 +42,7 @@ MODELS: dict[str, tuple[str, list[str]]] = {  # the recipe of each model, and wh
     "glat-by-layer": ("multi30k-iterative-vae", [*WITHOUT_LATENT, GLANCING, "--training.steps=4650"]),
     "cmlm": ("multi30k-cmlm", ["--training.steps=14200"]),
     "iterative-vae-revealed": ("multi30k-iterative-vae", []),
-    "iterative-vae-discrete": ("multi30k-iterative-vae", ["--model.latent=discrete", "--training.steps=3070"]),
+    "iterative-vae-discrete": ("multi30k-iterative-vae", [*DISCRETE, "--training.steps=3070"]),
     "ctc": ("multi30k-ctc", ["--training.glancing=null", "--training.steps=4670"]),
     "ctc-glat": ("multi30k-ctc", []),
     "flowseq": ("multi30k-flowseq", []),

@@ -64,10 +64,10 @@ def test_diagrams_show_a_models_weights_and_its_best_target(tmp_path: Path, monk
     )
 
 
-def test_speed_and_quality_are_drawn_from_the_kept_measurements(tmp_path: Path) -> None:
+def test_pictures_of_the_non_autoregressive_models_are_drawn_from_the_kept_measurements(tmp_path: Path) -> None:
     measurements.main(ROOT / "training/recipes/results/decoding/multi30k-family.json", tmp_path)
-    name = "figure-speed-quality.svg"
-    assert (tmp_path / name).read_text() == (pictures.IMAGES / name).read_text()
+    for name in ("figure-speed-quality.svg", "figure-layers.svg"):
+        assert (tmp_path / name).read_text() == (pictures.IMAGES / name).read_text()
 
 
 def test_names_of_models_do_not_overlap() -> None:

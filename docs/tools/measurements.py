@@ -1,8 +1,9 @@
 """Measurements of the non-autoregressive models: `python -m docs.tools.measurements FILE` draws them into docs/images.
 
-FILE is what `bench.decode_family --refinement --output=FILE` writes. One picture has quality against time: each dot is a
-search, with the 95% interval of its BLEU, and a line joins the searches of a model. The other one has BLEU and repeats
-after each layer; a model that predicts all words after its last layer only is a horizontal line. IterativeVAE is blue.
+FILE is what `bench.decode_family --refinement --output=FILE` writes. One picture has quality against time: each dot is
+a search, with the 95% interval of its BLEU, and a line joins the searches of a model. The other one has BLEU and
+repeats after each layer; a model that predicts words only after its last layer is a horizontal line. IterativeVAE is
+blue.
 """
 
 import json

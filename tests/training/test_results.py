@@ -27,9 +27,10 @@ VARIANTS = {
     "nat-longer": {"training.steps"},
     "nat-40-minutes": FAST,
     "glat-40-minutes": FAST,
-    "iterative-vae-discrete": SHORT,
-    "iterative-vae-discrete-2018": SHORT,
-    "iterative-vae-without-hint": {*SHORT, "model.hint"},
+    "glat-by-layer-40-minutes": {"model.latent", "model.hint", "training.glancing", "training.steps"},
+    "iterative-vae-discrete": {*SHORT, "model.label_smoothing", "model.latent", "training.average_last"},
+    "iterative-vae-discrete-2018": {*SHORT, "model.label_smoothing"},
+    "iterative-vae-without-hint": {*SHORT, "model.label_smoothing", "model.hint"},
 }
 """Fields that the runs of kept results changed."""
 
