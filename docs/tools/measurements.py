@@ -23,8 +23,8 @@ LABELS = 590  # where the names of the models begin
 LINE_HEIGHT = 18
 
 
-PANEL_WIDTH = 180  # of the pictures by layer
-PANELS = {"BLEU": 60, "repeats, %": 450}  # and where each begins
+PANELS = {"BLEU": 60, "repeats, %": 450}  # the panels of the picture by layer, and where each begins
+PANEL_WIDTH = 180
 
 
 class Search(NamedTuple):
@@ -119,45 +119,49 @@ def layers_of(path: Path) -> dict[str, dict[str, list[float]]]:
 def draw_layers(models: dict[str, dict[str, list[float]]]) -> Drawing:
     """Draw BLEU and repeats over the number of the layer, a panel each."""
     drawing = Drawing("layers", "BLEU and repeats after each layer", 800, 330)
-    layers = max(len(scores["BLEU"]) for scores in models.values())
-    bottom = 270
-
     for panel, left in PANELS.items():
-        values = [value for scores in models.values() for value in scores[panel]]
-        lowest, highest = math.floor(min(values)), math.ceil(max(values))
-
-        def x_of(layer: int, left: float = left) -> float:
-            return left + PANEL_WIDTH * layer / (layers + 1)
-
-        def y_of(value: float, lowest: int = lowest, highest: int = highest) -> float:
-            return bottom - (bottom - TOP) * (value - lowest) / (highest - lowest)
-
-        # The axes.
-        drawing.line((left, TOP), (left, bottom), (left + PANEL_WIDTH, bottom), width=0.7)
-        for value in range(lowest, highest + 1, 2):
-            drawing.text(left - 8, y_of(value) + 4.5, str(value), anchor="end")
-        for layer in range(1, layers + 1):
-            drawing.text(x_of(layer), bottom + 20, str(layer))
-        drawing.text(left, 14, panel)
-        drawing.text(left + PANEL_WIDTH / 2, bottom + 42, "layer")
-
-        # Each model, with its name at the height of its last value.
-        by_height = sorted(models, key=lambda name: y_of(models[name][panel][-1]))
-        label_heights = spread([y_of(models[name][panel][-1]) for name in by_height], LINE_HEIGHT)
-        for name, label_height in zip(by_height, label_heights, strict=True):
-            color = BLUE if HIGHLIGHTED in name else GRAY
-            heights = [y_of(value) for value in models[name][panel]]
-            dots = [(x_of(layer), height) for layer, height in enumerate(heights, start=1)]
-            if len(dots) == 1:
-                dots = [(left, heights[0]), (x_of(layers), heights[0])]
-            else:
-                for x, y in dots:
-                    drawing.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{color}"/>')
-            drawing.line(*dots, color=color, width=1.6)
-            label_x = left + PANEL_WIDTH
-            drawing.line(dots[-1], (label_x - 6, label_height), color=color, width=0.4)
-            drawing.text(label_x, label_height + 4.5, name, anchor="start", color=color)
+        draw_panel(drawing, {name: scores[panel] for name, scores in models.items()}, panel, left)
     return drawing
+
+
+def draw_panel(drawing: Drawing, models: dict[str, list[float]], title: str, left: float) -> None:
+    """Draw the values of each model, one for each layer, and the names on the right."""
+    values = [value for by_layer in models.values() for value in by_layer]
+    lowest = math.floor(min(values))
+    highest = math.ceil(max(values))
+    layers = max(len(by_layer) for by_layer in models.values())
+    bottom = 270
+    right = left + PANEL_WIDTH
+
+    def x_of(layer: int) -> float:
+        return left + PANEL_WIDTH * layer / (layers + 1)
+
+    def y_of(value: float) -> float:
+        return bottom - (bottom - TOP) * (value - lowest) / (highest - lowest)
+
+    # The axes.
+    drawing.line((left, TOP), (left, bottom), (right, bottom), width=0.7)
+    for value in range(lowest, highest + 1, 2):
+        drawing.text(left - 8, y_of(value) + 4.5, str(value), anchor="end")
+    for layer in range(1, layers + 1):
+        drawing.text(x_of(layer), bottom + 20, str(layer))
+    drawing.text(left, 14, title)
+    drawing.text(left + PANEL_WIDTH / 2, bottom + 42, "layer")
+
+    # Each model, with its name at the height of its last value.
+    by_height = sorted(models, key=lambda name: y_of(models[name][-1]))
+    label_heights = spread([y_of(models[name][-1]) for name in by_height], LINE_HEIGHT)
+    for name, label_height in zip(by_height, label_heights, strict=True):
+        color = BLUE if HIGHLIGHTED in name else GRAY
+        dots = [(x_of(layer), y_of(value)) for layer, value in enumerate(models[name], start=1)]
+        if len(dots) == 1:
+            dots = [(left, dots[0][1]), (x_of(layers), dots[0][1])]
+        else:
+            for x, y in dots:
+                drawing.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{color}"/>')
+        drawing.line(*dots, color=color, width=1.6)
+        drawing.line(dots[-1], (right - 6, label_height), color=color, width=0.4)
+        drawing.text(right, label_height + 4.5, name, anchor="start", color=color)
 
 
 def main(path: Path, images: Path = IMAGES) -> None:
