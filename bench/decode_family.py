@@ -31,7 +31,7 @@ from transformers import GenerationConfig
 from transformers.utils import logging
 
 from bench.measuring import Row, clock, make_parser, median_ratio, report, report_more, rotated, sources_of
-from training.metrics import bleu, bleu_metric, chrf, text_statistics
+from training.metrics import bleu, bleu_metric, chrf, p_value, text_statistics
 from vaswani_transformer import prepare_for_inference
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.loading import load_model, load_tokenizer
@@ -196,11 +196,10 @@ def significance(arms: list[Arm], references: list[str], tokenize: str) -> list[
     for arm in arms:
         others = [other for other in arms if other is not arm]
         systems: list[tuple[str, Sequence[str]]] = [(other.name, other.texts) for other in (arm, *others)]
-        results: Any = PairedTest(systems, metrics, [references], test_type="bs", n_samples=1000)()[1]["BLEU"]
+        results: Any = PairedTest(systems, metrics, [references], test_type="bs")()[1]["BLEU"]
         row: Row = {"model": arm.name, **dict.fromkeys(other.name for other in arms)}
         for other, result in zip(others, results[1:], strict=True):
-            # sacreBLEU's p of two equal systems would be the smallest possible one.
-            row[other.name] = 1.0 if result.score == results[0].score else result.p_value
+            row[other.name] = p_value(results[0], result)
         rows.append(row)
     return rows
 
@@ -350,6 +349,7 @@ def at_reference_lengths(arms: list[Arm], sources: list[str], references: list[s
         for start in range(0, len(encoded), BATCH):
             lengths = torch.tensor([[len(target)] for target in targets[start : start + BATCH]])  # (B, 1)
             chosen = lengths, torch.ones_like(lengths, dtype=torch.bool)
+            # `generate()` has no argument for lengths.
             with patch.object(arm.model, "choose_lengths", return_value=chosen):
                 texts += arm.decode(arm.generate(sources_of(encoded[start : start + BATCH])))
         score = bleu(texts, references, tokenize)

@@ -17,7 +17,7 @@ from typing import Any
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 
-from training.metrics import bleu_metric, text_statistics
+from training.metrics import bleu_metric, p_value, text_statistics
 from training.recipe import read_yaml
 from training.score import check_new_file
 from training.seeds import load_run, report_summary, summarize
@@ -139,9 +139,7 @@ def compare(first: System, second: System, tokenize: str) -> dict[str, Any]:
             name: {"score": one.score, "mean": float(one.mean), "interval": float(one.ci)}
             for name, one in results.items()
         }
-        # sacreBLEU's p of two equal systems would be the smallest possible one
-        p = 1.0 if results["A"].score == results["B"].score else results["B"].p_value
-        tests[title] = scores | {"p": p, "signature": str(signature)}
+        tests[title] = scores | {"p": p_value(results["A"], results["B"]), "signature": str(signature)}
     ratios = {name: text_statistics(list(texts), first.references)["length_ratio"] for name, texts in named}
     return {
         "systems": {"A": first.name, "B": second.name},

@@ -60,6 +60,14 @@ def bleu_metric(tokenize: str, order: int = 4) -> BLEU:
         raise UserError(f"score.tokenize: {tokenize} cannot be used; {one_line(error)}") from error
 
 
+def p_value(baseline: Any, result: Any) -> float:
+    """Return the p value of a system's result of sacreBLEU's `PairedTest` against that of its baseline.
+
+    It is 1 for equal scores, for which sacreBLEU has the smallest possible p.
+    """
+    return 1.0 if result.score == baseline.score else float(result.p_value)
+
+
 def bleu(predictions: list[str], references: list[str], tokenize: str = "13a", order: int = 4) -> Score:
     """Return corpus BLEU, with `order` 1 or 2 BLEU-1 or BLEU-2.
 
