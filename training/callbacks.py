@@ -66,6 +66,10 @@ class Progress(TrainerCallback):
         self.signal: int | None = None
         self.is_interrupted = False  # only the signal asked for the next checkpoint
 
+    def seconds_trained(self) -> float:
+        """Return the seconds of training, evaluation and saving, excluding interruptions."""
+        return self.seconds + time.monotonic() - self.begun
+
     def minutes_left(self, state: TrainerState) -> float:
         """Return the minutes, at the pace so far, until the limit of steps or of time, whichever comes first."""
         elapsed = time.monotonic() - self.begun
@@ -95,8 +99,7 @@ class Progress(TrainerCallback):
 
         # Limits of time, by the clock of the main process.
         if training.minutes is not None or training.checkpoint_minutes is not None:
-            now = time.monotonic()
-            times = [self.seconds + now - self.begun, now - self.saved]
+            times = [self.seconds_trained(), time.monotonic() - self.saved]
             seconds_trained, seconds_since_save = broadcast_object_list(times)
             if training.checkpoint_minutes is not None and seconds_since_save > 60 * training.checkpoint_minutes:
                 control.should_save = True

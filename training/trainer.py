@@ -417,7 +417,7 @@ class PaperTrainer(Seq2SeqTrainer):
         with write_errors(checkpoint, "make room, and the same command resumes the run"):
             super()._save_checkpoint(model, trial)
             if self.args.should_save:
-                (checkpoint / SECONDS).write_text(str(progress.seconds + time.monotonic() - progress.begun))
+                (checkpoint / SECONDS).write_text(str(progress.seconds_trained()))
             training = self.recipe.training
             keep = max(training.keep_checkpoints, 1 + (training.average_last or 0))
             finish_checkpoint(checkpoint, keep, self.state.best_global_step, progress.is_interrupted)
