@@ -113,7 +113,7 @@ def batch_for(name: str, pairs: Pairs) -> Batch:
         slots = 2 * batch["input_ids"].shape[1]
         batch["glancing_draws"] = torch.rand(rows, slots, generator=generator)
     elif name == "IterativeVAE":
-        batch["reveal_draws"] = torch.rand(rows, 1 + length, generator=generator)
+        batch["reveal_draws"] = torch.rand(rows, length, generator=generator)
     return batch
 
 

@@ -140,7 +140,7 @@ def test_two_half_batches_give_the_gradient_of_the_batch(family: str) -> None:
     if family == "cmlm":
         batch = MaskingCollator(lambda features: {"labels": labels}, MASK, 1)([])
     if family == "iterative_vae":
-        batch |= {"reveal_draws": torch.rand(4, 8)}
+        batch |= {"reveal_draws": torch.rand(4, 7)}
     if family == "flowseq":
         batch |= {"word_draws": torch.rand(4, 7), "latent_noise": torch.randn(4, 7, 32)}
     items = int(batch["labels"].ne(-100).sum())

@@ -29,9 +29,8 @@ def random_weights(model: Any, seed: int = 0) -> Any:
 
 
 def draws_of(levels: Tensor, layers: int) -> Tensor:
-    """Return draws (B, 1 + T) that reveal each word before the layer in `levels` (B, T); N + 1: never."""
-    places = (levels - 1.5) / (layers - 1)  # with rho 1 a word is in S_i if its u is below (i - 1) / (N - 1)
-    return torch.cat([torch.ones(len(levels), 1), places], dim=1)
+    """Return draws (B, T) that reveal each word before the layer in `levels` (B, T); N + 1: never."""
+    return (levels - 1.5) / layers  # a word is in S_i if its u is below (i - 1) / N
 
 
 @pytest.fixture
@@ -43,13 +42,6 @@ def model() -> Any:
 
 SOURCE = torch.tensor([[3, 4, 3, 2]])
 LEVELS = list(itertools.product((2, 3, 4), repeat=2))  # the layer before which each of two words is revealed
-
-
-def share_of(levels: tuple[int, ...]) -> float:
-    """Return the probability of these levels: the integral over rho of rho / 2, rho / 2 or 1 - rho for each word."""
-    hidden = levels.count(4)
-    known = len(levels) - hidden
-    return math.factorial(hidden) * math.factorial(known) / math.factorial(len(levels) + 1) / 2**known
 
 
 def log_probs(model: Any, words: Tensor, levels: tuple[int, ...]) -> Tensor:
@@ -74,10 +66,9 @@ def test_every_order_of_revealing_is_a_distribution_over_targets(model: Any, lev
 def test_bound_equals_the_sum_over_all_sets_and_lies_above_the_negative_log_likelihood(model: Any) -> None:
     """The mean over random sets is within five standard errors of the exact sum."""
     labels = torch.tensor([[4, 3]])
-    shares = torch.tensor([share_of(levels) for levels in LEVELS])
-    likelihoods = torch.cat([log_probs(model, labels, levels) for levels in LEVELS])
-    bound, negative_log_likelihood = -(shares * likelihoods).sum(), -(shares.log() + likelihoods).logsumexp(0)
-    assert float(shares.sum()) == pytest.approx(1)
+    likelihoods = torch.cat([log_probs(model, labels, levels) for levels in LEVELS])  # all are equally likely
+    bound = -likelihoods.mean()
+    negative_log_likelihood = math.log(len(LEVELS)) - likelihoods.logsumexp(0)
     assert float(bound) > float(negative_log_likelihood) + 0.01
     torch.manual_seed(1)
     settings: dict[str, Any] = {"input_ids": SOURCE, "labels": labels.repeat(500, 1), "has_hint": True}
@@ -92,29 +83,27 @@ def test_bound_is_the_divergences_and_the_loss_of_the_last_layer(model: Any, lev
     labels = torch.tensor([[4, 3]])
     settings: dict[str, Any] = {"reveal_draws": draws_of(torch.tensor([levels]), 3), "output_hidden_states": True}
     outputs = model(input_ids=SOURCE, labels=labels, has_hint=True, **settings)
-    expected = torch.zeros(3, 4)
+    expected = torch.zeros(3)
     for place, level in enumerate(levels):
-        for layer in range(1, level):
-            states = outputs.decoder_hidden_states[layer] if layer < 3 else outputs.decoder_hidden_states[-1]
-            nats = -float(model.lm_head(states)[0, place].log_softmax(-1)[labels[0, place]]) / 2
-            expected[layer - 1, 0] += nats
-            expected[layer - 1, 1] += nats * (layer == level - 1)
-    torch.testing.assert_close(outputs.layer_losses.float(), expected[:, 0], **FLOAT32)
-    torch.testing.assert_close(outputs.layer_kl.float(), expected[:2, 1], **FLOAT32)
-    torch.testing.assert_close(outputs.bound.float(), expected[:, 1].sum(), **FLOAT32)
+        states = outputs.decoder_hidden_states[level - 1 if level < 4 else -1]  # after the last layer without the word
+        expected[level - 2] -= model.lm_head(states)[0, place].log_softmax(-1)[labels[0, place]].float() / 2
+    torch.testing.assert_close(outputs.layer_losses.float(), expected, **FLOAT32)
+    assert torch.equal(outputs.layer_kl, outputs.layer_losses[:-1])
+    torch.testing.assert_close(outputs.bound.float(), expected.sum(), **FLOAT32)
     assert torch.equal(outputs.token_loss, outputs.bound)
     torch.testing.assert_close(outputs.loss, outputs.bound + outputs.length_loss)
 
 
 def test_sets_are_nested_and_grow_by_equal_shares() -> None:
-    """Of a hundred thousand words, with rho 0.8 and four layers; padding is in no set."""
+    """Of a hundred thousand words, with four layers; padding is in no set."""
     is_real = torch.ones(1, 100_001, dtype=torch.bool)
     is_real[0, -1] = False
-    draws = torch.cat([torch.tensor([[0.8]]), torch.rand(is_real.shape)], dim=1)
-    sets = nested_positions(is_real, draws, layers=4)
-    assert [float(one[:, :-1].float().mean()) for one in sets] == pytest.approx([0.8 / 3, 1.6 / 3, 0.8], abs=0.01)
-    assert not any(one[0, -1] for one in sets)
-    assert all(bool((later | ~earlier).all()) for earlier, later in itertools.pairwise(sets))
+    draws = torch.rand(is_real.shape)
+    for share, expected in ((None, [0.25, 0.5, 0.75]), (torch.tensor([[0.6]]), [0.2, 0.4, 0.6])):
+        sets = nested_positions(is_real, draws, 4, share)
+        assert [float(one[:, :-1].float().mean()) for one in sets] == pytest.approx(expected, abs=0.01)
+        assert not any(one[0, -1] for one in sets)
+        assert all(bool((later | ~earlier).all()) for earlier, later in itertools.pairwise(sets))
 
 
 # Training
@@ -130,7 +119,7 @@ def test_step_equals_loops() -> None:
         torch.testing.assert_close(mixed[0, i], expected, **FLOAT32)
 
 
-def test_training_loss_is_the_sum_of_the_layers_losses_at_hidden_words_and_the_length() -> None:
+def test_training_loss_is_the_loss_of_each_word_after_the_last_layer_without_it_and_the_length() -> None:
     """The cross-entropy after each layer comes from the hidden states; it is smoothed and divided by all tokens."""
     fields: dict[str, Any] = {"decoder_layers": 4, "length_loss_weight": 0.5, "label_smoothing": 0.1}
     model = tiny_iterative_vae(**STILL, **fields).train()
@@ -142,12 +131,13 @@ def test_training_loss_is_the_sum_of_the_layers_losses_at_hidden_words_and_the_l
     states = [*outputs.decoder_hidden_states[1:4], None]
     for layer, (state, loss) in enumerate(zip(states, outputs.layer_losses, strict=True), start=1):
         logits = outputs.logits if state is None else model.lm_head(state)
-        hidden = labels.masked_fill(levels <= layer, -100)
+        predicted = labels.masked_fill(levels != layer + 1, -100)
         summed = torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1), hidden.flatten(), label_smoothing=0.1, reduction="sum"
+            logits.flatten(0, 1), predicted.flatten(), label_smoothing=0.1, reduction="sum"
         )
         torch.testing.assert_close(loss, summed.detach() / 10, **FLOAT32)
         total = total + summed / 10
+    torch.testing.assert_close(outputs.bound, total, **FLOAT32)
     torch.testing.assert_close(outputs.loss, total + 0.5 * outputs.length_loss, **FLOAT32)
     weights = list(model.parameters())
     gradients = [
@@ -160,7 +150,7 @@ def test_training_loss_is_the_sum_of_the_layers_losses_at_hidden_words_and_the_l
 def test_padding_of_the_target_changes_no_training_loss() -> None:
     model = tiny_iterative_vae(**STILL, decoder_layers=3).train()
     tokens, mask = padded_batch([3, 7], "left")
-    labels, draws = targets(4, 3), torch.rand(2, 5)
+    labels, draws = targets(4, 3), torch.rand(2, 4)
     expected = model(input_ids=tokens, attention_mask=mask, labels=labels, reveal_draws=draws)
     wide, wide_draws = torch.nn.functional.pad(labels, (0, 3), value=-100), torch.nn.functional.pad(draws, (0, 3))
     outputs = model(input_ids=tokens, attention_mask=mask, labels=wide, reveal_draws=wide_draws)
@@ -170,7 +160,7 @@ def test_padding_of_the_target_changes_no_training_loss() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
 def test_gradient_checkpointing_changes_no_gradient() -> None:
-    source, batch = random_tokens(3, 6), {"labels": targets(5, 1, 4), "reveal_draws": torch.rand(3, 6)}
+    source, batch = random_tokens(3, 6), {"labels": targets(5, 1, 4), "reveal_draws": torch.rand(3, 5)}
     results = []
     for checkpoints in (False, True):
         model = tiny_iterative_vae(**STILL, decoder_layers=3).train()
@@ -193,7 +183,7 @@ def test_projection_with_an_adapter_has_the_losses_of_the_plain_one() -> None:
     """A wrapped projection is called in place of its matrix."""
     model = tiny_iterative_vae(**STILL, decoder_layers=3, label_smoothing=0.1).train()
     batch: dict[str, Any] = {"input_ids": random_tokens(2, 6), "labels": targets(5, 4)}
-    batch["reveal_draws"] = torch.rand(2, 6)
+    batch["reveal_draws"] = torch.rand(2, 5)
     expected = model(**batch)
     model.lm_head.register_forward_hook(lambda *_: None)
     outputs = model(**batch)

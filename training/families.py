@@ -280,12 +280,12 @@ class LatentTrainer(GlancingTrainer):
     def add_draws(self, batch: dict[str, Tensor], seeds: list[int]) -> dict[str, Tensor]:
         if not self.model.config.is_revealed:
             return super().add_draws(batch, seeds)
-        return {**batch, "reveal_draws": self.reveal_draws(batch["labels"], seeds)}  # (B, 1 + T)
+        return {**batch, "reveal_draws": self.reveal_draws(batch["labels"], seeds)}  # (B, T)
 
     @staticmethod
     def reveal_draws(labels: Tensor, seeds: list[int]) -> Tensor:
-        """Return the draws (B, 1 + T) that determine the revealed latents of `labels` (B, T)."""
-        return draw(seeds, labels, lambda length, generator: torch.rand(1 + length, generator=generator))
+        """Return the draws (B, T) that determine the revealed latents of `labels` (B, T)."""
+        return draw(seeds, labels, lambda length, generator: torch.rand(length, generator=generator))
 
     def sentence_statistics(self, logits: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the bound and its divergences, from samples that do not change the random state of training.

@@ -10,7 +10,7 @@ Length, soft copy and layers are those of NAT.
 """
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -229,13 +229,12 @@ class IterativeVaeLMOutput(NarLMOutput):
     """Output of IterativeVAE; the fields below are means over target tokens, and None if the model does not have them.
 
     The mean of `bound` over samples, in evaluation mode with `has_hint`, is an upper bound of -log p(y | x, m). With
-    revealed latents `token_loss` is the bound too, the other fields have no gradient, and a pass that does not see the
-    labels has none of them.
+    revealed latents `token_loss` is the bound too, and a pass that does not see the labels has none of these fields.
     """
 
     bound: Tensor | None = None  # cross-entropy after the last layer plus the sum of layer_kl
     kl_loss: Tensor | None = None  # weighted sum of layer_kl, without kl_scale; 0 without a hint
-    layer_losses: Tensor | None = None  # (N,), cross-entropy after each layer; revealed: of the words that it lacks
+    layer_losses: Tensor | None = None  # (N,), cross-entropy after each layer; revealed: K_2 to K_N and R_N
     layer_kl: Tensor | None = None  # (N - 1,), KL(q || prior) before each layer but the first
     prior_weights: Tensor | None = None  # (N - 1,), a, the weight of the predicted distribution
     hint_weights: Tensor | None = None  # (N - 1,), b, the weight of the hint
@@ -245,19 +244,18 @@ class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGenera
     """IterativeVAE, with `generate()` in one pass; `return_history` returns the words after every layer.
 
     In training mode the latents see the `labels`. The `loss` is the sum of `layer_losses` and `length_loss_weight`
-    `length_loss`, and with a discrete latent also `kl_scale` `kl_loss`. In evaluation mode the latents see no labels
-    and have no noise, and the `loss` is the negative log-likelihood of words and length in the pass that `generate()`
-    makes.
+    `length_loss`, and with a discrete latent also `kl_scale` `kl_loss`; with revealed latents the sum of `layer_losses`
+    is the `bound`. In evaluation mode the latents see no labels and have no noise, and the `loss` is the negative
+    log-likelihood of words and length in the pass that `generate()` makes.
 
     `forward` also takes `has_hint`: whether the latents see the `labels`; None for in training mode only. In evaluation
-    mode `has_hint=True` computes the `bound` from one sample of the latents. `reveal_draws` (k B, 1 + T), uniform on
-    [0, 1), determine revealed latents: first rho of each target, then u of each position. Other latents, and these
-    without draws, come from torch's generator.
+    mode `has_hint=True` computes the `bound` from one sample of the latents. `reveal_draws` (k B, T), uniform on
+    [0, 1), determine revealed latents. Other latents, and these without draws, come from torch's generator.
 
     Attributes:
         kl_scale: kappa, the weight of a discrete latent's KL divergences in training; not part of the configuration.
         glancing_ratio: with a discrete latent as in NAT; words that are shown have neither hint nor loss. With revealed
-            latents, if above 0, rho is this ratio of the first layer's share of mistakes.
+            latents, if above 0, the last layer knows this ratio of the first layer's share of mistakes.
     """
 
     config_class = VaswaniIterativeVaeConfig
@@ -298,19 +296,16 @@ class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGenera
         return super().training_input(source, target, labels, draws)
 
     def reveal(self, source: MeasuredSource, target: Target, labels: Tensor, draws: Tensor | None) -> RevealedWords:
-        """Return the posterior of `labels` (k B, T); in training the last layer learns only the words that stay hidden.
-
-        In evaluation mode `token_loss` is the bound, since the output has the states that predict each word.
-        """
+        """Return the posterior of `labels` (k B, T); as labels of the last layer, leave the words that stay hidden."""
         labels = labels.to(source.memory.device)
         is_real = labels.ne(-100)  # (k B, T)
         if draws is None:
-            draws = torch.rand(labels.shape[0], 1 + labels.shape[1], device=labels.device)
+            draws = torch.rand(labels.shape, device=labels.device)
         share = None
         if self.training and self.glancing_ratio > 0:
             share = self.share_of_mistakes(source, target, labels)
         revealed = nested_positions(is_real, draws.to(labels.device), self.config.decoder_layers, share)
-        if self.training and revealed:
+        if revealed:
             target.labels = labels.masked_fill(revealed[-1], -100)
         return RevealedWords(labels.clamp(min=0), revealed)
 
@@ -356,42 +351,26 @@ class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGenera
 
     def revealed_losses(self, losses: dict[str, Tensor], target: Target, latent: RevealedWords) -> dict[str, Tensor]:
         """Return the fields of revealed latents."""
-        # Each of the layers 1 to N - 1 predicts the words that are hidden from it, of which the next step reveals some.
-        labels = []
+        # The words that become known before each layer but the first; the layer before predicts them.
+        is_known = torch.zeros_like(latent.words, dtype=torch.bool)  # (k B, T)
         is_new = []
-        is_hidden = target.mask.bool()  # (k B, T)
         for is_revealed in latent.revealed:
-            labels.append(latent.words.masked_fill(~is_hidden, -100))
-            is_new.append(is_hidden & is_revealed)
-            is_hidden = is_hidden & ~is_revealed
+            is_new.append(is_revealed & ~is_known)
+            is_known = is_revealed
 
-        # Their losses, none with a single layer.
+        # Their losses are the divergences; `token_loss` is that of the words that stay hidden from the last layer.
         token_loss = losses["token_loss"]
-        earlier_loss = token_loss.new_zeros(())
-        earlier_losses = token_loss.new_zeros(0)
-        layer_kl = token_loss.new_zeros(0)
-        if labels:
-            states = torch.stack([states.to(token_loss.device) for states in latent.states])  # (N - 1, k B, T, d_model)
-            summed, token_losses = self.token_losses(states, torch.stack(labels))  # scalar, (N - 1, k B, T)
-            earlier_loss = target.mean(summed)
-            earlier_losses = target.mean(token_losses.sum((1, 2)))  # (N - 1,)
-            layer_kl = target.mean((token_losses * torch.stack(is_new)).sum((1, 2)))  # (N - 1,), K_2 to K_N
-
-        # In training mode `token_loss` covers the words that are hidden from the last layer, else all of them.
-        if self.training:
-            last_loss = token_loss.detach()
-            bound = last_loss + layer_kl.sum()
-            loss = token_loss + earlier_loss + self.config.length_loss_weight * losses["length_loss"]
-        else:
-            last_loss = token_loss.detach() - layer_kl.sum()
-            bound = token_loss
-            loss = losses["loss"]
+        states = cast(Tensor, latent.predicting).to(token_loss.device)  # (k B, T, d_model)
+        summed, token_losses = self.token_losses(states, latent.words.masked_fill(~is_known, -100))  # scalar, (k B, T)
+        layer_kl = [target.mean((token_losses * is_layers).sum()) for is_layers in is_new]  # K_2 to K_N
+        layer_losses = torch.stack([*layer_kl, token_loss.detach()])  # (N,)
+        bound = token_loss + target.mean(summed)
         return {
-            "loss": loss,
+            "loss": bound + self.config.length_loss_weight * losses["length_loss"],
             "token_loss": bound,
             "bound": bound,
-            "layer_losses": torch.cat([earlier_losses, last_loss[None]]),
-            "layer_kl": layer_kl,
+            "layer_losses": layer_losses,
+            "layer_kl": layer_losses[:-1],
         }
 
     def discrete_losses(self, losses: dict[str, Tensor], target: Target, latent: LatentPass) -> dict[str, Tensor]:

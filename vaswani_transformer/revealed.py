@@ -2,9 +2,9 @@
 
 B batch, T target, k target rows per source row, N layers, m target tokens, V vocabulary.
 
-In training a random part of the reference is known, which grows from layer to layer: S_1 is empty, and S_2 to S_N are
-nested sets of positions. All layers before the one that knows a word predict it. At inference each layer commits the
-most probable words in place of the reference's, and their number grows evenly from layer to layer.
+In training a random part of the reference is known, which grows evenly from layer to layer: S_1 is empty, and S_2 to
+S_N are nested sets of positions. The last layer that does not know a word predicts it. At inference each layer commits
+the most probable words in place of the reference's, as many as are known in training.
 """
 
 from collections.abc import Callable
@@ -49,18 +49,17 @@ class RevealedStep(nn.Module):
 
 
 def nested_positions(is_real: Tensor, draws: Tensor, layers: int, share: Tensor | None = None) -> list[Tensor]:
-    """Return S_2 to S_N, (k B, T) each: the real positions t with u_t < rho (i - 1) / (N - 1).
+    """Return S_2 to S_N, (k B, T) each: the real positions t with u_t < (i - 1) / N.
 
     Args:
         is_real: (k B, T), True at tokens.
-        draws: (k B, 1 + T), uniform on [0, 1): rho of each target and u_t of each position.
+        draws: (k B, T), u_t of each position, uniform on [0, 1).
         layers: N.
-        share: (k B, 1), replaces rho; in [0, 1].
+        share: (k B, 1), the share of positions in S_N instead of (N - 1) / N; in [0, 1].
     """
-    rho = draws[:, :1] if share is None else share  # (k B, 1)
-    u = draws[:, 1:]  # (k B, T)
+    known = (layers - 1) / layers if share is None else share
     steps = layers - 1
-    return [is_real & (u < rho * step / steps) for step in range(1, layers)]
+    return [is_real & (draws < known * step / steps) for step in range(1, layers)]
 
 
 @dataclass
@@ -70,6 +69,7 @@ class RevealedWords:
     words: Tensor  # (k B, T), y, any id at padding
     revealed: list[Tensor]  # S_2 to S_N, (k B, T) each
     states: list[Tensor] = field(default_factory=list)  # after layers 1 to N - 1, (k B, T, d_model) each
+    predicting: Tensor | None = None  # (k B, T, d_model), the states that predict each word
 
     def apply(self, step: RevealedStep, states: Tensor, table: Tensor) -> Tensor:
         """Apply the step before the next layer to the states (k B, T, d_model)."""
@@ -82,6 +82,7 @@ class RevealedWords:
         # Backwards, since a known word stays known.
         for is_known, earlier in reversed(list(zip(self.revealed, self.states, strict=True))):
             states = torch.where(is_known[..., None].to(states.device), earlier.to(states.device), states)
+        self.predicting = states
         return states
 
 

@@ -112,7 +112,8 @@ def test_log_has_the_parts_of_the_loss_at_every_step(finished: FolderOf, family:
         for entry in entries:
             total = entry["layer_loss_1"] + entry["layer_loss_2"] + entry["length_loss"]
             assert entry["loss"] == pytest.approx(total, rel=1e-5)
-            assert entry["bound"] == pytest.approx(entry["layer_loss_2"] + entry["layer_kl_2"], rel=1e-5)
+            assert entry["bound"] == pytest.approx(entry["layer_loss_1"] + entry["layer_loss_2"], rel=1e-5)
+            assert entry["layer_kl_2"] == entry["layer_loss_1"]
         validation = runs.results_in(finished(family))["validation"]
         assert 0 < validation["layer_kl_2"] < validation["bound"]
     if family == "discrete":
