@@ -97,7 +97,10 @@ def searches(model: Any, options: argparse.Namespace) -> Iterator[tuple[str, str
         for length_beam in length_beams:
             for iterations in iteration_counts:
                 settings = {"num_iterations": iterations, "length_beam_size": length_beam}
-                yield f"l = {length_beam}", str(iterations), settings
+                name = f"l = {length_beam}"
+                if len(iteration_counts) > 1:
+                    name += f"; i = {iterations}"
+                yield name, str(iterations), settings
         return
 
     # The paper's search (6.1), whatever search was saved with the model.

@@ -1,5 +1,6 @@
 """Every command of `bench/` runs in its `--tiny` form and prints its table."""
 
+import argparse
 import gzip
 import itertools
 import json
@@ -234,6 +235,13 @@ def test_history_has_in_bold_the_words_whose_tokens_are_all_committed() -> None:
     texts = [text for _, text in decode_family.passes_of(arm, source)]
     assert len(texts) == model.config.decoder_layers
     assert "**" not in texts[-1]
+
+
+def test_every_search_of_a_cmlm_has_a_name_of_its_own() -> None:
+    model, _ = family_of_pairs("cmlm")
+    options = argparse.Namespace(lengths=[1, 5], iterations=[1, 10])
+    names = [name for name, *_ in decode_family.searches(model, options)]
+    assert names == ["l = 1; i = 1", "l = 1; i = 10", "l = 5; i = 1", "l = 5; i = 10"]
 
 
 def test_significance_has_a_p_value_for_each_pair_of_searches_and_a_better_one_differs() -> None:

@@ -107,9 +107,13 @@ def draw_speed_quality(models: dict[str, list[Search]]) -> Drawing:
 
 
 def layers_of(path: Path) -> dict[str, dict[str, list[float]]]:
-    """Return BLEU and repeats of each model after each of its layers."""
+    """Return BLEU and repeats of each model of one pass after each of its layers."""
+    measured = json.loads(path.read_text(encoding="utf-8"))
+    single_pass = {row["model"] for row in measured["rows"] if row["passes"] == "1"}
     models: dict[str, dict[str, list[float]]] = {}
-    for row in json.loads(path.read_text(encoding="utf-8"))["refinement"]:
+    for row in measured["refinement"]:
+        if row["model"] not in single_pass:  # it has iterations
+            continue
         scores = models.setdefault(row["model"].rpartition(", ")[0], {name: [] for name in PANELS})
         scores["BLEU"].append(float(row["BLEU"]))
         scores["repeats, %"].append(float(row["repeats"].rstrip("%")))
