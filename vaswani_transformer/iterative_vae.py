@@ -234,7 +234,7 @@ class IterativeVaeLMOutput(NarLMOutput):
 
     bound: Tensor | None = None  # cross-entropy after the last layer plus the sum of layer_kl
     kl_loss: Tensor | None = None  # weighted sum of layer_kl, without kl_scale; 0 without a hint
-    layer_losses: Tensor | None = None  # (N,), cross-entropy after each layer; revealed: K_2 to K_N and R_N
+    layer_losses: Tensor | None = None  # (N,), cross-entropy after each layer; revealed: of the words it predicts
     layer_kl: Tensor | None = None  # (N - 1,), KL(q || prior) before each layer but the first
     prior_weights: Tensor | None = None  # (N - 1,), a, the weight of the predicted distribution
     hint_weights: Tensor | None = None  # (N - 1,), b, the weight of the hint
@@ -255,7 +255,7 @@ class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGenera
     Attributes:
         kl_scale: kappa, the weight of a discrete latent's KL divergences in training; not part of the configuration.
         glancing_ratio: with a discrete latent as in NAT; words that are shown have neither hint nor loss. With revealed
-            latents, if above 0, the last layer knows this ratio of the first layer's share of mistakes.
+            latents, if above 0, the last layer knows as many words as this ratio of the first layer's mistakes.
     """
 
     config_class = VaswaniIterativeVaeConfig
@@ -296,7 +296,7 @@ class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGenera
         return super().training_input(source, target, labels, draws)
 
     def reveal(self, source: MeasuredSource, target: Target, labels: Tensor, draws: Tensor | None) -> RevealedWords:
-        """Return the posterior of `labels` (k B, T); as labels of the last layer, leave the words that stay hidden."""
+        """Return the posterior of `labels` (k B, T), and limit `target.labels` to the words that stay hidden."""
         labels = labels.to(source.memory.device)
         is_real = labels.ne(-100)  # (k B, T)
         if draws is None:
@@ -362,7 +362,7 @@ class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGenera
         token_loss = losses["token_loss"]
         states = cast(Tensor, latent.predicting).to(token_loss.device)  # (k B, T, d_model)
         summed, token_losses = self.token_losses(states, latent.words.masked_fill(~is_known, -100))  # scalar, (k B, T)
-        layer_kl = [target.mean((token_losses * is_layers).sum()) for is_layers in is_new]  # K_2 to K_N
+        layer_kl = [target.mean((token_losses * mask).sum()) for mask in is_new]  # K_2 to K_N
         layer_losses = torch.stack([*layer_kl, token_loss.detach()])  # (N,)
         bound = token_loss + target.mean(summed)
         return {
