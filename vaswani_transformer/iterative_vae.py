@@ -248,7 +248,7 @@ class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGenera
     is the `bound`. In evaluation mode the latents see no labels and have no noise, and the `loss` is the negative
     log-likelihood of words and length in the pass that `generate()` makes.
 
-    `forward` also takes `has_hint`: whether the latents see the `labels`; None for in training mode only. In evaluation
+    `forward` also takes `has_hint`: whether the latents see the `labels`; None: in training mode only. In evaluation
     mode `has_hint=True` computes the `bound` from one sample of the latents. `reveal_draws` (k B, T), uniform on
     [0, 1), determine revealed latents. Other latents, and these without draws, come from torch's generator.
 
