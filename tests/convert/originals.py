@@ -81,9 +81,28 @@ def fairseq_state(model: FSMTForConditionalGeneration) -> dict[str, Tensor]:
     return {key: value for key, value in state.items() if "embed_positions" not in key}
 
 
+NUMBERED_NORMS = [
+    ("encoder", "self_attn", 0),
+    ("encoder", "final", 1),
+    ("decoder", "self_attn", 0),
+    ("decoder", "encoder_attn", 1),
+    ("decoder", "final", 2),
+]
+"""Stack and name of each layer norm, and its number in the oldest versions."""
+
+
+def numbered_norm(key: str) -> str:
+    """Return the name of a weight with the number of its layer norm, if it is in one."""
+    for stack, name, number in NUMBERED_NORMS:
+        if key.startswith(f"{stack}."):
+            key = key.replace(f".{name}_layer_norm.", f".layer_norms.{number}.")
+    return key
+
+
 def fuse(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights by the names of older versions, with fused queries, keys and values, and one embedding."""
-    fused = {key: value for key, value in state.items() if not re.search(r"[qkv]_proj|output_projection", key)}
+    kept = {key: value for key, value in state.items() if not re.search(r"[qkv]_proj|output_projection", key)}
+    fused = {numbered_norm(key): value for key, value in kept.items()}
     for key in (key for key in state if "q_proj" in key):
         rows = [state[key.replace("q_proj", f"{name}_proj")] for name in "qkv"]
         fused[key.replace("q_proj.", "in_proj_")] = torch.cat(rows)

@@ -27,6 +27,11 @@ UNSUPPORTED_SETTINGS = (
     "encoder_layers_to_keep",
     "decoder_layers_to_keep",
 )
+NUMBERED_NORMS = {
+    "encoder": ("self_attn_layer_norm", "final_layer_norm"),
+    "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
+}
+"""The layer norms of a layer, in the order of the numbers that old checkpoints have in place of names."""
 IGNORED_KEYS = re.compile(r"(en|de)coder\.(version|embed_positions\._float_tensor)")
 
 
@@ -60,7 +65,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def split_fused(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Split fused query, key and value projections, as newer versions of fairseq name them."""
+    """Split fused query, key and value projections, and name the norms, as newer versions of fairseq do."""
     split = {}
     for key, weight in state.items():
         if match := re.fullmatch(r"(.*attn\.)in_proj_(weight|bias)", key):
@@ -68,8 +73,8 @@ def split_fused(state: dict[str, Tensor]) -> dict[str, Tensor]:
             for name, projection in zip("qkv", weight.chunk(3), strict=True):
                 split[f"{prefix}{name}_proj.{parameter}"] = projection
         else:
-            key = key.replace("layer_norms.0.", "self_attn_layer_norm.")
-            key = key.replace("layer_norms.1.", "final_layer_norm.")
+            for index, name in enumerate(NUMBERED_NORMS.get(key.partition(".")[0], ())):
+                key = key.replace(f".layer_norms.{index}.", f".{name}.")
             split[key] = weight
     return split
 
