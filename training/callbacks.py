@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from training.fields import Recipe
+from vaswani_transformer.support.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,15 @@ class Progress(TrainerCallback):
         if self.training.minutes is not None:
             seconds = min(seconds, 60 * self.training.minutes - self.seconds - elapsed)
         return max(0.0, seconds) / 60
+
+    def check_time_left(self) -> None:
+        """Raise a UserError if an extended run has used its time before."""
+        minutes = self.training.minutes
+        if minutes is not None and self.seconds > 60 * minutes:
+            raise UserError(
+                f"training.minutes: the run has trained for {self.seconds / 60:.1f} minutes; got {minutes:g}, expected "
+                "more. Raise it too."
+            )
 
     def receive(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:

@@ -18,7 +18,7 @@ from training.tasks import Metric, Task, make_task
 from training.train import RESULTS, flat
 from vaswani_transformer.support.command_line import CommandParser
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
-from vaswani_transformer.support.files import read_json
+from vaswani_transformer.support.files import check_new_file, read_json
 
 FOLDERS = ("data.path", "data.distilled", "tokenizer.path", *(f"training.{name}" for name in (*STARTS, "energy_from")))
 """Fields of a recipe that name a folder; all but `data.path` may also name a model on the Hub."""
@@ -207,9 +207,10 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run, or its results.json")
     parser.add_argument("repository", metavar="OWNER/NAME", help="the repository that the card is for")
-    parser.add_argument("--output", type=Path, metavar="FILE", default="model_card.md", help="the card (model_card.md)")
+    parser.add_argument("--output", type=Path, metavar="FILE", default=Path("card.md"), help="the card (card.md)")
     options = parser.parse_args(arguments)
     with exit_on_user_error(OSError):
+        check_new_file("output", options.output)
         results = read_results(options.run)
         make_card(results, options.repository).save(options.output)
 

@@ -19,13 +19,12 @@ from sacrebleu.significance import PairedTest
 
 from training.metrics import bleu_metric, p_value, text_statistics
 from training.recipe import read_yaml
-from training.score import check_new_file
 from training.seeds import load_run, report_summary, summarize
 from training.tasks import bleu_tokenizer
 from training.train import RECIPE, TRANSLATIONS
 from vaswani_transformer.support.command_line import CommandParser
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
-from vaswani_transformer.support.files import write_atomically, write_errors
+from vaswani_transformer.support.files import check_new_file, write_atomically, write_errors
 
 TEXTS = ("source", "translation", "reference")
 HOW_TO_MAKE = "Make the file with training, or with training.score --translations=FILE."

@@ -74,7 +74,7 @@ def load_data(recipe: Recipe, run: Path | None = None) -> Data:
     unknown = count_unknown(tokens, tokenizer)
     seen = {str(split): count_seen(rows, pairs["train"]) for split, rows in pairs.items() if split != "train"}
     for split, counts in seen.items():
-        if (warning := describe_seen(split, len(pairs[split]), counts)) and PartialState().is_main_process:
+        if warning := describe_seen(split, len(pairs[split]), counts):
             logger.warning("%s.", warning)
     return Data(pairs, tokens, tokenizer, fingerprints, unknown, seen)
 
@@ -336,7 +336,7 @@ def count_unknown(tokens: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> di
                 ids = table[column].combine_chunks().flatten().to_numpy()
                 counts[str(split)][side]["tokens"] += len(ids)
                 counts[str(split)][side]["unknown"] += int((ids == unknown).sum())
-    if tokenizer.unk_token_id is not None and PartialState().is_main_process:
+    if tokenizer.unk_token_id is not None:
         log_unknown(counts)
     return counts
 

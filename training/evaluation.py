@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,6 +51,13 @@ class PairResult:
     hypothesis: Hypothesis
     log_probability: float | None
     sums: dict[str, float]
+
+
+class SplitResults(NamedTuple):
+    """The results of each pair of a split, and its scores by name."""
+
+    pairs: list[PairResult]
+    scores: dict[str, Any]
 
 
 class TimedTranslator(Translator):

@@ -103,7 +103,7 @@ def copy_weights(model: PreTrainedModel, trained: PreTrainedModel, field: str, o
     The embeddings of common tokens are copied; an added `<mask>` keeps its random embedding.
 
     Raises:
-        UserError: the models differ in a field of the configuration that decides the shape.
+        UserError: the models differ in a field of the configuration that decides the shape, or in their weights.
     """
     shape = ENCODER_SHAPE if only_encoder else MODEL_SHAPE
     differing = [name for name in shape if getattr(trained.config, name) != getattr(model.config, name)]
@@ -111,13 +111,24 @@ def copy_weights(model: PreTrainedModel, trained: PreTrainedModel, field: str, o
         values = "; ".join(f"{name} {getattr(trained.config, name)}" for name in differing)
         raise UserError(f"{field}: {trained.name_or_path} has {values}; set model.{', model.'.join(differing)}.")
 
-    state = model.state_dict()
-    for name, weight in trained.state_dict().items():
-        is_wanted = not only_encoder or name.startswith(("model.encoder.", "model.shared."))
-        if name not in state or not is_wanted:
+    fix = "write the fields of its config.json that differ into the recipe's group model."
+    trained_state = trained.state_dict()
+    for name, weight in model.state_dict().items():
+        if only_encoder and not name.startswith(("model.encoder.", "model.shared.")):
             continue
-        if weight.shape == state[name].shape:
-            state[name].copy_(weight)
-        else:  # embeddings of vocabularies that differ by `<mask>`
-            rows = min(len(weight), len(state[name]))
-            state[name][:rows] = weight[:rows]
+        if name not in trained_state:
+            raise UserError(f"{field}: {trained.name_or_path} does not have the weight {name}; {fix}")
+        trained_weight = trained_state[name]
+        shapes = (weight.shape, trained_weight.shape)
+
+        # In tables of tokens, which may differ by `<mask>`, and of positions a row means the same in both models.
+        entries = (model.config.vocab_size, trained.config.vocab_size)
+        is_of_tokens = all(shape[:1] == (count,) for shape, count in zip(shapes, entries, strict=True))
+        if is_of_tokens or name.endswith("positions.table.weight"):
+            rows = min(len(weight), len(trained_weight))
+            weight[:rows] = trained_weight[:rows]
+        elif weight.shape == trained_weight.shape:
+            weight.copy_(trained_weight)
+        else:
+            got, expected = map(tuple, reversed(shapes))
+            raise UserError(f"{field}: {name} has shape {got}, expected {expected}; {fix}")

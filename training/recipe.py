@@ -149,7 +149,8 @@ def load_recipe(path: str | Path, arguments: list[str], command_options: Iterabl
     `command_options` are the names of the options that a command has in addition to these fields.
     """
     tree = read_yaml(Path(path))
-    arguments = [re.sub("=~(?=/)", f"={Path.home()}", argument) for argument in arguments]
+    home = f"={Path.home()}"
+    arguments = [re.sub("=~(?=/)", lambda _: home, argument) for argument in arguments]  # no escapes of a template
     parser = recipe_parser(tree, arguments)
     parser.command_options = command_options
     try:

@@ -6,10 +6,8 @@ and, on request, writes it as JSON, and the translations as JSON Lines.
 
 import argparse
 import json
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import datasets
 import torch
@@ -28,7 +26,7 @@ from training.train import RECIPE
 from vaswani_transformer.batching.inference import batches_by_length
 from vaswani_transformer.support.command_line import CommandParser, positive_argument
 from vaswani_transformer.support.errors import UserError, check_open, exit_on_user_error
-from vaswani_transformer.support.files import write_atomically, write_errors
+from vaswani_transformer.support.files import check_new_file, write_atomically, write_errors
 from vaswani_transformer.support.loading import LoadOptions, add_load_options, load_model_and_tokenizer
 from vaswani_transformer.support.modes import has_likelihood
 from vaswani_transformer.tokenizer import source_encoder
@@ -124,12 +122,6 @@ def likelihood_and_speed(evaluator: Evaluator, results: list[PairResult]) -> dic
     }
 
 
-def check_new_file(option: str, path: Path | None) -> None:
-    """Check that a file that a command writes does not exist, and that its folder does."""
-    if path is not None and (path.exists() or not path.parent.is_dir()):
-        raise UserError(f"--{option}={path}: the file exists, or its folder does not; choose a new file.")
-
-
 def check_outputs(options: argparse.Namespace) -> None:
     """Check that the scores can be written somewhere, before the minutes of the search."""
     for name in ("output", "translations"):
@@ -161,8 +153,17 @@ def origin(model: PreTrainedModel, options: argparse.Namespace) -> dict[str, Any
     }
 
 
-def score(options: argparse.Namespace, recipe: Recipe) -> tuple[dict[str, Any], Callable[[Path], None]]:
-    """Return all scores of a model in the format of the JSON output, and a function that writes its translations."""
+class ScoredSplit(NamedTuple):
+    """The scores of a split, and what was scored."""
+
+    scores: dict[str, Any]
+    results: list[PairResult]
+    sources: list[str]
+    references: list[str]
+
+
+def score(options: argparse.Namespace, recipe: Recipe) -> ScoredSplit:
+    """Return all scores of a model, in the format of the JSON output, and its translations."""
     check_outputs(options)
     named = LoadOptions.of(options)
     model, tokenizer = load_model_and_tokenizer(named)  # before the data, which may take minutes to load
@@ -197,7 +198,7 @@ def score(options: argparse.Namespace, recipe: Recipe) -> tuple[dict[str, Any], 
         scores["lm"] = lm_scores(splits["train"]["target"][:LM_TARGETS], translations, references)
     scores.update(likelihood_and_speed(evaluator, results))
     scores.update(origin(model, options))
-    return scores, partial(write_translations, results=results, sources=pairs["source"][:], references=references)
+    return ScoredSplit(scores, results, pairs["source"][:], references)
 
 
 def report(scores: dict[str, Any]) -> None:
@@ -224,14 +225,14 @@ def main(arguments: list[str] | None = None) -> None:
     logging.disable_progress_bar()
     datasets.disable_progress_bars()
     with exit_on_user_error(ValueError, OSError):
-        scores, write = score(options, load_recipe(options.recipe, overrides, vars(options)))
-        report(scores)
+        scored = score(options, load_recipe(options.recipe, overrides, vars(options)))
+        report(scored.scores)
         if options.output is not None:
             with write_errors(f"--output={options.output}", "the scores are printed above"):
-                write_atomically(options.output, json.dumps(scores, indent=2, ensure_ascii=False))
+                write_atomically(options.output, json.dumps(scored.scores, indent=2, ensure_ascii=False))
         if options.translations is not None:
             with write_errors(f"--translations={options.translations}", "the scores are printed above"):
-                write(options.translations)
+                write_translations(options.translations, scored.results, scored.sources, scored.references)
 
 
 if __name__ == "__main__":

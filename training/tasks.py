@@ -75,8 +75,9 @@ class Task(ABC):
     roles: ClassVar[tuple[str, str, str]] = ("source", "translation", "reference")
 
     def __init__(self, recipe: Recipe) -> None:
-        self.target = recipe.data.target_language or recipe.data.target
-        self.tokenize = bleu_tokenizer(recipe.score.tokenize, self.target)
+        target = recipe.data.target_language or recipe.data.target
+        self.tokenize = bleu_tokenizer(recipe.score.tokenize, target)
+        self.language = recipe.data.languages[1] or "en"  # Moses has English rules for an unknown language
         self.selection = ENERGY if recipe.training.selects_by_energy else self.best_metric
 
     @abstractmethod
@@ -133,10 +134,10 @@ class TranslationTask(Task):
             scores[metric.key] = self.measure(predictions, references, metric)
 
         # Scores of papers that did not use sacreBLEU.
-        language = None if is_tokenized else self.target
+        language = None if is_tokenized else self.language
         if self.tokenize in SPLIT_AT_SPACES:
             scores["tokenized_bleu"] = tokenized_bleu(predictions, references, language)
-        if self.tokenize in SPLIT_AT_SPACES and self.target == "de":
+        if self.tokenize in SPLIT_AT_SPACES and self.language == "de":
             scores["compound_split_bleu"] = tokenized_bleu(predictions, references, language, compounds=True)
         return scores
 

@@ -60,13 +60,17 @@ def run(recipe: Recipe) -> dict[str, Any]:
     with open_run(recipe) as folder:
         checkpoint = last_checkpoint(folder)
         data = load_data(recipe, folder if (folder / RECIPE).exists() else None)
-        begin_run(recipe, folder, data)
+        # A model that cannot be loaded must not leave a folder that only the same command may use.
         model = make_model(recipe, data.tokenizer, is_new=checkpoint is None)
+        begin_run(recipe, folder, data)
         trainer = recipe.family.make_trainer(recipe, model, data, folder)
         trainer.train_or_resume(checkpoint)
         remove_results(folder)
         steps = trainer.save_final_model()
-        return write_results(trainer, steps, source, trainer.progress.seconds + time.perf_counter() - start)
+        results = final_results(trainer, steps, source)
+        results["seconds"] = trainer.progress.seconds + time.perf_counter() - start
+        write_results(trainer, results)
+        return results
 
 
 @contextlib.contextmanager
@@ -205,12 +209,12 @@ def remove_results(folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
 
 
-def write_results(trainer: PaperTrainer, averaged: list[int], source: str | None, seconds: float) -> dict[str, Any]:
-    """Write results.json in the main process and return its content; all processes must call this."""
+def final_results(trainer: PaperTrainer, averaged: list[int], source: str | None) -> dict[str, Any]:
+    """Return the content of results.json, after decoding validation and test set; all processes must call this."""
     recipe = trainer.recipe
     state = trainer.state
     data = trainer.data
-    results: dict[str, Any] = {
+    results = {
         "name": recipe.name,
         "recipe": without_folders(to_dict(recipe)),
         "data": data.fingerprints,
@@ -228,15 +232,18 @@ def write_results(trainer: PaperTrainer, averaged: list[int], source: str | None
         "flops": state.total_flos,
         f"best_validation_{trainer.task.selection.key}": state.best_metric,
         "curve": [entry for entry in state.log_history if "loss" in entry or "eval_loss" in entry],
-        "validation": trainer.translate_split("validation", trainer.search)[1],
+        "validation": trainer.translate_split("validation", trainer.search).scores,
     }
     if "test" in data.pairs:
         results["test"] = test_scores(trainer)
-    results["seconds"] = seconds
+    return results
+
+
+def write_results(trainer: PaperTrainer, results: dict[str, Any]) -> None:
+    """Write results.json in the main process."""
     if trainer.is_world_process_zero():
         with write_errors(trainer.run / RESULTS, "make room, and the same command resumes the run"):
             write_atomically(trainer.run / RESULTS, json.dumps(results, indent=2, ensure_ascii=False))
-    return results
 
 
 def prepared_name(recipe: Recipe) -> str | None:
@@ -333,13 +340,14 @@ def main(arguments: list[str] | None = None) -> None:
 
     # The help lists the fields of the kinds that the recipe and the arguments name.
     if not arguments or {"-h", "--help"} & set(arguments):
-        tree = read_yaml(Path(arguments[0])) if arguments and not arguments[0].startswith("-") else {}
-        recipe_parser(tree, arguments).print_help()
+        with exit_on_user_error(ValueError, OSError):
+            tree = read_yaml(Path(arguments[0])) if arguments and not arguments[0].startswith("-") else {}
+            recipe_parser(tree, arguments).print_help()
         sys.exit(0 if arguments else 2)
 
     # One process logs, without the progress bars of the libraries.
     is_first = os.environ.get("RANK", "0") == "0"
-    logging.basicConfig(format="%(message)s", level=logging.INFO if is_first else logging.WARNING)
+    logging.basicConfig(format="%(message)s", level=logging.INFO if is_first else logging.ERROR)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # `datasets` forks
     disable_progress_bar()
     datasets.disable_progress_bars()

@@ -10,6 +10,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from tests import ROOT
+from tests.commands import error_line, run_main
 from tests.training.invented_results import DATA, REPOSITORY, SIGNATURE, results_of
 from training.card import EXAMPLE, main, make_card
 from training.families import FAMILIES, GlancingTraining
@@ -104,11 +105,17 @@ def test_card_says_what_the_model_does_and_names_only_languages_that_the_recipe_
     assert {one.task_name.partition(" ")[2] for one in card.data.get("eval_results")} == {"-".join(languages or [])}
 
 
-def test_command_reads_the_folder_of_a_run(tmp_path: Path) -> None:
+def test_command_reads_the_folder_of_a_run_and_replaces_no_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "results.json").write_text(json.dumps(results_of()), encoding="utf-8")
     for number, run in enumerate((tmp_path, tmp_path / "results.json")):
         main([str(run), REPOSITORY, f"--output={tmp_path / f'{number}.md'}"])
     assert (tmp_path / "0.md").read_text(encoding="utf-8") == (tmp_path / "1.md").read_text(encoding="utf-8")
+    (tmp_path / "0.md").write_text("of somebody", encoding="utf-8")
+    given = [str(tmp_path), REPOSITORY, f"--output={tmp_path / '0.md'}"]
+    assert "0.md: the file exists" in error_line(run_main(main, given, capsys))
+    assert (tmp_path / "0.md").read_text(encoding="utf-8") == "of somebody"
 
 
 def test_card_says_that_test_pairs_are_in_the_training_data() -> None:

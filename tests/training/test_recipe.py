@@ -1,14 +1,14 @@
 """Recipes: read from YAML and arguments, with exactly the fields that their kinds have."""
 
 import dataclasses
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import pytest
 import torch
 import yaml
 
-from tests.commands import run_main, user_error
+from tests.commands import error_line, run_main, user_error
 from training import machine, train
 from training import recipe as recipe_module
 from training.families import FAMILIES
@@ -71,6 +71,12 @@ def test_home_is_expanded_in_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/somebody")
     recipe = load_recipe(QUICKSTART, ["--output_dir=~/runs/a", "--note=~ 2 minutes"])
     assert (recipe.output_dir, recipe.note) == ("/home/somebody/runs/a", "~ 2 minutes")
+
+
+def test_home_with_backslashes_is_expanded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "home", lambda: PureWindowsPath(r"C:\Users\somebody"))
+    recipe = load_recipe(QUICKSTART, ["--output_dir=~/runs/a", "--note=runs"])
+    assert (recipe.output_dir, recipe.note) == (r"C:\Users\somebody/runs/a", "runs")
 
 
 @pytest.mark.parametrize(
@@ -186,6 +192,7 @@ def test_command_without_a_recipe_prints_its_fields(capsys: pytest.CaptureFixtur
     recipe = str(RECIPES / "multi30k-glat.yaml")
     assert "--training.glancing" in run_main(train.main, [recipe, "--help"], capsys)[0]
     assert run_main(train.main, [], capsys)[2] == 2
+    assert "there is no such recipe" in error_line(run_main(train.main, ["quick.yaml", "--help"], capsys))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FAMILIES if kind != "autoregressive"])

@@ -234,6 +234,13 @@ def test_scores_depend_on_the_language_and_the_tokenization() -> None:
         named = Recipe(data=FileData(target="target", target_language=target), score=ScoreRecipe(tokenize=tokenize))
         assert make_task(named).all_scores(*pair) == scores
 
+    # The rules of Moses are those of the language without its region, and for an unknown one those of English.
+    for data, language in ((FileData(target_language="pt-BR"), "pt"), (FileData(target="target"), "en")):
+        task = make_task(Recipe(data=data, score=ScoreRecipe(tokenize="13a")))
+        assert f"|text:moses-{language}-" in task.all_scores(*pair)["tokenized_bleu"]["signature"]
+    austrian = Recipe(data=FileData(target_language="de-AT"), score=ScoreRecipe(tokenize="13a"))
+    assert "compound_split_bleu" in make_task(austrian).all_scores(*pair)
+
 
 def test_model_of_another_kind_is_scored_by_its_own_search(score: Score, tmp_path: Path) -> None:
     _, tokenizer = model_of_pairs()

@@ -45,6 +45,7 @@ def test_run_writes_model_recipe_results_and_checkpoints(finished_run: runs.Fini
     assert results["data"]["train"]["pairs"] == 16
     assert results["source"] == "gum"
     assert results["steps"] == 9
+    assert results["seconds"] > results["test"]["seconds"] > 0
     assert {"loss", "perplexity", "bleu", "signature"} <= results["validation"].keys()
     assert {"bleu", "chrf", "signature", "sentences", "examples", "distinct_1"} <= results["test"].keys()
     assert [entry["step"] for entry in runs.entries(results)] == list(range(1, 10))
@@ -236,6 +237,22 @@ def test_run_that_ended_by_time_names_both_limits_to_raise(arguments: list[str],
         with user_error(r"finished run; choose .*, or raise training\.steps and training\.minutes to train it further"):
             runs.begin_in([*settings, *more], folder)
     runs.begin_in([*settings, "--training.steps=12", "--training.minutes=2"], folder)
+
+
+def test_start_that_cannot_be_loaded_leaves_a_folder_for_the_corrected_command(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    with user_error(r"typo"):
+        runs.train_in(arguments, tmp_path / "run", f"--training.start_from={tmp_path / 'typo'}")
+    runs.begin_in(arguments, tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_run_that_patience_did_not_end_needs_more_time_with_more_steps(arguments: list[str], tmp_path: Path) -> None:
+    settings = [*arguments, "--training.patience=9"]
+    runs.train_in([*settings, "--training.steps=300", "--training.minutes=0.0001"], tmp_path / "run")
+    with user_error(r"training\.minutes: the run has trained for .* minutes; got 0\.0001, expected more"):
+        runs.train_in([*settings, "--training.steps=301", "--training.minutes=0.0001"], tmp_path / "run")
 
 
 def test_error_before_the_first_step_leaves_the_results_of_a_finished_run(arguments: list[str], tmp_path: Path) -> None:

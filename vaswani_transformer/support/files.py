@@ -61,6 +61,12 @@ def staged_files(folder: Path) -> Generator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
+def check_new_file(option: str, path: Path | None) -> None:
+    """Check that a file that a command writes does not exist, and that its folder does."""
+    if path is not None and (path.exists() or not path.parent.is_dir()):
+        raise UserError(f"--{option}={path}: the file exists, or its folder does not; choose a new file.")
+
+
 def check_new_folder(path: Path, force: bool = False) -> None:
     """Check that a model folder can be written to `path`; with `force` it may replace a model."""
     if path.exists() and not path.is_dir():
