@@ -13,8 +13,9 @@ from training.checkpoints import WEIGHTS, complete_checkpoints, mean_weights, st
 from vaswani_transformer.support.command_line import CommandParser, positive_argument
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import atomic_folder, write_errors
+from vaswani_transformer.support.loading import TOKENIZER_FILES
 
-SAVED = ("config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json")
+SAVED = ("config.json", "generation_config.json", "special_tokens_map.json", "added_tokens.json", *TOKENIZER_FILES)
 
 
 def average(run: Path, last: int, output: Path) -> list[int]:

@@ -12,6 +12,7 @@ import math
 import shutil
 from pathlib import Path
 
+import torch
 from accelerate import PartialState
 from safetensors.torch import load_file
 from torch import Tensor
@@ -93,9 +94,11 @@ def finish_checkpoint(checkpoint: Path, keep: int, best_step: int | None, is_int
         run = checkpoint.parents[1]
         step = step_of(checkpoint)
         regular = complete_checkpoints(run, with_interrupted=False, last_step=step)
-        spare = [path for path in regular[:-1] if step_of(path) != best_step][: max(0, len(regular) - keep)]
-        replaced = [path for path in complete_checkpoints(run, last_step=step)[:-1] if path not in regular]
-        for path in [*spare, *replaced]:
+        older = regular[:-1]  # the newest one always stays
+        deletable = [path for path in older if step_of(path) != best_step]
+        excess = max(0, len(regular) - keep)
+        interrupted = [path for path in complete_checkpoints(run, last_step=step)[:-1] if path not in regular]
+        for path in [*deletable[:excess], *interrupted]:
             (path / COMPLETE).unlink()  # first, so that a deletion that is interrupted leaves no checkpoint
             shutil.rmtree(path)
     PartialState().wait_for_everyone()
@@ -123,10 +126,11 @@ def mean_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
         UserError: a file of a checkpoint is missing or was altered.
     """
     sums: dict[str, Tensor] = {}
+    dtypes: dict[str, torch.dtype] = {}
     for checkpoint in checkpoints:
         if problem := damage(checkpoint):
             raise UserError(f"{checkpoint}: {problem}; restore it, or average others with training.average.")
-        weights = load_file(checkpoint / WEIGHTS)
-        sums = {name: weight.double() if not sums else sums[name] + weight for name, weight in weights.items()}
-        dtypes = {name: weight.dtype for name, weight in weights.items()}
+        for name, weight in load_file(checkpoint / WEIGHTS).items():
+            dtypes[name] = weight.dtype
+            sums[name] = sums[name].add_(weight) if name in sums else weight.double()
     return {name: (total / len(checkpoints)).to(dtypes[name]) for name, total in sums.items()}

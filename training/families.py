@@ -297,7 +297,7 @@ class LatentTrainer(GlancingTrainer):
             seeds = [zlib.crc32(target.tobytes(), self.recipe.seed) for target in targets]
             inputs = inputs | {"reveal_draws": self.reveal_draws(inputs["labels"], seeds)}
         device = self.args.device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with torch.random.fork_rng([device] if device.type != "cpu" else []):
             torch.manual_seed(self.recipe.seed)
             outputs = self.model(**inputs, has_hint=True, skip_logits=True)
         means = {"bound": outputs.bound}
@@ -388,6 +388,11 @@ class FlowTrainer(PaperTrainer):
         """Ignore evaluations before the flow starts, whose translations come from latents that are not trained yet."""
         has_prior = self.state.global_step > self.training.decoder_steps
         return has_prior and super()._determine_best_metric(metrics, trial)
+
+    def can_be_averaged(self, step: int) -> bool:
+        """Return whether the flow was started at a step, as it is in the last weights."""
+        first = self.training.decoder_steps + 1
+        return step >= first or self.state.global_step < first
 
     def start_flow(self, batches: list[dict[str, Tensor]]) -> None:
         """Initialize the flow's actnorms from the pairs of a step on all processes."""

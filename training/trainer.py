@@ -19,7 +19,6 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import (
-    DataCollatorForSeq2Seq,
     GenerationConfig,
     PreTrainedTokenizerBase,
     PrinterCallback,
@@ -41,7 +40,7 @@ from training.checkpoints import (
     step_of,
 )
 from training.data import Data
-from training.evaluation import Evaluator, PairResult, TokenizedPair, mean_sums
+from training.evaluation import Evaluator, PairResult, SplitResults, TokenizedPair, mean_sums
 from training.fields import Recipe
 from training.machine import load_weights, shard
 from training.tasks import make_task
@@ -89,7 +88,6 @@ class PaperTrainer(Seq2SeqTrainer):
         super().__init__(
             model=model,
             args=training_arguments(recipe, run, self.task.selection, model.config.use_cache),
-            data_collator=DataCollatorForSeq2Seq(data.tokenizer, model),
             train_dataset=tokens["train"],
             eval_dataset=tokens["validation"],
             processing_class=data.tokenizer,
@@ -140,6 +138,8 @@ class PaperTrainer(Seq2SeqTrainer):
         if state.global_step >= self.args.max_steps or (has_stopped and not is_extended):
             self.state = state
         else:
+            if has_stopped:
+                self.progress.check_time_left()
             self.train(resume_from_checkpoint=str(checkpoint))
 
     def train(self, *arguments: Any, **settings: Any) -> TrainOutput:
@@ -181,11 +181,10 @@ class PaperTrainer(Seq2SeqTrainer):
         steps = len(sampler) // self.args.gradient_accumulation_steps
         sampler.epoch = lambda: self.state.global_step // steps  # `set_epoch` does not reach it after a resume
         self.log_beginning(len(pairs), steps, sampler.padding_share)
-        collator: Any = PairCollator(self.processing_class, self.model)
         return DataLoader(
             pairs,
             batch_sampler=sampler,
-            collate_fn=collator,
+            collate_fn=cast(Any, PairCollator(self.processing_class, self.model)),
             generator=torch.Generator(),  # the loader draws a seed, which must not change the generator of training
             pin_memory=torch.accelerator.is_available(),
         )
@@ -335,16 +334,14 @@ class PaperTrainer(Seq2SeqTrainer):
         """Log and return the loss per target token and the task's metric on the validation set."""
         start = time.perf_counter()
         self.check_finite()
-        scores = self.translate_split("validation", self.search)[1]
+        scores = self.translate_split("validation", self.search).scores
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in scores.items() if isinstance(value, float)}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         self.log_time += time.perf_counter() - start  # exclude evaluation from the training time
         return metrics
 
-    def translate_split(
-        self, split: str, search: GenerationConfig, scores: bool = False
-    ) -> tuple[list[PairResult], dict[str, Any]]:
+    def translate_split(self, split: str, search: GenerationConfig, scores: bool = False) -> SplitResults:
         """Return the results of a split, and `loss`, `perplexity` and the best metric with its signature.
 
         `scores` adds the log-probabilities of the translations. Unlike the Trainer's loop, it averages over tokens,
@@ -382,7 +379,7 @@ class PaperTrainer(Seq2SeqTrainer):
         means: dict[str, Any] = {**mean_sums(ordered, self.model.has_likelihood)}
         means.update(self.task.scores(translations, texts["target"][:], self.task.best_metric))
         means["search"] = evaluator.translator.settings.search()
-        return ordered, means
+        return SplitResults(ordered, means)
 
     def evaluation_batches(self, split: str) -> list[list[int]]:
         """Return the rows of each batch of a split, the longest sources first; a very long pair is a separate batch."""
@@ -423,14 +420,18 @@ class PaperTrainer(Seq2SeqTrainer):
             finish_checkpoint(checkpoint, keep, self.state.best_global_step, progress.is_interrupted)
         self.log_time += time.perf_counter() - start
 
+    def can_be_averaged(self, step: int) -> bool:
+        """Return whether the weights of a step may be averaged with the last ones."""
+        return True
+
     def save_final_model(self) -> list[int]:
         """Save the mean of the last checkpoints, or the best one, as the final model; return their steps."""
         last = self.recipe.training.average_last
         best = self.state.best_global_step or self.state.global_step
         checkpoints = [self.run / CHECKPOINTS / f"checkpoint-{best}"]
         if last is not None:
-            step = self.state.global_step
-            checkpoints = complete_checkpoints(self.run, with_interrupted=False, last_step=step)[-last:]
+            saved = complete_checkpoints(self.run, with_interrupted=False, last_step=self.state.global_step)[-last:]
+            checkpoints = [checkpoint for checkpoint in saved if self.can_be_averaged(step_of(checkpoint))]
         load_weights(self.model, mean_weights(checkpoints))
 
         steps = [step_of(checkpoint) for checkpoint in checkpoints]

@@ -48,6 +48,16 @@ def test_averaged_model_has_its_tokenizer_and_no_file_of_training(
     assert {path.name for path in (tmp_path / "mean").iterdir()} == model | {"tokenizer.json", "tokenizer_config.json"}
 
 
+def test_averaged_model_has_a_tokenizer_of_other_files(run_folder: Path, tmp_path: Path) -> None:
+    """Marian's are `vocab.json` and two `.spm`."""
+    names = {"vocab.json", "source.spm", "target.spm"}
+    for name in names:
+        (run_folder / CHECKPOINTS / "checkpoint-10" / name).write_text("{}")
+    mark_complete(run_folder / CHECKPOINTS / "checkpoint-10")
+    average(run_folder, 1, tmp_path / "mean")
+    assert names <= {path.name for path in (tmp_path / "mean").iterdir()}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -205,6 +205,16 @@ def test_final_model_is_the_mean_of_the_last_checkpoints_that_no_signal_asked_fo
     assert all((weight == 7).all() for weight in runs.weights(tmp_path / "run").values())
 
 
+@pytest.mark.parametrize(("last", "averaged"), [(11, [5, 9, 11]), (4, [3, 4])])
+def test_weights_before_the_flow_starts_are_not_averaged_with_later_ones(
+    arguments: list[str], tmp_path: Path, last: int, averaged: list[int]
+) -> None:
+    settings = ["--model.kind=flowseq", "--training.decoder_steps=4", "--training.average_last=9"]
+    trainer = runs.trainer_in([*arguments, *settings], tmp_path / "run")
+    saved_steps(trainer, *(step for step in (3, 4, 5, 9, 11) if step <= last))
+    assert trainer.save_final_model() == averaged
+
+
 @pytest.mark.parametrize("file", ["model.safetensors", "trainer_state.json"])
 def test_final_model_from_an_altered_checkpoint_is_an_error(arguments: list[str], tmp_path: Path, file: str) -> None:
     trainer = runs.trainer_in(arguments, tmp_path / "run")
