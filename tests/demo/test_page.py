@@ -63,6 +63,15 @@ def test_drawing_and_finished_targets_are_those_of_the_search() -> None:
     assert f"Beam search for &#x27;i love you&#x27;: &#x27;{content.target}&#x27;" in content.search
 
 
+def test_model_that_samples_shows_a_search() -> None:
+    tokenizer = model_of_pairs()[1]
+    model = tiny_model(vocab_size=len(tokenizer))
+    expected = page_content(model, tokenizer, "i love you", max_new_tokens=5)
+    model.generation_config.do_sample = True
+    assert expected.target
+    assert page_content(model, tokenizer, "i love you", max_new_tokens=5) == expected
+
+
 def test_unknown_words_are_named() -> None:
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["hello world"], vocab_size=60, algorithm="wordpiece")
     content = page_content(tiny_model(vocab_size=len(tokenizer)), tokenizer, "hello zebra", max_new_tokens=3)

@@ -16,6 +16,7 @@ from vaswani_transformer.parsing.words import split_plain, split_tokenized
         ("We cannot know Mr. Smith's well-known things!", "We can not know Mr. Smith 's well-known things !"),
         ("They'll don\u2019t \u201cgo\u201d?", "They 'll do n\u2019t \u201c go \u201d ?"),
         ("The U.S.'s and the U.K.\u2019s", "The U.S. 's and the U.K. \u2019s"),
+        ("I\u00a0know\u2003him.", "I know him ."),
         (" \t", ""),
     ],
 )
@@ -28,7 +29,7 @@ def test_words_hold_no_bracket_and_splitting_loses_no_character(text: str) -> No
     words = split_plain(text)
     assert not any(sign in word for word in words for sign in "() \t\n")
     shown = "".join(words).replace("-LRB-", "(").replace("-RRB-", ")")
-    assert shown == "".join(split_tokenized(text)).replace("-LRB-", "(").replace("-RRB-", ")")
+    assert shown == "".join(text.split()).replace("-LRB-", "(").replace("-RRB-", ")")
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="() \t\r\n\f\v"), min_size=1)))

@@ -55,6 +55,18 @@ def test_file_interrupted_anywhere_resumes_to_the_bytes_of_an_uninterrupted_one(
     assert write_all(path, texts)
 
 
+def test_file_whose_texts_have_no_results_is_finished_and_keeps_its_settings(tmp_path: Path) -> None:
+    """Such as the translations of a share of pairs that are all dropped."""
+    path = tmp_path / "out"
+    with contextlib.closing(ResumableFile(path, SETTINGS)) as output:
+        output.write(["a", "b"], [])
+        output.finish()
+    with contextlib.closing(ResumableFile(path, SETTINGS)) as output:
+        assert (output.done, output.is_finished) == (2, True)
+    with user_error(r"out: was written with different settings \(model\)"):
+        ResumableFile(path, {**SETTINGS, "model": "n"})
+
+
 def test_changed_texts_are_an_error_and_later_ones_may_differ(tmp_path: Path) -> None:
     path, texts = tmp_path / "out", list("abcdef")
     write_all(path, texts, windows=1)

@@ -435,7 +435,7 @@ def test_interactive_session_prints_a_line_for_a_line(run: Run) -> None:
     assert errors.startswith("standard input, line 1: not UTF-8 (")
     options = ("--interactive", "--too_long=error", "--max_source_tokens=8")
     output, errors, _ = run(*options, stdin=lines(SOURCES[:3]))
-    assert (output, errors.partition(";")[0]) == (lines(TARGETS[:2]), "Text 0 has 9 tokens, more than 8")
+    assert (output, errors.partition(";")[0]) == (lines(TARGETS[:2]), "standard input, line 3: 9 tokens, more than 8")
 
 
 @pytest.mark.parametrize(("is_terminal", "prompt"), [(False, ""), (True, "> ")])

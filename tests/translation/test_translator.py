@@ -224,6 +224,11 @@ def test_text_that_is_too_long_is_an_error_before_its_window_is_translated(
     assert (refusal.value.index, len(translator.batches)) == (3, 1)
 
 
+def test_limit_of_no_source_token_is_an_error() -> None:
+    with pytest.raises(ValueError, match="max_source_tokens, batch_tokens and window must be at least 1"):
+        Translator(*model_of_pairs(), max_source_tokens=0)
+
+
 @pytest.mark.parametrize("settings", [{}, {"max_new_tokens": 5}], ids=str)
 def test_learned_positions_bound_the_source_and_its_translation(settings: dict[str, Any]) -> None:
     _, tokenizer = model_of_pairs()

@@ -66,7 +66,10 @@ class PageContent:
 def page_content(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, **generate_kwargs: Any
 ) -> PageContent:
-    """Return the search for a text's translation or tree, or a note; `generate_kwargs` override the settings."""
+    """Return the search for a text's translation or tree, or a note; `generate_kwargs` override the settings.
+
+    It shows a search even if the model's settings say `do_sample`.
+    """
     text = text.encode(errors="replace").decode()  # JSON may contain lone surrogates
     if not text.strip():
         return PageContent("The source is empty; type a text.")
@@ -74,6 +77,8 @@ def page_content(
     source = " ".join(words) or text
     constraint = tree_constraint(model, tokenizer)
     settings: dict[str, Any] = {"max_source_tokens": MAX_SOURCE_TOKENS, "too_long": "error", **generate_kwargs}
+    if not is_non_autoregressive(model):
+        settings["do_sample"] = False
     try:
         translator = RecordingTranslator(model, tokenizer, constraint=constraint, **settings)
         (translation,) = translator([source])

@@ -34,6 +34,7 @@ def split_tokenized(text: str) -> list[str]:
 
 def split_plain(text: str) -> list[str]:
     """Return the words of plain text, by the rules of this module."""
+    text = re.sub(r"\s", " ", text)  # such as a no-break space
     for punctuation in (ALWAYS_WORDS, NOT_IN_NUMBERS, LAST_PERIOD):
         text = punctuation.sub(r" \g<0> ", text)
     text = CONTRACTIONS.sub(r" \g<0>", text)

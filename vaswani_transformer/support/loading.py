@@ -225,7 +225,8 @@ class LoadOptions:
         for path in sorted(files):
             sha256.update(f"{path.name}\0{path.stat().st_size}\0".encode())
             with path.open("rb") as file:
-                hashlib.file_digest(file, lambda: sha256)  # updates it
+                while block := file.read(1 << 20):
+                    sha256.update(block)
         return sha256.hexdigest()
 
 

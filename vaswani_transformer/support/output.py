@@ -79,7 +79,7 @@ class ResumableFile(StreamOutput):
         # The lock comes before the record is read, which a running command may be writing.
         try:
             self.lock()
-            if path.stat().st_size:
+            if path.stat().st_size or self.has_no_results():
                 self.read_record()
         except UserError:
             self.close()
@@ -98,6 +98,14 @@ class ResumableFile(StreamOutput):
             raise UserError(f"{self.path}: a different command is writing it; {fix}") from error
         except (ImportError, OSError):  # Windows, or a file system without locks
             logger.warning("%s: cannot be locked; check that no other process writes it.", self.path)
+
+    def has_no_results(self) -> bool:
+        """Return whether an earlier command has processed texts without a single result."""
+        try:
+            record = json.loads(self.record_path.read_bytes())
+            return record["texts"] > 0 and record["size"] == 0
+        except (OSError, ValueError, KeyError, TypeError):  # no record of such a command
+            return False
 
     def read_record(self) -> None:
         """Read the record of an earlier command, and truncate the file after the results that it counts."""

@@ -51,7 +51,7 @@ RANGES: dict[str, Range] = {
 CHOICES: dict[str, tuple[bool | str, ...]] = {
     **{setting.name: (True, False) for setting in fields(NarSettings) if setting.type is bool},
     **dict.fromkeys(("use_cache", "output_attentions", "output_hidden_states", "output_logits"), (True, False)),
-    **dict.fromkeys(("renormalize_logits", "remove_invalid_values", "low_memory"), (True, False)),
+    **dict.fromkeys(("renormalize_logits", "remove_invalid_values"), (True, False)),
     "early_stopping": (True, False, "never"),
     "length_penalty_type": LENGTH_PENALTY_TYPES,
 }

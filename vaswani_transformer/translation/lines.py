@@ -194,7 +194,7 @@ def warn_of_truncation(translation: Translation, where: str) -> None:
 
 
 def check_input_stays(options: LineOptions, source: BinaryIO) -> None:
-    """Raise UserError if the output, or its record, is the input file, by whatever name."""
+    """Raise UserError if the output is the input file, by whatever name."""
     if options.output is None or not options.output.is_file():
         return
     with contextlib.suppress(io.UnsupportedOperation):  # an input without a file
@@ -307,7 +307,8 @@ def translate_typed(form: LineFormat[Any], load: Load) -> None:
     for number, line in enumerate(typed_lines(), start=1):
         where = f"standard input, line {number}"
         try:
-            (translation,) = translator([form.read(line, where)])
+            with line_errors("standard input"):
+                (translation,) = translator.translate_window([form.read(line, where)], number - 1)
         except UserError as error:
             log(str(error))
             continue
