@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache, modeling_utils
+from transformers.modeling_outputs import BaseModelOutput
 
 from tests.batches import FLOAT32, padded_batch, random_batch, random_tokens, targets
 from tests.models import EVERY_FAMILY, assert_matrix_shared, tiny_model
@@ -420,6 +421,8 @@ def test_encoder_outputs_may_be_a_dict_a_tuple_or_a_tensor(family: str, form: Ca
     assert torch.equal(outputs.loss, expected.loss)
     limit: dict[str, Any] = {"max_source_relative_length": 3}
     assert torch.equal(model.generate(encoder_outputs=encoded, **limit), model.generate(source, **limit))
+    with pytest.raises(ValueError, match=r"^encoder_outputs: empty batch or sequence; got shape \(0, "):
+        model(encoder_outputs=form(BaseModelOutput(model.get_encoder()(source)[0][:0])), labels=labels[:0])
     with pytest.raises(ValueError, match=r"^encoder_outputs: last_hidden_state is missing; got"):
         model.generate(encoder_outputs={"hidden_states": None})
 

@@ -470,10 +470,10 @@ class PaperBeamSearch(GenerationMixin):
         config = generation_config
         k = config.num_beams
         if config.prefill_chunk_size is not None or config.low_memory:
-            if config.length_penalty_type == "gnmt":
+            if config.prefill_chunk_size is not None and config.length_penalty_type == "gnmt":
                 raise ValueError(
-                    'generate(): length_penalty_type="gnmt" does not support prefill_chunk_size or low_memory; leave '
-                    'these out, or set length_penalty_type="power".'
+                    'generate(): length_penalty_type="gnmt" does not support prefill_chunk_size; leave it out, or set '
+                    'length_penalty_type="power".'
                 )
             return super()._beam_search(
                 input_ids, logits_processor, stopping_criteria, config, synced_gpus=synced_gpus, **model_kwargs

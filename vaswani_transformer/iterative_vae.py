@@ -97,9 +97,9 @@ class VaswaniIterativeVaeConfig(VaswaniNatConfig):
 
     def validate_latent(self) -> None:
         """Check that no setting of a discrete latent is set for revealed ones."""
-        if not self.is_revealed:
-            return
-        for name, value in self.discrete_settings().items():
+        settings = self.discrete_settings()
+        if self.is_revealed and settings:
+            name, value = next(iter(settings.items()))
             raise ValueError(
                 f'{name}: not supported by latent="revealed"; got {value!r}. Leave it out, or set latent="discrete".'
             )

@@ -108,6 +108,7 @@ def check_inputs(**inputs: object) -> None:
 def as_encoder_output(outputs: Mapping[str, Any] | Sequence[Any] | Tensor) -> BaseModelOutput:
     """Convert encoder outputs, which may be a tuple, a dictionary or the last state alone, to a `BaseModelOutput`."""
     if isinstance(outputs, BaseModelOutput):
+        check_not_empty("encoder_outputs", outputs.last_hidden_state)
         return outputs
     if isinstance(outputs, Tensor):
         outputs = (outputs,)
@@ -129,7 +130,17 @@ def as_encoder_output(outputs: Mapping[str, Any] | Sequence[Any] | Tensor) -> Ba
             "Pass what get_encoder() returns."
         )
     check_inputs(encoder_outputs=states)
+    check_not_empty("encoder_outputs", states)
     return BaseModelOutput(**cast(Any, values))
+
+
+def check_not_empty(name: str, texts: Tensor | None) -> None:
+    """Raise ValueError if `texts` (B, S, ...) has no text or no token."""
+    if texts is not None and 0 in texts.shape[:2]:
+        raise ValueError(
+            f"{name}: empty batch or sequence; got shape {tuple(texts.shape[:2])}, expected at least one text of at "
+            "least one token. Skip empty batches, and end an empty text with its end token."
+        )
 
 
 def embed_text(
@@ -140,13 +151,11 @@ def embed_text(
         got = "neither" if input_ids is None else "both"
         raise ValueError(f"Pass exactly one of {prefix}input_ids and {prefix}inputs_embeds; got {got}.")
     check_inputs(**{f"{prefix}input_ids": input_ids, f"{prefix}inputs_embeds": inputs_embeds})
-    embedded = embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-    if 0 in embedded.shape[:2]:
-        raise ValueError(
-            f"{prefix}input_ids: empty batch or sequence; got shape {tuple(embedded.shape[:2])}, expected at least one "
-            "text of at least one token. Skip empty batches, and end an empty text with its end token."
-        )
-    return embedded
+    if inputs_embeds is not None:
+        check_not_empty(f"{prefix}inputs_embeds", inputs_embeds)
+        return inputs_embeds
+    check_not_empty(f"{prefix}input_ids", input_ids)
+    return embed_tokens(input_ids)
 
 
 def check_mask(attention_mask: object, rows: int, tokens: int, name: str, queries: int | None = None) -> None:

@@ -19,7 +19,7 @@ logger = logging.get_logger(__name__)
 
 LENGTH_PENALTY_TYPES = ("power", "gnmt")
 NOT_FINISHED = -1e9  # score of an empty slot
-TOPK_GROUP = 16  # tokens in a group of `top_continuations`; a power of two
+TOPK_GROUP = 16  # tokens in a group of `top_continuations`
 
 
 def warn_of_nan(sources: list[int]) -> None:
@@ -341,8 +341,10 @@ def drop_finished(state: SearchState, stepper: Stepper, settings: SearchSettings
     if settings.keep is not None:
         settings.keep(kept)
     state.beams = state.beams.unflatten(1, (-1, state.scores.shape[1]))[:, kept].flatten(1, 2)
-    for name in ("scores", "active", "is_active", "limits"):
-        setattr(state, name, getattr(state, name)[kept])
+    state.scores = state.scores[kept]
+    state.active = state.active[kept]
+    state.is_active = state.is_active[kept]
+    state.limits = state.limits[kept]
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,11 @@ def shares_sources(inputs: dict[str, Any]) -> bool:
     return all(type(stack_cache) is DynamicCache and not stack_cache.offloading for stack_cache in caches)
 
 
+def select_rows(values: Tensor, index: Tensor) -> Tensor:
+    """Return the rows `index` of `values`; a single row, such as of position ids, serves all sources."""
+    return values[index.to(values.device)] if len(values) > 1 else values
+
+
 def with_sources(inputs: dict[str, Any], select: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     """Return inputs of `forward` with `select` applied to the source inputs."""
     selected = dict(inputs)
@@ -144,13 +149,10 @@ class ModelStepper:
         beams = torch.arange(self.beams_per_source, device=sources.device)
         rows = (sources[:, None] * self.beams_per_source + beams).flatten()
 
-        def select(values: Tensor, index: Tensor = sources) -> Tensor:
-            return values[index.to(values.device)] if len(values) > 1 else values
-
-        self.inputs = with_sources(self.inputs, select)
+        self.inputs = with_sources(self.inputs, lambda values: select_rows(values, sources))
         for name in TARGET_INPUTS:
             if self.inputs.get(name) is not None:
-                self.inputs[name] = select(self.inputs[name], rows)
+                self.inputs[name] = select_rows(self.inputs[name], rows)
         if not isinstance(self.cache, EncoderDecoderCache):
             return
         for cache, index in ((self.cache.self_attention_cache, rows), (self.cache.cross_attention_cache, sources)):

@@ -208,9 +208,11 @@ class PreparedEncoder:
     def fast_pass(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Return the encoder's output (B, S, d_model) for `input_ids` (B, S); `attention_mask` is 0 at padding."""
         sources, length = input_ids.shape
-        if length > len(self.encodings):
-            self.encodings = self.positions.first_positions(length + GROWTH)
-        positions = self.encodings[:length]
+        encodings = self.encodings  # read once, since a different thread may replace it
+        if length > len(encodings):
+            encodings = self.positions.first_positions(length + GROWTH)
+            self.encodings = encodings
+        positions = encodings[:length]
         mask = positions.new_zeros(1, 1, 1)
         if attention_mask is not None and not bool(attention_mask.all()):
             positions = nn.functional.embedding(count_positions(attention_mask), positions)
@@ -395,9 +397,11 @@ class DecoderStep:
     def __call__(self, input_ids: Tensor, cache: BeamCache, cross_attention: list[Function]) -> Tensor:
         """Return the decoder's output (k B, d_model) for one new token of each beam (k B,), and extend the cache."""
         cache.append_slot()
-        if cache.length > len(self.positions):
-            self.positions = self.encode.first_positions(cache.length + GROWTH).unbind()
-        hidden_states = self.embed(input_ids, self.positions[cache.length - 1])  # (k B, d_model)
+        positions = self.positions  # read once, since a different thread may replace it
+        if cache.length > len(positions):
+            positions = self.encode.first_positions(cache.length + GROWTH).unbind()
+            self.positions = positions
+        hidden_states = self.embed(input_ids, positions[cache.length - 1])  # (k B, d_model)
         for layer, cross_attend in zip(self.layers, cross_attention, strict=True):
             hidden_states = layer(hidden_states, cache, cross_attend)
         return hidden_states

@@ -189,7 +189,8 @@ def prepare_for_inference(model: Model, dtype: str = "float32", layouts: dict[st
     pass them to it. Its attention implementation is "eager", which is fastest for sentences. For texts of thousands of
     tokens `set_attn_implementation("sdpa")` saves memory. If torch does not support `dtype` on this CPU, the copy has
     plain layers, with a warning. `parameters()` of the copy returns only parameters that are not packed. `generate()`
-    does not call hooks on the copy. In float32 the copy needs 2 d_model^2 more numbers per decoder layer.
+    does not call hooks on the copy. In float32 and int8 the copy needs 2 d_model^2 more float32 numbers per
+    decoder layer.
 
     Args:
         model: any model of the package, on the CPU and in float32; it is not changed.
