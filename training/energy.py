@@ -68,32 +68,14 @@ class Energy:
             is_real: (B, T), True at the tokens of each target, including `</s>`.
             input_ids, attention_mask: (B, S), the source.
         """
-        return self.energy(logits, is_real, input_ids, attention_mask, self.inputs, self.outputs)
-
-    @torch.no_grad()
-    def of_argmax(self, logits: Tensor, is_real: Tensor, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """Return the teacher's negative log-likelihood (B,) of the most likely words and their end."""
-        one_hot = "straight_through_softmax"
-        return self.energy(logits, is_real, input_ids, attention_mask, one_hot, one_hot)
-
-    def energy(
-        self,
-        logits: Tensor,
-        is_real: Tensor,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        inputs: str,
-        outputs: str,
-    ) -> Tensor:
-        """Return the energy (B,) by operators for the teacher's input and output."""
         student = logits[..., : self.teacher.config.vocab_size][is_real]  # (N, V)
         log_probs = student.to(accumulation_dtype(student.dtype)).log_softmax(-1)
 
         # What the teacher reads, and what it scores, with the same noise.
-        is_random = "gumbel" in inputs or "gumbel" in outputs
+        is_random = any("gumbel" in name for name in (self.inputs, self.outputs))
         noise = gumbel_noise(log_probs) if is_random else log_probs.new_zeros(())
-        words = OPERATORS[inputs](log_probs, noise)  # (N, V)
-        scored = words if inputs == outputs else OPERATORS[outputs](log_probs, noise)  # (N, V)
+        words = OPERATORS[self.inputs](log_probs, noise)  # (N, V)
+        scored = words if self.inputs == self.outputs else OPERATORS[self.outputs](log_probs, noise)  # (N, V)
         teacher = self.teacher_log_probs(words, is_real, input_ids, attention_mask)  # (N, V)
 
         # The last token is always `</s>`, whatever the student predicts there.
@@ -102,6 +84,12 @@ class Energy:
         losses = -torch.where(is_last, ends, (scored * teacher).sum(-1))  # (N,)
         rows = is_real.nonzero()[:, 0]
         return losses.new_zeros(len(is_real)).index_add(0, rows, losses)
+
+    @torch.no_grad()
+    def of_argmax(self, logits: Tensor, is_real: Tensor, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Return the teacher's negative log-likelihood (B,) of the most likely words and their end."""
+        one_hot = Energy(self.teacher, "straight_through_softmax", "straight_through_softmax")
+        return one_hot(logits, is_real, input_ids, attention_mask)
 
     def teacher_log_probs(
         self, words: Tensor, is_real: Tensor, input_ids: Tensor, attention_mask: Tensor | None
