@@ -119,16 +119,16 @@ def copy_weights(model: PreTrainedModel, trained: PreTrainedModel, field: str, o
         if name not in trained_state:
             raise UserError(f"{field}: {trained.name_or_path} does not have the weight {name}; {fix}")
         trained_weight = trained_state[name]
-        shapes = (weight.shape, trained_weight.shape)
 
         # In tables of tokens, which may differ by `<mask>`, and of positions a row means the same in both models.
-        entries = (model.config.vocab_size, trained.config.vocab_size)
-        is_of_tokens = all(shape[:1] == (count,) for shape, count in zip(shapes, entries, strict=True))
+        has_row_per_token = weight.shape[:1] == (model.config.vocab_size,)
+        trained_has_row_per_token = trained_weight.shape[:1] == (trained.config.vocab_size,)
+        is_of_tokens = has_row_per_token and trained_has_row_per_token
         if is_of_tokens or name.endswith("positions.table.weight"):
             rows = min(len(weight), len(trained_weight))
             weight[:rows] = trained_weight[:rows]
         elif weight.shape == trained_weight.shape:
             weight.copy_(trained_weight)
         else:
-            got, expected = map(tuple, reversed(shapes))
-            raise UserError(f"{field}: {name} has shape {got}, expected {expected}; {fix}")
+            got = tuple(trained_weight.shape)
+            raise UserError(f"{field}: {name} has shape {got}, expected {tuple(weight.shape)}; {fix}")

@@ -225,8 +225,7 @@ class LoadOptions:
         for path in sorted(files):
             sha256.update(f"{path.name}\0{path.stat().st_size}\0".encode())
             with path.open("rb") as file:
-                while block := file.read(1 << 20):
-                    sha256.update(block)
+                hashlib.file_digest(file, lambda: sha256)  # adds the content to the hash
         return sha256.hexdigest()
 
 

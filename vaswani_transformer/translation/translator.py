@@ -155,7 +155,8 @@ class Translator:
         # A table of learned positions limits the sources; other models get a default.
         has_table = getattr(model.config, "position_embedding", None) != "sinusoidal"
         self.max_positions = getattr(model.config, "max_position_embeddings", None) if has_table else None
-        wanted = self.max_positions or DEFAULT_MAX_SOURCE_TOKENS if max_source_tokens is None else max_source_tokens
+        default = self.max_positions or DEFAULT_MAX_SOURCE_TOKENS
+        wanted = default if max_source_tokens is None else max_source_tokens
         self.max_source_tokens = min(wanted, self.max_positions or wanted)
         if min(self.max_source_tokens, batch_tokens, window) < 1:
             raise UserError("max_source_tokens, batch_tokens and window must be at least 1.")
