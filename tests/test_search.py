@@ -27,7 +27,14 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer import generation as generation_module
 from vaswani_transformer import search as search_module
 from vaswani_transformer.pretrained import CACHE
-from vaswani_transformer.search import SearchSettings, SearchState, can_improve, length_penalty, top_continuations
+from vaswani_transformer.search import (
+    SearchSettings,
+    SearchState,
+    can_improve,
+    length_penalty,
+    select_continuations,
+    top_continuations,
+)
 
 START, END = 0, 2
 
@@ -240,6 +247,26 @@ def test_stopping_criteria_end_the_targets_that_they_end_in_transformers_own_sea
         expected = plain_search(model).generate(**options)
         ours: dict[str, Any] = {"length_penalty": 1.0, "length_penalty_type": "power"}
         assert torch.equal(model.generate(**options, **ours, max_source_relative_length=None), expected)
+
+
+def test_sampled_candidates_are_sorted_so_that_the_best_of_them_continue() -> None:
+    """Transformers' search draws 2 k candidates too, and keeps the k best, not the first k of a random order."""
+    settings = SearchSettings(limits=torch.tensor([5, 5]), end_tokens=torch.tensor([END]), pad_token=1, num_beams=3)
+    settings = replace(settings, candidates=6, do_sample=True)
+    generator = torch.Generator().manual_seed(0)
+    for seed in range(20):
+        state = SearchState.start(torch.zeros(6, 1, dtype=torch.long), settings)
+        state.scores = torch.randn(2, 3, generator=generator)
+        log_probs = torch.randn(6, 9, generator=generator).log_softmax(-1)
+        continued = (log_probs.view(2, 3, 9) + state.scores[:, :, None]).flatten(1)
+        torch.manual_seed(seed)
+        drawn = torch.multinomial(continued.softmax(-1), 6)
+        torch.manual_seed(seed)
+        values, rows, tokens = select_continuations(log_probs, state, settings)
+        assert torch.equal(values, values.sort(descending=True).values)
+        indices = (rows - torch.tensor([[0], [3]])) * 9 + tokens
+        assert torch.equal(indices.sort().values, drawn.sort().values)
+        assert torch.equal(values, continued.gather(1, indices))
 
 
 def sorted_continuations(log_probs: Tensor, scores: Tensor, count: int) -> torch.return_types.topk:

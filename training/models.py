@@ -100,7 +100,8 @@ def load_trained(name: str, model_class: type[Model], tokenizer: PreTrainedToken
 def copy_weights(model: PreTrainedModel, trained: PreTrainedModel, field: str, only_encoder: bool = False) -> None:
     """Copy the weights of a trained model of the same shape, or only those of its encoder and embeddings.
 
-    The embeddings of common tokens are copied; an added `<mask>` keeps its random embedding.
+    The embeddings of common tokens are copied; an added `<mask>` keeps its random embedding. A deeper encoder keeps its
+    random layers above those of the trained one.
 
     Raises:
         UserError: the models differ in a field of the configuration that decides the shape, or in their weights.
@@ -113,8 +114,11 @@ def copy_weights(model: PreTrainedModel, trained: PreTrainedModel, field: str, o
 
     fix = "write the fields of its config.json that differ into the recipe's group model."
     trained_state = trained.state_dict()
+    further = range(trained.config.encoder_layers, model.config.encoder_layers)
+    further_layers = tuple(f"model.encoder.layers.{index}." for index in further)
     for name, weight in model.state_dict().items():
-        if only_encoder and not name.startswith(("model.encoder.", "model.shared.")):
+        is_of_encoder = name.startswith(("model.encoder.", "model.shared."))
+        if (only_encoder and not is_of_encoder) or name.startswith(further_layers):
             continue
         if name not in trained_state:
             raise UserError(f"{field}: {trained.name_or_path} does not have the weight {name}; {fix}")

@@ -148,7 +148,9 @@ class VaswaniCtcForConditionalGeneration(NarHead):
             inputs_embeds = soft_copy(states, source.is_real, mask)  # (k B, U, d_model)
             if words is not None and self.training and self.glancing_ratio > 0:
                 draws = inputs.further["glancing_draws"]
-                inputs_embeds, predictions["accuracy"] = self.glance(source, inputs_embeds, mask, words, draws)
+                is_shown, aligned, predictions["accuracy"] = self.glance(source, inputs_embeds, mask, words, draws)
+                shown = self.model.decoder.embed_tokens(aligned).to(inputs_embeds.dtype)  # (k B, U, d_model)
+                inputs_embeds = torch.where(is_shown.unsqueeze(-1), shown, inputs_embeds)
         decoded = self.run_decoder(source, mask, inputs_embeds=inputs_embeds, **kwargs)
 
         # Logits and losses.
@@ -201,11 +203,11 @@ class VaswaniCtcForConditionalGeneration(NarHead):
     @torch.no_grad()
     def glance(
         self, source: EncodedSource, inputs_embeds: Tensor, mask: Tensor, words: Words, draws: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the decoder's input (k B, U, d_model) with the tokens shown, and the accuracy of the first pass.
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the slots (k B, U) to show, the token (k B, U) of each slot, and the accuracy of the first pass.
 
-        Where c slots of the first pass differ from the best alignment, floor(rho c) of all slots get the embedding of
-        the alignment's token, which may be the blank.
+        The tokens are those of the best alignment, which may be blanks. Where the first pass differs from them at c
+        slots, floor(rho c) of all slots are shown.
         """
         # The first pass: its most likely tokens, and the scores of the tokens of an alignment's states.
         states = self.run_decoder(source, mask, inputs_embeds=inputs_embeds)[0]  # (k B, U, d_model)
@@ -232,9 +234,7 @@ class VaswaniCtcForConditionalGeneration(NarHead):
         if draws is not None:
             draws = draws[:, : mask.shape[1]]  # learned positions may limit the slots
         counts = (self.glancing_ratio * mistakes).floor().long()
-        is_shown = choose_positions(is_slot, counts, draws)
-        shown = self.model.decoder.embed_tokens(aligned).to(inputs_embeds.dtype)
-        return torch.where(is_shown.unsqueeze(-1), shown, inputs_embeds), accuracy
+        return choose_positions(is_slot, counts, draws), aligned, accuracy
 
     def read_settings(self, generation_config: GenerationConfig | None, call: dict[str, Any]) -> NarSettings:
         """Return the settings of `generate()`, which may predict the blank."""

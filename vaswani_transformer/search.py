@@ -270,15 +270,16 @@ def first_rows(sources: int, k: int, device: torch.device) -> Tensor:
 def select_continuations(
     log_probs: Tensor, state: SearchState, settings: SearchSettings
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the candidates of each source (A, C): log P, rows (of k A) that they continue, and tokens."""
+    """Return the candidates of each source (A, C), best first: log P, rows (of k A) that they continue, and tokens."""
     k = settings.num_beams
     vocabulary = log_probs.shape[1]
     if settings.process is not None:
         log_probs = settings.process(state.beams[0], log_probs)
     if settings.do_sample:
         continued = (log_probs.view(-1, k, vocabulary) + state.scores[:, :, None]).flatten(1)  # (A, k V)
-        indices = torch.multinomial(continued.softmax(-1), settings.candidates)
-        values = continued.gather(1, indices)
+        drawn = torch.multinomial(continued.softmax(-1), settings.candidates)  # in random order
+        values, order = continued.gather(1, drawn).sort(1, descending=True)
+        indices = drawn.gather(1, order)
     else:
         values, indices = top_continuations(log_probs, state.scores, settings.candidates)
     rows = torch.floor_divide(indices, vocabulary)
@@ -383,7 +384,7 @@ def beam_search(stepper: Stepper, prompt: Tensor, settings: SearchSettings) -> H
             state.is_active &= ~is_end.all(1)
 
         # The k best of the others are the new beams.
-        if has_ends or settings.do_sample:  # else the first k candidates are the best
+        if has_ends:  # else the first k candidates are the best
             log_probs, order = (log_probs + is_end * NOT_FINISHED).topk(k, dim=1)
             rows = rows.gather(1, order)
             tokens = tokens.gather(1, order)

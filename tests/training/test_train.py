@@ -21,7 +21,7 @@ from unittest import mock
 import pytest
 import torch
 from filelock import FileLock
-from transformers import AutoModelForSeq2SeqLM, set_seed
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, set_seed
 
 from tests import ROOT
 from tests.commands import no_space, run_main, user_error
@@ -527,6 +527,19 @@ def test_weights_of_a_padded_vocabulary_can_be_taken(arguments: list[str], tmp_p
     given = [*shaped_as(padded, arguments), f"--training.encoder_from={padded}"]
     trainer = runs.trainer_in(given, tmp_path / "run")
     torch.testing.assert_close(trainer.model.model.shared.weight, model.model.shared.weight[:entries])
+
+
+def test_deeper_encoder_starts_from_the_layers_of_a_trained_one(
+    arguments: list[str], tmp_path: Path, teacher: Path
+) -> None:
+    layers = AutoConfig.from_pretrained(teacher).encoder_layers
+    deeper = [*shaped_as(teacher, arguments), f"--model.encoder_layers={layers + 1}"]
+    model = runs.trainer_in([*deeper, f"--training.encoder_from={teacher}"], tmp_path / "run").model.model
+    taught = AutoModelForSeq2SeqLM.from_pretrained(teacher).model
+    for layer, taught_layer in zip(model.encoder.layers, taught.encoder.layers, strict=False):
+        torch.testing.assert_close(layer.state_dict(), taught_layer.state_dict(), rtol=0, atol=0)
+    assert len(model.encoder.layers) == layers + 1
+    torch.testing.assert_close(model.shared.weight, taught.shared.weight, rtol=0, atol=0)
 
 
 def test_teacher_of_another_vocabulary_is_an_error(arguments: list[str], tmp_path: Path, teacher: Path) -> None:
