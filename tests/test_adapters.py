@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 
 from tests.batches import FLOAT32, random_batch, random_tokens, targets
 from tests.models import EVERY_FAMILY, tiny_model
@@ -101,3 +101,24 @@ def test_merged_model_is_not_saved_into_its_adapters_folder(tmp_path: Path) -> N
     with pytest.raises(ValueError, match=r"contains adapter_config\.json, .* Save the model in a different folder\.$"):
         adapter.merge_and_unload().save_pretrained(tmp_path)
     assert not list(tmp_path.glob("model*"))
+
+
+@pytest.mark.parametrize(
+    ("family", "target", "search"),
+    [
+        ("autoregressive", "q_proj", {"generation_config": GenerationConfig(num_beams=2)}),
+        ("autoregressive", "q_proj", {"do_sample": True, "num_return_sequences": 2}),
+        ("autoregressive", "table", {}),
+        ("cmlm", "q_proj", {"length_beam_size": 2}),
+        ("cmlm", "lm_head", {}),
+        ("ctc", "lm_head", {}),
+    ],
+    ids=str,
+)
+def test_adapters_that_cannot_differ_by_row_are_an_error(family: str, target: str, search: dict[str, Any]) -> None:
+    config = LoraConfig(target_modules=[target], init_lora_weights=False, task_type="SEQ_2_SEQ_LM")
+    model = EVERY_FAMILY[family](position_embedding="learned")
+    adapter: Any = get_peft_model(model, config, adapter_name="first").eval()
+    batch = {"input_ids": random_tokens(2, 5), "attention_mask": torch.ones(2, 5, dtype=torch.long)}
+    with pytest.raises(ValueError, match=r"^adapter_names: cannot differ by row in .* decode the texts of each"):
+        adapter.generate(**batch, adapter_names=["first", "__base__"], **search)

@@ -173,6 +173,17 @@ def test_source_mask_of_another_shape_is_an_error(shape: tuple[int, ...]) -> Non
         model.get_encoder()(batch["input_ids"], attention_mask=torch.ones(shape))
 
 
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_stacks_that_a_model_returns_can_be_set_again(family: str) -> None:
+    model, expected = EVERY_FAMILY[family](), EVERY_FAMILY[family]()
+    for _ in range(2):
+        model.set_encoder(model.get_encoder())
+        model.set_decoder(model.get_decoder())
+    source = random_tokens(2, 5)
+    assert torch.equal(model.generate(source, max_new_tokens=5), expected.generate(source, max_new_tokens=5))
+    assert model.state_dict().keys() == expected.state_dict().keys()
+
+
 def test_source_mask_of_four_dimensions_may_have_a_row_for_each_query_of_a_source() -> None:
     model, (source, mask), target = MODELS["sinusoidal"], padded_batch([5, 2]), random_tokens(4, 3)
     encoded = model.get_encoder()(source, attention_mask=mask)

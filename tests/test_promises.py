@@ -5,6 +5,7 @@ Models are in float64 where tokens are compared: rounding decides between no tok
 B batch, T target, V vocabulary.
 """
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -138,6 +139,30 @@ def learns(family: str, folder: Path, config: PeftConfig) -> None:
 
 SEQ_2_SEQ = TaskType.SEQ_2_SEQ_LM
 LORA = LoraConfig(task_type=SEQ_2_SEQ, r=4, target_modules=["q_proj", "v_proj"])
+
+
+def mixes_adapters(family: str, folder: Path) -> None:
+    """A batch with a different adapter for each text has the tokens of each text and adapter alone."""
+    base: Any = FAMILIES[family]().double()
+    config = LoraConfig(task_type=SEQ_2_SEQ, r=4, target_modules=["q_proj", "v_proj", "fc1"], init_lora_weights=False)
+    adapted: Any = get_peft_model(base, config, adapter_name="first")
+    adapted.add_adapter("second", config)
+    adapted.eval()
+    batch = source_batch([6, 4, 5])
+    names = ["first", "__base__", "second"]
+    searches: list[dict[str, Any]] = [{}]
+    if family == "autoregressive":  # every second token ends a text
+        searches = [{"num_beams": k, "eos_token_id": list(range(2, base.config.vocab_size, 2))} for k in (1, 3)]
+    for search in searches:
+        together = adapted.generate(**batch, **search, adapter_names=names, max_new_tokens=9)
+        for row, name in enumerate(names):
+            one = {key: value[row : row + 1] for key, value in batch.items()}
+            adapted.set_adapter("first" if name == "__base__" else name)
+            with adapted.disable_adapter() if name == "__base__" else contextlib.nullcontext():
+                alone = adapted.generate(**one, **search, max_new_tokens=9)
+            end = alone.shape[1]
+            assert torch.equal(together[row : row + 1, :end], alone)
+            assert bool((together[row, end:] == base.config.pad_token_id).all())
 
 
 def has_dtypes(family: str, folder: Path) -> None:
@@ -287,6 +312,7 @@ PROMISES: dict[str, Callable[[str, Path], None]] = {
     "`torch.compile(fullgraph=True)` with labels": compiles_with_labels,
     "`torch.compile(fullgraph=True)` without labels": compiles_without_labels,
     "PEFT: LoRA": partial(learns, config=LORA),
+    "PEFT: an adapter for each text (`adapter_names`)": mixes_adapters,
     "PEFT: prompt tuning": partial(learns, config=PromptTuningConfig(task_type=SEQ_2_SEQ, num_virtual_tokens=4)),
     "PEFT: prefix tuning": partial(learns, config=PrefixTuningConfig(task_type=SEQ_2_SEQ, num_virtual_tokens=4)),
     "float32, bfloat16, float16": has_dtypes,
@@ -307,6 +333,9 @@ NO_CACHE = r"^past_key_values: Vaswani\w+ predicts all words at once .* PREFIX_T
 NOT_GIVEN: dict[str, dict[str, str | None]] = {
     "`torch.compile(fullgraph=True)` with labels": {"ctc": None},
     "PEFT: prefix tuning": dict.fromkeys(NAR, NO_CACHE),
+    "PEFT: an adapter for each text (`adapter_names`)": dict.fromkeys(
+        ("nat", "iterative_vae", "flowseq"), r"^adapter_names: cannot differ by row in .* expected one adapter\."
+    ),
     "ONNX": dict.fromkeys(NAR),
     "`torch.export`": dict.fromkeys(NAR),
     "CTranslate2": dict.fromkeys(NAR, r"^A Vaswani\w+ is not a VaswaniTransformerForConditionalGeneration, the only"),

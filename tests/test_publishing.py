@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from transformers import AutoModel, AutoModelForSeq2SeqLM, pipeline
+from transformers.generation import GenerationMixin
 
 from tests import ROOT
 from tests.commands import run_python
@@ -22,6 +23,7 @@ from vaswani_transformer import (
     VaswaniTransformerTokenizer,
 )
 from vaswani_transformer.pipeline import TASK
+from vaswani_transformer.registration import FAMILIES
 
 PLAIN = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 CODE = PUBLISHED_FILES["transformer"]
@@ -71,6 +73,11 @@ def test_published_folder_names_the_body_too(tmp_path: Path) -> None:
         body | {"AutoModelForSeq2SeqLM": "model.VaswaniTransformerForConditionalGeneration"},
         body,
     ]
+
+
+def test_every_head_names_generation_mixin_among_its_bases() -> None:
+    """Else Transformers makes a new class at each load of published code, whose models cannot be pickled."""
+    assert all(GenerationMixin in head.__bases__ for head in FAMILIES)
 
 
 def test_failed_push_changes_nothing(tmp_path: Path) -> None:

@@ -124,6 +124,7 @@ def test_service_names_the_sentences_that_it_cut(service: Running) -> None:
         (b'["hello world"]', 400),
         (b'{"texts": "hello world"}', 400),
         (b'{"text": "hello world", "\\ud800": 1}', 400),
+        (b'{"text": "hello", "text": "hello world"}', 400),
         (b'{"text": null}', 400),
         (b'{"text": ["hello world"]}', 400),
         (b'{"text": "\\ud800"}', 400),

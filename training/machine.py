@@ -18,11 +18,11 @@ from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
 
 import vaswani_transformer
+from vaswani_transformer.support.loading import limit_kernel_caches
 
 # The recipe decides precision, compilation and checkpointing, so that one recipe gives one result under any launcher.
 IGNORED_VARIABLES = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_", "FSDP_ACTIVATION_CHECKPOINTING")
 PROCESS_GROUP_TIMEOUT = timedelta(hours=6)  # one process prepares the data while the others wait
-KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "sacrebleu")
 
 
@@ -49,18 +49,13 @@ def trains_slowly_in_bf16() -> bool:
 
 
 def init_processes() -> None:
-    """Initialize the process group, before any code reads the number of processes.
-
-    On a CPU it also limits oneDNN's and PyTorch's caches of kernels. With the many shapes of batches, each would grow
-    to nearly 1 GiB.
-    """
+    """Initialize the process group, before any code reads the number of processes, and limit the caches of a CPU."""
     for name in list(os.environ):
         if name.startswith(IGNORED_VARIABLES):
             del os.environ[name]
     if uses_cpu():
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"  # Transformers before 5.20 cannot resume on "cpu:0"
-        for name, capacity in KERNELS.items():
-            os.environ.setdefault(name, capacity)
+        limit_kernel_caches()
     os.environ["FSDP_STATE_DICT_TYPE"] = "FULL_STATE_DICT"  # `from_pretrained` loads such checkpoints
     PartialState(cpu=uses_cpu(), timeout=PROCESS_GROUP_TIMEOUT)
 

@@ -14,6 +14,7 @@ from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from torch.utils.data import get_worker_info
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging
 
@@ -152,7 +153,7 @@ class VaswaniCmlmModel(EncoderDecoder):
     decoder_class = NarDecoder
 
 
-class VaswaniCmlmForConditionalGeneration(LengthHead):
+class VaswaniCmlmForConditionalGeneration(LengthHead, GenerationMixin):
     """CMLM, with `generate()` by Mask-Predict: `num_iterations` passes over `length_beam_size` lengths.
 
     Without `decoder_input_ids`, `forward` masks the `labels`: in training mode by `sample_masks`, in evaluation mode
@@ -165,6 +166,7 @@ class VaswaniCmlmForConditionalGeneration(LengthHead):
     config_class = VaswaniCmlmConfig
     body_class = VaswaniCmlmModel
     family_settings = (*LengthHead.family_settings, "num_iterations")
+    unmixed = "lm_head|table|length_token"
 
     def __init__(self, config: VaswaniCmlmConfig) -> None:
         super().__init__(config)
@@ -195,6 +197,13 @@ class VaswaniCmlmForConditionalGeneration(LengthHead):
         encoder = copy(super().get_encoder(modality))  # shares weights and layers
         encoder.forward = self.run_encoder
         return encoder
+
+    def set_encoder(self, encoder: nn.Module, modality: str | None = None) -> None:
+        """Use a different encoder; one of `get_encoder()` without its length token, which this model prepends."""
+        if getattr(vars(encoder).get("forward"), "__name__", None) == "run_encoder":
+            encoder = copy(encoder)
+            del encoder.forward
+        super().set_encoder(encoder, modality)
 
     def run_encoder(
         self,

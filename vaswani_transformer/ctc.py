@@ -18,7 +18,7 @@ from huggingface_hub.dataclasses import strict
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from transformers.generation import GenerationConfig
+from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as DecoderOutput
 
 from .alignments import Words, best_alignment, collapse, state_tokens, words_of
@@ -83,7 +83,7 @@ class CtcGenerateOutput(NarGenerateOutput):
     path: Tensor | None = None  # (B, U), token of each slot; blank at padding
 
 
-class VaswaniCtcForConditionalGeneration(NarHead):
+class VaswaniCtcForConditionalGeneration(NarHead, GenerationMixin):
     """CTC, with `generate()` in one pass: the most likely token of each slot, collapsed.
 
     `logits` (k B, U, V) are those of the slots, whose number depends on the source alone; `decoder_attention_mask` is
@@ -101,6 +101,7 @@ class VaswaniCtcForConditionalGeneration(NarHead):
     output_class = CtcLMOutput
     has_likelihood = True
     further_arguments = ("glancing_draws",)
+    unmixed = "lm_head|table"
     glancing_ratio: float = 0.0
 
     def __init__(self, config: VaswaniCtcConfig) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 from transformers.cache_utils import Cache
+from transformers.generation import GenerationMixin
 from transformers.utils import logging
 
 from .attention import MultiHeadAttention
@@ -381,7 +382,7 @@ class FlowSeqLMOutput(NarLMOutput):
     log_determinant: Tensor | None = None  # log|det dF/dz| per target token
 
 
-class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
+class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead, GenerationMixin):
     """FlowSeq, with `generate()` in one pass of the inverse flow and of the decoder.
 
     Training has three phases. With `kl_scale` 0 the latents are the posterior's means and the loss has no KL term. Then

@@ -25,7 +25,7 @@ from transformers.generation import (
 from transformers.modeling_outputs import BaseModelOutput
 
 from .config import TOKEN_IDS, VaswaniTransformerConfig, as_token_ids
-from .pretrained import CACHE, INPUT_SHAPES, as_encoder_output, check_inputs, is_of_this_package
+from .pretrained import CACHE, INPUT_SHAPES, as_encoder_output, check_inputs, is_of_this_package, mixes_adapters
 from .search import LENGTH_PENALTY_TYPES, SearchSettings, Stepper, beam_search, greedy_search
 from .settings import (
     NAR_SETTINGS,
@@ -43,6 +43,7 @@ DEFAULT_LENGTH = 20  # Transformers' default limit
 PAPER_LIMIT = {"max_source_relative_length": 50}  # 6.1
 LIMITS = ("max_new_tokens", "max_length")
 BEAM_DEFAULTS = {"num_beams": 1, "length_penalty": 1.0}  # values of None
+UNMIXED = "table"  # learned positions, which all rows share
 WEIGHTS = ("length_penalty", "length_penalty_type", "early_stopping")  # no effect with a single beam
 
 
@@ -469,6 +470,7 @@ class PaperBeamSearch(GenerationMixin):
         """Run a beam search for `generate()` from `input_ids` (k B, T)."""
         config = generation_config
         k = config.num_beams
+        mixes = mixes_adapters(self, UNMIXED, len(input_ids))
         if config.prefill_chunk_size is not None or config.low_memory:
             if config.prefill_chunk_size is not None and config.length_penalty_type == "gnmt":
                 raise ValueError(
@@ -480,8 +482,8 @@ class PaperBeamSearch(GenerationMixin):
             )
 
         # Beams share the encoder outputs of their source. Finished sources stay in the batch if a caller's cache, the
-        # recorded outputs or other processes need every row.
-        is_shared = shares_sources(model_kwargs)
+        # recorded outputs, other processes or the adapters of the rows need every row.
+        is_shared = shares_sources(model_kwargs) and not mixes
         records = bool(config.return_dict_in_generate)
         inputs = share_sources(model_kwargs, k) if is_shared else model_kwargs
         stepper = self.make_stepper(inputs, k, records=records, synced=synced_gpus)
@@ -518,7 +520,7 @@ class PaperBeamSearch(GenerationMixin):
         config = generation_config
         is_shared = shares_sources(model_kwargs) and not config.is_assistant and config.prefill_chunk_size is None
         returns_tokens_only = not (config.return_dict_in_generate or streamer is not None or synced_gpus)
-        if is_shared and returns_tokens_only:
+        if is_shared and returns_tokens_only and not mixes_adapters(self, UNMIXED, len(input_ids)):
             # The targets of a source share its encoder output, and finished sources leave the batch.
             rows = config.num_return_sequences
             stepper = self.make_stepper(share_sources(model_kwargs, rows), rows)

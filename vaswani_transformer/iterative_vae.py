@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 from transformers.cache_utils import Cache
+from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from .config import checked_field, positive_float, unit_rate
@@ -240,7 +241,7 @@ class IterativeVaeLMOutput(NarLMOutput):
     hint_weights: Tensor | None = None  # (N - 1,), b, the weight of the hint
 
 
-class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGeneration):
+class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGeneration, GenerationMixin):
     """IterativeVAE, with `generate()` in one pass; `return_history` returns the words after every layer.
 
     In training mode the latents see the `labels`. The `loss` is the sum of `layer_losses` and `length_loss_weight`

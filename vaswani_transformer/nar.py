@@ -25,7 +25,7 @@ from .generation import CallSettings, check_call
 from .layers import VaswaniTransformerDecoderLayer
 from .loss import accumulation_dtype, chunk_size, reduce_loss, without_padding
 from .model import LMOutput, ProjectedModel, can_return_whole_tuple
-from .pretrained import as_encoder_output, check_inputs, check_mask, pop_cache
+from .pretrained import as_encoder_output, check_inputs, check_mask, mixes_adapters, pop_cache
 from .restricted import AttentionMask
 from .settings import NarSettings, refuse
 from .stacks import VaswaniTransformerDecoder, check_rows
@@ -256,6 +256,7 @@ class NarHead(ProjectedModel, GenerationMixin):
     further_arguments: ClassVar[tuple[str, ...]] = ()  # names of further arguments of `forward`
     family_settings: tuple[str, ...] = ()  # further `NarSettings` that this model supports
     num_length_classes: int = 1  # the largest `length_beam_size`
+    unmixed: str = ".*"  # modules that cannot apply a different adapter to each row, as in `mixes_adapters`
 
     def read_source(self, states: Tensor, attention_mask: Tensor | None) -> EncodedSource:
         """Return the encoded source for the encoder's `states`."""
@@ -442,6 +443,8 @@ class NarHead(ProjectedModel, GenerationMixin):
                 refuse("input_ids", "the same argument as inputs, and both are set", source["input_ids"], "None")
             source["input_ids"] = inputs
         settings = self.read_settings(generation_config, {name: call[name] for name in call.keys() - IGNORED})
+        has_row_per_source = settings.length_beam_size * settings.num_latent_samples == 1
+        mixes_adapters(self, self.unmixed if has_row_per_source else ".*")
         encoder_outputs = self.encode(**source)
         return self.decode(encoder_outputs[0], source["attention_mask"], settings)
 

@@ -13,6 +13,7 @@ import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
+from transformers.generation import GenerationMixin
 
 from .attention import MultiHeadAttention, SelfAttention, additive_mask
 from .config import VaswaniTransformerConfig, positive_int
@@ -319,7 +320,7 @@ class LengthDifferenceHead(LengthHead):
         return NarTargets(tokens, log_probs, history=[tokens])
 
 
-class VaswaniNatForConditionalGeneration(LengthDifferenceHead):
+class VaswaniNatForConditionalGeneration(LengthDifferenceHead, GenerationMixin):
     """NAT, with `generate()` in one pass. A `glancing_ratio` above 0 trains it as GLAT (Qian et al. 2021).
 
     `forward` also takes `glancing_draws` (k B, T), uniform on [0, 1), that determine the words shown by glancing. If

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
@@ -68,6 +69,35 @@ def pop_cache(past_key_values: Cache | None, kwargs: dict[str, Any]) -> Cache | 
 def is_of_this_package(component: object) -> bool:
     """Return whether a model or tokenizer is one of this package, installed or loaded with its code from the Hub."""
     return hasattr(component, "with_remote_code")
+
+
+def mixes_adapters(model: nn.Module, unmixed: str, rows: int | None = None) -> bool:
+    """Return whether PEFT applies a different adapter to each row, because of `adapter_names` in the call.
+
+    Args:
+        model: the model, whose modules have hooks of PEFT with the names.
+        unmixed: regular expression of the names of modules that do not compute row by row.
+        rows: number of rows outside the encoder; None if it is that of the sources, which PEFT itself checks.
+
+    Raises:
+        ValueError: an adapter is on one of the `unmixed` modules, or there is not a name for each of the rows.
+    """
+    mixes = False
+    for path, module in model.named_modules():
+        hooks = [getattr(hook, "keywords", {}) for hook in module._forward_pre_hooks.values()]
+        names = [keywords["adapter_names"] for keywords in hooks if keywords.get("adapter_names")]
+        if not names:
+            continue
+        mixes = True
+        *parents, name = path.split(".")
+        expected = len(names[-1]) if rows is None or "encoder" in parents else rows
+        if re.fullmatch(unmixed, name) or len(names[-1]) != expected:
+            numbers = "one adapter" if re.fullmatch(unmixed, name) else f"{expected}, one for each row"
+            raise ValueError(
+                f"adapter_names: cannot differ by row in {path}; got {len(names[-1])} names, expected {numbers}. Pass "
+                "num_beams as an argument, not in a generation config, or decode the texts of each adapter separately."
+            )
+    return mixes
 
 
 def tensor_parallel_plan(*attentions: str) -> dict[str, str]:

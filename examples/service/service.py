@@ -126,6 +126,7 @@ class TorchEngine:
     """A model of any family, prepared in int8."""
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")  # else it grows with each new shape of a batch
         import torch
         from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -267,10 +268,18 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
     return bytes(body)
 
 
+def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a JSON object; refuse a name that occurs twice."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise HTTPException(400, f"A field occurs twice; {EXPECTED}.")
+    return fields
+
+
 def text_of(body: bytes, characters: int) -> str:
     """Return the text in the body of a request; refuse anything else."""
     try:
-        fields = json.loads(body)
+        fields = json.loads(body, object_pairs_hook=unique_fields)
     except (ValueError, RecursionError):
         raise HTTPException(400, f"The body is not JSON; {EXPECTED}.") from None
     if not isinstance(fields, dict):

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import cpu_offload
+from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from tests.batches import FLOAT32, random_batch, random_tokens, source_batch
@@ -155,7 +157,7 @@ def test_inputs_that_require_gradients_are_an_error_unless_gradients_are_off(dty
         (
             lambda model: model.to("meta"),
             "float32",
-            r"weights of torch\.float32 on meta, expected torch\.float32 on cpu\. Move it with",
+            r"is a Linear that is wrapped, or whose weight is not loaded; .* load the model without device_map",
         ),
     ],
 )
@@ -164,6 +166,44 @@ def test_object_that_cannot_be_prepared_is_an_error(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         prepare_for_inference(change(tiny_model()), dtype)
+
+
+def hook(model: Any) -> None:
+    model.model.decoder.layers[0].feed_forward.register_forward_hook(lambda module, inputs, output: output + 1)
+
+
+def quantize_outside(model: Any) -> None:
+    """Make a layer one of a subclass, as Quanto does."""
+    model.model.encoder.layers[0].feed_forward.fc1.__class__ = type("QLinear", (nn.Linear,), {})
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "an adapter": lambda model: get_peft_model(model, LoraConfig(target_modules=["v_proj"])),
+    "a trained copy": lambda model: get_peft_model(
+        model, LoraConfig(target_modules=["fc1"], modules_to_save=["lm_head"])
+    ),
+    "a table's adapter": lambda model: get_peft_model(model, LoraConfig(target_modules=["embed_tokens"])),
+    "a hook": hook,
+    "a quantized layer": quantize_outside,
+    "offloading": lambda model: cpu_offload(model, torch.device("cpu")),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("family", ["autoregressive", "cmlm"])
+def test_layer_that_is_not_plain_is_an_error(family: str, change: str) -> None:
+    model = EVERY_FAMILY[family]()
+    CHANGES[change](model)
+    with pytest.raises(ValueError, match=r"is a \w+ that is wrapped, or whose weight is not loaded; merge adapters"):
+        prepare_for_inference(model)
+
+
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_memory_footprint_counts_packed_weights(family: str) -> None:
+    model = EVERY_FAMILY[family]()
+    model(input_ids=random_tokens(2, 5), labels=random_tokens(2, 3), output_attentions=True)  # Transformers adds hooks
+    prepared = prepare_for_inference(model)
+    assert model.get_memory_footprint() <= prepared.get_memory_footprint() < 3 * model.get_memory_footprint()
 
 
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)

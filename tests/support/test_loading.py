@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import math
+import os
 import re
 import shutil
 import tempfile
@@ -32,7 +33,14 @@ from vaswani_transformer import VaswaniFlowSeqConfig, VaswaniTransformerForCondi
 from vaswani_transformer.convert import command as convert
 from vaswani_transformer.parsing import command as parse
 from vaswani_transformer.support.errors import UserError
-from vaswani_transformer.support.loading import load_errors, load_model, load_tokenizer
+from vaswani_transformer.support.loading import (
+    KERNELS,
+    LoadOptions,
+    load_errors,
+    load_model,
+    load_model_and_tokenizer,
+    load_tokenizer,
+)
 from vaswani_transformer.tokenizer import check_vocabulary
 from vaswani_transformer.translation import command as translate
 
@@ -173,6 +181,14 @@ def test_weights_that_do_not_fit_or_are_not_finite_are_an_error_of_one_line(copy
             load_model(str(copy), model_class)
 
 
+def test_commands_limit_the_cached_kernels(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in KERNELS:
+        monkeypatch.setenv(name, "7")
+        monkeypatch.delenv(name)
+    load_model_and_tokenizer(LoadOptions(str(copy), device="cpu"))
+    assert {name: os.environ[name] for name in KERNELS} == KERNELS
+
+
 def test_folder_without_a_model_is_an_error_of_one_line(tmp_path: Path) -> None:
     for name, message in (
         (str(tmp_path), "cannot be loaded: Unrecognized model"),
@@ -273,6 +289,39 @@ def test_configuration_of_a_larger_model_than_its_weights_is_an_error_before_mem
         (copy / WEIGHTS).unlink()
     change(copy / CONFIG, **fields)
     with user_error(rf"^[^\n]*model: its weights {message}"):
+        load_model(str(copy))
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 19000000\n"
+NO_WEIGHTS: dict[bytes, str] = {
+    POINTER: "contains no weights; got a pointer of Git LFS. Run `git lfs pull` there, or download it again",
+    b"": "contains no weights; got an empty file. Run",
+    b"<!DOCTYPE html><html></html>": "cannot be loaded: .*header",
+}
+
+
+@pytest.mark.parametrize("is_shard", [False, True])
+@pytest.mark.parametrize("content", NO_WEIGHTS, ids=range(len(NO_WEIGHTS)))
+def test_file_of_weights_that_contains_none_is_named_as_that(copy: Path, content: bytes, is_shard: bool) -> None:
+    if is_shard:
+        load_model(str(copy)).save_pretrained(copy, max_shard_size="100KB")
+        (copy / WEIGHTS).unlink(missing_ok=True)
+    (next(copy.glob("model-*.safetensors")) if is_shard else copy / WEIGHTS).write_bytes(content)
+    with user_error(rf"^(?!.*{CONFIG}).*{NO_WEIGHTS[content]}"):
+        load_model(str(copy))
+
+
+def test_truncated_weights_are_an_error_of_the_file(copy: Path) -> None:
+    (copy / WEIGHTS).write_bytes((copy / WEIGHTS).read_bytes()[:-100])
+    with user_error(rf"^(?!.*{CONFIG}).*model: cannot be loaded: .*[Mm]etadata"):
+        load_model(str(copy))
+
+
+@pytest.mark.parametrize("shard", ["../outside.safetensors", "/outside.safetensors", "in/../../outside.safetensors"])
+def test_shard_outside_of_the_models_folder_is_an_error(copy: Path, shard: str) -> None:
+    (copy / WEIGHTS).rename(copy.parent / "outside.safetensors")
+    (copy / f"{WEIGHTS}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": {BIAS: shard}}))
+    with user_error(r"index\.json: names a file outside of its folder; got '.*outside"):
         load_model(str(copy))
 
 

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from ..attention import MultiHeadAttention
-from ..embeddings import LearnedPositions, is_unwrapped, sinusoids
+from ..embeddings import LearnedPositions, sinusoids
 from ..layers import AddAndNorm, VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
 from ..model import VaswaniTransformerForConditionalGeneration
 from ..stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
 from ..support.errors import UserError, one_line
 from ..support.files import atomic_folder, write_errors
+from ..support.layers import check_plain_layers
 from ..tokenizer import check_vocabulary
 
 QUANTIZATIONS = (
@@ -69,13 +70,7 @@ def check_convertible(model: nn.Module) -> None:
     for name, value in (("eos_token_id", config.eos_token_id), ("bos_token_id", start_token_id(model))):
         if not isinstance(value, int):
             raise UserError(f"{name}: CTranslate2 needs a single token; got {value}. Set one in the configuration.")
-    for name, module in model.named_modules():
-        is_projection = name.endswith(("_proj", "lm_head", "fc1", "fc2"))
-        if is_projection and (not is_unwrapped(module, nn.Linear) or module.weight.is_meta):
-            raise UserError(
-                f"{name} is a {type(module).__name__} that is wrapped, or whose weight is not loaded; merge adapters "
-                "with merge_and_unload(), and load the model without device_map or prepare_for_inference."
-            )
+    check_plain_layers(model)
 
 
 def to_cpu_float32(weight: Tensor) -> Tensor:

@@ -33,12 +33,14 @@ class PreparedLinear(nn.Module):
     Attributes:
         product: returns the product with rows (R, in) in float32.
         unpacked: returns the parameters; None if they are not available in float32.
+        num_bytes: size of the packed parameters.
     """
 
-    def __init__(self, product: Product, unpacked: Callable[[], Parameters | None]) -> None:
+    def __init__(self, product: Product, unpacked: Callable[[], Parameters | None], num_bytes: int = 0) -> None:
         super().__init__()
         self.product = product
         self.unpacked = unpacked
+        self.num_bytes = num_bytes
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Return the product in the dtype of `hidden_states` (..., in)."""
@@ -57,6 +59,11 @@ def compiled(operator: Any) -> Callable[..., Tensor]:
     return getattr(operator, "_op", operator)
 
 
+def size_of(weight: Tensor, bias: Tensor | None, dtype: torch.dtype = torch.float32) -> int:
+    """Return the bytes of a weight in `dtype` and a bias."""
+    return weight.numel() * dtype.itemsize + (0 if bias is None else bias.nbytes)
+
+
 def pack(weight: Tensor, bias: Tensor | None, dtype: torch.dtype = torch.float32) -> PreparedLinear:
     """Return the layer by oneDNN, with packed W and products in `dtype`."""
     packed_weight = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype).contiguous(), PACKED_ROWS)
@@ -69,9 +76,10 @@ def pack(weight: Tensor, bias: Tensor | None, dtype: torch.dtype = torch.float32
     def rounded_product(rows: Tensor) -> Tensor:
         return linear(rows.to(dtype), packed_weight, packed_bias, "none", [], "").float()
 
+    num_bytes = size_of(weight, bias, dtype)
     if dtype == torch.float32:
-        return PreparedLinear(float32_product, lambda: (packed_weight.to_dense(), bias))
-    return PreparedLinear(rounded_product, lambda: None)
+        return PreparedLinear(float32_product, lambda: (packed_weight.to_dense(), bias), num_bytes)
+    return PreparedLinear(rounded_product, lambda: None, num_bytes)
 
 
 def transpose(weight: Tensor, bias: Tensor | None) -> PreparedLinear:
@@ -79,9 +87,10 @@ def transpose(weight: Tensor, bias: Tensor | None) -> PreparedLinear:
     # `contiguous()` would not copy a weight of one row, whose transpose is contiguous already.
     columns = weight.t().clone(memory_format=torch.contiguous_format)
 
+    num_bytes = size_of(weight, bias)
     if bias is None:
-        return PreparedLinear(lambda rows: rows.mm(columns), lambda: (columns.t(), None))
-    return PreparedLinear(lambda rows: torch.addmm(bias, rows, columns), lambda: (columns.t(), bias))
+        return PreparedLinear(lambda rows: rows.mm(columns), lambda: (columns.t(), None), num_bytes)
+    return PreparedLinear(lambda rows: torch.addmm(bias, rows, columns), lambda: (columns.t(), bias), num_bytes)
 
 
 def quantize(
@@ -120,7 +129,7 @@ def quantize(
         weight, bias = torch.ops.quantized.linear_unpack(packed)
         return weight.dequantize(), bias
 
-    return PreparedLinear(product, dequantized)
+    return PreparedLinear(product, dequantized, size_of(weight, bias, torch.int8))
 
 
 Layout = Callable[[Tensor, Tensor | None], PreparedLinear]  # of a weight (out, in) and a bias, without gradients
@@ -271,4 +280,5 @@ def by_rows(layers: list[PreparedLinear]) -> PreparedLinear:
             return some(rows)
         return many(rows)
 
-    return PreparedLinear(product, first.unpacked)
+    num_bytes = sum(layer.num_bytes for layer in {id(layer): layer for layer in layers}.values())
+    return PreparedLinear(product, first.unpacked, num_bytes)

@@ -17,8 +17,9 @@ from ..embeddings import Dropout
 from ..model import VaswaniTransformerForConditionalGeneration
 from ..pretrained import CACHE
 from ..search import Stepper
+from ..support.layers import check_plain_layers
 from .fast_path import DecoderStep, PreparedEncoder, PreparedStepper, fuse_qkv, is_plain
-from .linear import LAYOUTS, LinearPacker
+from .linear import LAYOUTS, LinearPacker, PreparedLinear
 
 logger = logging.get_logger(__name__)
 
@@ -90,6 +91,11 @@ class Prepared(PreTrainedModel):
         self.set_attn_implementation("eager" if window is None else "sdpa")
         self.eval().requires_grad_(False)
 
+    def get_memory_footprint(self, *args: Any, **kwargs: Any) -> int:
+        """Return the bytes of all weights, including the packed ones."""
+        packed = sum(module.num_bytes for module in self.modules() if isinstance(module, PreparedLinear))
+        return super().get_memory_footprint(*args, **kwargs) + packed
+
     def train(self, mode: bool = True) -> Any:
         """Stay in evaluation mode; raise RuntimeError for training mode."""
         if mode:
@@ -138,6 +144,12 @@ class PreparedForConditionalGeneration(Prepared, VaswaniTransformerForConditiona
         decoder = self.model.decoder
         self.fast_encoder = PreparedEncoder(encoder) if is_plain(encoder) else None
         self.decoder_step = DecoderStep(decoder, self.lm_head) if is_plain(decoder) else None
+
+    def get_memory_footprint(self, *args: Any, **kwargs: Any) -> int:
+        """Return the bytes of all weights, including the packed ones and those that the decoder's step copies."""
+        layers = [] if self.decoder_step is None else self.decoder_step.layers
+        copied = sum(weight.nbytes for layer in layers for weight in layer.cross_attention.weights)
+        return super().get_memory_footprint(*args, **kwargs) + copied
 
     def get_encoder(self, *args: Any, **kwargs: Any) -> Any:
         """Return the encoder for `generate()`."""
@@ -199,7 +211,8 @@ def prepare_for_inference(model: Model, dtype: str = "float32", layouts: dict[st
         layouts: the `layouts` of an earlier copy, used instead of timing where this CPU supports them.
 
     Raises:
-        ValueError: the dtype is unknown, or the model is wrapped, not on a CPU in float32, or already prepared.
+        ValueError: the dtype is unknown, or the model or a layer is wrapped, not on a CPU in float32, or already
+            prepared.
         RuntimeError: raised by the copy on training, saving, moving, copying or backpropagation.
     """
     if dtype not in LAYOUTS:
@@ -211,6 +224,7 @@ def prepare_for_inference(model: Model, dtype: str = "float32", layouts: dict[st
         )
     if isinstance(model, Prepared):
         raise ValueError("model: already prepared for inference. Pass the original model.")
+    check_plain_layers(model)
     weights = sorted({f"{weight.dtype} on {weight.device.type}" for weight in model.parameters()})
     if weights != ["torch.float32 on cpu"]:
         raise ValueError(

@@ -7,6 +7,8 @@ be present, of the right shapes and finite.
 import argparse
 import contextlib
 import hashlib
+import os
+import re
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any, Self
 import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
+from safetensors import safe_open
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -43,11 +46,22 @@ MODEL_FILES = (
 GENERATION_CONFIG = "generation_config.json"
 TOKENIZER_FILES = ("tokenizer*", "*vocab*", "*.model", "*.spm", "merges.txt")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+LFS_POINTER = b"version https://git-lfs"  # first bytes of the file that Git leaves in place of a large one
 SOURCE = {"revision", "local_files_only", "trust_remote_code"}  # settings that select files
 SPARE_NUMBERS = 1 << 24  # weights that a file may omit, such as a table of positions
 MOST_NUMBERS = 2  # in a byte: weights of four bits
 LEAST_BYTES = 1000  # of a layer, with the names of its weights
+KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}  # largest number of cached kernels
 FIX_OF_CONFIG = "Restore the config.json that was saved with the weights, or save the model again."
+
+
+def limit_kernel_caches() -> None:
+    """Limit oneDNN's and PyTorch's caches of kernels, before the first one.
+
+    With the many shapes of batches on a CPU, each would grow to nearly 1 GiB.
+    """
+    for name, capacity in KERNELS.items():
+        os.environ.setdefault(name, capacity)
 
 
 @contextlib.contextmanager
@@ -79,6 +93,19 @@ def load_config(name: str, trust_remote_code: bool = False, **settings: Any) -> 
         return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **settings)
 
 
+def size_of_weights(path: Path) -> int:
+    """Return the size of a file of weights; one that contains something else is an error."""
+    with path.open("rb") as file:
+        begin = file.read(len(LFS_POINTER))
+    if begin in (b"", LFS_POINTER):
+        got = "a pointer of Git LFS" if begin else "an empty file"
+        raise UserError(f"{path}: contains no weights; got {got}. Run `git lfs pull` there, or download it again.")
+    if path.suffix == ".safetensors":
+        with safe_open(path, "pt"):  # raises for a damaged header, or if the file is too short
+            pass
+    return path.stat().st_size
+
+
 def stored_bytes(name: str, **settings: Any) -> int | None:
     """Return the size of a model's weights; None if they are in none of the files `WEIGHTS`."""
     for file in WEIGHTS:
@@ -86,10 +113,13 @@ def stored_bytes(name: str, **settings: Any) -> int | None:
         if path is None:
             continue
         if path.suffix != ".json":
-            return path.stat().st_size
+            return size_of_weights(path)
         shards = set(read_json(path, FIX_OF_CONFIG)["weight_map"].values())
+        for shard in shards:
+            if Path(shard).is_absolute() or ".." in re.split(r"[/\\]", shard):
+                raise UserError(f"{path}: names a file outside of its folder; got {shard!r}. Save the model again.")
         shard_paths = [find_file(name, shard, **settings) for shard in shards]
-        return sum(shard.stat().st_size for shard in shard_paths if shard is not None)
+        return sum(size_of_weights(shard) for shard in shard_paths if shard is not None)
     return None
 
 
@@ -247,6 +277,7 @@ def load_model_and_tokenizer(
     On a CPU a model of this package is prepared with `prepare_for_inference`, except in float16. `layouts` are its
     recorded layouts.
     """
+    limit_kernel_caches()
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     with load_errors(f"--device={options.device}"):
         device = torch.zeros(1, device=options.device or accelerator or "cpu").device
