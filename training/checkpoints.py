@@ -55,6 +55,8 @@ def mark_complete(checkpoint: Path) -> None:
 
 def damage(checkpoint: Path) -> str:
     """Return the problem with the files of a complete checkpoint; "" if they are as the run wrote them."""
+    if not (checkpoint / COMPLETE).is_file():
+        return f"{COMPLETE} is missing"
     try:
         digests = dict(json.loads((checkpoint / COMPLETE).read_bytes()))
     except (ValueError, TypeError):
