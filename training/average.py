@@ -10,6 +10,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from training.checkpoints import WEIGHTS, complete_checkpoints, mean_weights, step_of
+from training.learned import DATA, RECIPE
 from vaswani_transformer.support.command_line import CommandParser, positive_argument
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import atomic_folder, write_errors
@@ -30,6 +31,9 @@ def average(run: Path, last: int, output: Path) -> list[int]:
         for pattern in SAVED:
             for path in checkpoints[-1].glob(pattern):
                 shutil.copy(path, staging)
+        for name in (RECIPE, DATA):  # which pairs the model has learned from
+            if (run / name).is_file():
+                shutil.copy(run / name, staging)
         save_file(mean, staging / WEIGHTS, metadata={"format": "pt"})
     return [step_of(checkpoint) for checkpoint in checkpoints]
 

@@ -6,7 +6,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from types import FrameType
 from typing import NoReturn
 
@@ -29,14 +29,22 @@ from vaswani_transformer.support.errors import UserError
 logger = logging.getLogger(__name__)
 
 
+def rank(evaluation: Mapping[str, float], args: TrainingArguments) -> tuple[float, float]:
+    """Return a key that is larger for a better evaluation, or for an equal one with a lower loss."""
+    score = evaluation[f"eval_{args.metric_for_best_model}"]
+    return (score if args.greater_is_better else -score), -evaluation["eval_loss"]
+
+
+def evaluation_at(state: TrainerState, step: int | None) -> dict[str, float] | None:
+    """Return the logged evaluation of a step."""
+    return next((entry for entry in state.log_history if "eval_loss" in entry and entry["step"] == step), None)
+
+
 def is_best_evaluation(state: TrainerState, args: TrainingArguments) -> bool:
     """Return whether the last evaluation is better than the best before it, or equal with a lower loss."""
-    metric = f"eval_{args.metric_for_best_model}"
-    sign = 1 if args.greater_is_better else -1
-    *before, last = [entry for entry in state.log_history if "eval_loss" in entry]
-    worst = {metric: -sign * math.inf, "eval_loss": math.inf}
-    best = next((entry for entry in before if entry["step"] == state.best_global_step), worst)
-    return (sign * last[metric], -last["eval_loss"]) > (sign * best[metric], -best["eval_loss"])
+    last = next(entry for entry in reversed(state.log_history) if "eval_loss" in entry)
+    best = evaluation_at(state, state.best_global_step)
+    return rank(last, args) > ((-math.inf, -math.inf) if best is None else rank(best, args))
 
 
 class Patience(EarlyStoppingCallback):

@@ -26,6 +26,7 @@ COMPLETE = "complete"
 INTERRUPTED = "interrupted"  # in a checkpoint that only a signal asked for: the next one replaces it, no mean has it
 WEIGHTS = "model.safetensors"
 STATE = "trainer_state.json"
+STARTED = "started"  # in a run that has had a complete checkpoint, so that one without any does not start over
 SECONDS = "seconds"  # of training up to a checkpoint, interruptions left out
 
 
@@ -54,6 +55,8 @@ def mark_complete(checkpoint: Path) -> None:
 
 def damage(checkpoint: Path) -> str:
     """Return the problem with the files of a complete checkpoint; "" if they are as the run wrote them."""
+    if not (checkpoint / COMPLETE).is_file():
+        return f"{COMPLETE} is missing"
     try:
         digests = dict(json.loads((checkpoint / COMPLETE).read_bytes()))
     except (ValueError, TypeError):
@@ -89,9 +92,10 @@ def finish_checkpoint(checkpoint: Path, keep: int, best_step: int | None, is_int
         if is_interrupted:
             (checkpoint / INTERRUPTED).touch()
         mark_complete(checkpoint)
+        run = checkpoint.parents[1]
+        (run / STARTED).touch()
 
         # Later checkpoints, which are damaged, or from which this run did not resume, do not count.
-        run = checkpoint.parents[1]
         step = step_of(checkpoint)
         regular = complete_checkpoints(run, with_interrupted=False, last_step=step)
         older = regular[:-1]  # the newest one always stays
@@ -105,7 +109,7 @@ def finish_checkpoint(checkpoint: Path, keep: int, best_step: int | None, is_int
 
 
 def last_checkpoint(run: Path) -> Path | None:
-    """Return the newest complete checkpoint with undamaged files, or None if none is complete."""
+    """Return the newest complete checkpoint with undamaged files, or None if the run has never had a complete one."""
     checkpoints = complete_checkpoints(run)
     for checkpoint in reversed(checkpoints):
         if not (problem := damage(checkpoint)):
@@ -115,6 +119,11 @@ def last_checkpoint(run: Path) -> Path | None:
         raise UserError(
             f"{checkpoint}: {problem}, and no other checkpoint is complete and undamaged; restore one, or choose "
             "a different --output_dir."
+        )
+    if (run / STARTED).exists() or (run / WEIGHTS).exists():
+        raise UserError(
+            f"{run / CHECKPOINTS}: has lost the checkpoints of the run; got no complete one, expected the last. "
+            "Restore them, or choose a different --output_dir."
         )
     return None
 

@@ -17,11 +17,12 @@ from typing import Any
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 
+from training.learned import RECIPE
 from training.metrics import bleu_metric, p_value, text_statistics
 from training.recipe import read_yaml
 from training.seeds import load_run, report_summary, summarize
 from training.tasks import bleu_tokenizer
-from training.train import RECIPE, TRANSLATIONS
+from training.train import TRANSLATIONS
 from vaswani_transformer.support.command_line import CommandParser
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import check_new_file, write_atomically, write_errors

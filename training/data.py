@@ -1,12 +1,13 @@
 """Loading, checking, tokenization and fingerprints of the pairs of a run."""
 
 import hashlib
+import itertools
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import NamedTuple, TypedDict
 
 import datasets
 import numpy as np
@@ -17,7 +18,7 @@ from datasets import Dataset, DatasetDict, Features, Value
 from transformers import AddedToken, PreTrainedConfig, PreTrainedTokenizerBase
 
 from training.fields import Recipe
-from training.texts import SIDES, read_files, read_split
+from training.texts import SIDES, draw_key, read_files, read_split
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.batching.steps import Lengths
 from vaswani_transformer.batching.tokens import ArrowRows
@@ -53,7 +54,8 @@ class Data:
         tokenizer: tokenizer of the shared vocabulary.
         fingerprints: fingerprint of each split.
         unknown: for sources and targets of each split, the number of `tokens` and of `unknown` tokens.
-        seen: for validation and test, the numbers of pairs and of sources that are in the training pairs too.
+        seen: for validation and test, the numbers of pairs and of sources that are in the training pairs too, also in
+            those of the models that the run started from, as `count_seen` returns them.
     """
 
     pairs: DatasetDict
@@ -61,18 +63,29 @@ class Data:
     tokenizer: PreTrainedTokenizerBase
     fingerprints: dict[str, Fingerprint]
     unknown: dict[str, Counts]
-    seen: Counts
+    seen: dict[str, dict[str, int] | None]
 
 
-def load_data(recipe: Recipe, run: Path | None = None) -> Data:
-    """Load the recipe's pairs as texts and tokens; a resumed `run` keeps its tokenizer."""
+class Learned(NamedTuple):
+    """Training pairs of models, and whether these are all that they learned from."""
+
+    pairs: list[Dataset]
+    is_complete: bool = True
+
+
+def load_data(recipe: Recipe, run: Path | None = None, before: Learned | None = None) -> Data:
+    """Load the recipe's pairs as texts and tokens; a resumed `run` keeps its tokenizer.
+
+    `before` has the training pairs of the models that the run starts from.
+    """
     with PartialState().main_process_first():  # others read its cache
         pairs = load_pairs(recipe)
         tokenizer = load_tokenizer(str(run)) if run is not None else make_tokenizer(recipe, pairs["train"])
         tokens = tokenize(recipe, pairs, tokenizer)
     fingerprints = {str(split): fingerprint(rows) for split, rows in pairs.items()}
     unknown = count_unknown(tokens, tokenizer)
-    seen = {str(split): count_seen(rows, pairs["train"]) for split, rows in pairs.items() if split != "train"}
+    learned = Learned([pairs["train"], *(before.pairs if before else [])], before is None or before.is_complete)
+    seen = {str(split): count_seen(rows, learned) for split, rows in pairs.items() if split != "train"}
     for split, counts in seen.items():
         if warning := describe_seen(split, len(pairs[split]), counts):
             logger.warning("%s.", warning)
@@ -126,16 +139,26 @@ def distilled_files(name: str) -> list[Path]:
 def hold_out(train: Dataset, sizes: dict[str, int], seed: int, max_length: int) -> dict[str, Dataset]:
     """Draw splits of `sizes` pairs from the training pairs by `seed`, and return them with the rest as train.
 
-    Only pairs whose sentences occur in no other pair are drawn, and none that must have more than `max_length` tokens.
+    The test set has the smallest hashes of source and seed, and the validation set the largest, so that pairs that are
+    added later only replace some of them. Only pairs whose sentences occur in no other pair are drawn, and none that
+    must have more than `max_length` tokens.
     """
-    texts: Any = train.to_pandas()
-
-    # Without a vocabulary, count at least a token a word, and at most TOKEN_LETTERS letters a token.
+    keys = {side: np.empty(len(train), dtype=np.uint64) for side in SIDES}
     can_draw = np.ones(len(train), dtype=bool)
-    for side in SIDES:
-        words = texts[side].map(lambda text: len(text.split()))
-        tokens = np.maximum(words, texts[side].str.len() / TOKEN_LETTERS) + 1
-        can_draw &= ~texts[side].duplicated(keep=False) & (tokens <= max_length)
+    start = 0
+    for table in train.with_format("arrow").iter(10_000):
+        rows = slice(start, start + len(table))
+        start = rows.stop
+        for side in SIDES:
+            texts = table[side].to_pylist()
+            keys[side][rows] = [draw_key(f"{seed} {text}") for text in texts]
+
+            # Without a vocabulary, count at least a token a word, and at most TOKEN_LETTERS letters a token.
+            can_draw[rows] &= [max(len(text.split()), len(text) / TOKEN_LETTERS) + 1 <= max_length for text in texts]
+    for values in keys.values():
+        order = np.argsort(values)
+        equal = np.flatnonzero(np.diff(values[order]) == 0)
+        can_draw[order[equal]] = can_draw[order[equal + 1]] = False
     eligible = np.flatnonzero(can_draw)
     needed = sum(sizes.values())
     if needed > len(eligible) or needed == len(train):
@@ -144,14 +167,12 @@ def hold_out(train: Dataset, sizes: dict[str, int], seed: int, max_length: int) 
             "sentences that no other pair has and are within data.max_length; hold out fewer."
         )
 
-    drawn = np.random.RandomState(seed).permutation(eligible)
-    splits = {}
-    first = 0
-    for split, size in sizes.items():
-        splits[split] = train.select(np.sort(drawn[first : first + size]))
-        first += size
-    splits["train"] = train.select(np.setdiff1d(np.arange(len(train)), drawn[:needed]))
-    return splits
+    order = eligible[np.argsort(keys["source"][eligible])]
+    ends = {"validation": order[::-1], "test": order}
+    drawn = {split: np.sort(ends[split][:size]) for split, size in sizes.items()}
+    is_left = np.ones(len(train), dtype=bool)
+    is_left[np.concatenate([*drawn.values()])] = False
+    return {split: train.select(rows) for split, rows in (drawn | {"train": np.flatnonzero(is_left)}).items()}
 
 
 def fingerprint(pairs: Dataset) -> Fingerprint:
@@ -163,25 +184,33 @@ def fingerprint(pairs: Dataset) -> Fingerprint:
     return {"pairs": len(pairs), "sha256": digest.hexdigest()}
 
 
-def count_seen(pairs: Dataset, train: Dataset) -> dict[str, int]:
-    """Count the `pairs` of a split that are training pairs too, and those whose `sources` are training sources."""
+def count_seen(pairs: Dataset, learned: Learned) -> dict[str, int] | None:
+    """Count the `pairs` of a split that are training pairs too, and those whose `sources` are training sources.
+
+    `not_known` is added if not all training pairs are known, so there may be more; None if none are.
+    """
+    if not learned.pairs:
+        return None
     rows = list(zip(pairs["source"][:], pairs["target"][:], strict=True))
     among_sources = pc.SetLookupOptions(pa.array({source for source, _ in rows}, pa.string()))
     seen: set[tuple[str, str]] = set()
-    for table in train.with_format("arrow").iter(100_000):
+    for table in itertools.chain(*(train.with_format("arrow").iter(100_000) for train in learned.pairs)):
         matches = table.filter(pc.call_function("is_in", [table["source"]], among_sources))
         seen.update(zip(matches["source"].to_pylist(), matches["target"].to_pylist(), strict=True))
     seen_sources = {source for source, _ in seen}
-    return {"pairs": sum(row in seen for row in rows), "sources": sum(source in seen_sources for source, _ in rows)}
+    counts = {"pairs": sum(row in seen for row in rows), "sources": sum(source in seen_sources for source, _ in rows)}
+    return counts if learned.is_complete else {**counts, "not_known": True}
 
 
-def describe_seen(split: str, size: int, seen: dict[str, int]) -> str:
-    """Return a warning of a split's pairs, or sources alone, that are in the training data; "" without any."""
-    if not seen["sources"]:
-        return ""
-    pairs, sources = (f"{seen[name]:,}" for name in ("pairs", "sources"))
-    overlap = f"the training data contain {pairs} of its {size:,} pairs, and {sources} of its sources"
-    return f"{split} set: {overlap}, so its scores may be too high"
+def describe_seen(split: str, size: int, seen: dict[str, int] | None) -> str:
+    """Return a warning of a split's pairs, or sources, that are or may be in the training data; "" without any."""
+    overlaps = []
+    if seen and seen["sources"]:
+        pairs, sources = (f"{seen[name]:,}" for name in ("pairs", "sources"))
+        overlaps.append(f"the training data contain {pairs} of its {size:,} pairs, and {sources} of its sources")
+    if seen is None or seen.get("not_known"):
+        overlaps.append("whether training data that are missing or have changed contain its pairs is not known")
+    return f"{split} set: {'; '.join(overlaps)}, so its scores may be too high" if overlaps else ""
 
 
 # Vocabulary and tokens

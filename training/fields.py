@@ -180,7 +180,8 @@ class TrainingRecipe:
         checkpoint_steps: steps between additional checkpoints; null for none.
         checkpoint_minutes: minutes between additional checkpoints (10 in 6.1); null for none.
         keep_checkpoints: number of checkpoints to keep, including the best; more if `average_last` needs them.
-        average_last: number of last checkpoints to average for the final model (6.1); null for the best checkpoint.
+        average_last: number of last checkpoints to average for the final model (6.1), unless the best one is better on
+            the validation set; null for the best checkpoint.
     """
 
     steps: PositiveInt = 100_000

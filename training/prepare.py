@@ -24,6 +24,7 @@ from pathlib import Path
 import yaml
 from datasets import DownloadConfig, DownloadManager
 
+from training.texts import draw_key
 from vaswani_transformer.parsing.trees import ROOT, Tree, read_trees
 from vaswani_transformer.support.command_line import CommandParser
 from vaswani_transformer.support.errors import UserError, exit_on_user_error, one_line
@@ -111,7 +112,7 @@ def cut_tatoeba(files: Files) -> Lines:
     english_counts = Counter(english for english, _ in pairs)
     german_counts = Counter(german for _, german in pairs)
     single = [pair for pair in pairs if english_counts[pair[0]] == 1 and german_counts[pair[1]] == 1]
-    single.sort(key=lambda pair: hashlib.sha256(pair[0].encode()).digest())
+    single.sort(key=lambda pair: draw_key(pair[0]))
     held_out = set(single[: 2 * HELD_OUT])
     splits = {
         "train": [pair for pair in pairs if pair not in held_out],

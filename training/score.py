@@ -17,12 +17,12 @@ from transformers.utils import logging
 
 from training.data import check_lengths, count_seen, describe_seen, fingerprint, load_pairs
 from training.evaluation import Evaluator, PairResult, TokenizedPair, mean_sums, write_translations
-from training.fields import HubData, Recipe, to_dict
+from training.fields import Recipe, to_dict
+from training.learned import RECIPE, learned_pairs, run_of
 from training.machine import commit, hardware, versions
 from training.metrics import lm_scores
-from training.recipe import load_recipe, read_yaml, recipe_of
+from training.recipe import load_recipe
 from training.tasks import make_task
-from training.train import RECIPE
 from vaswani_transformer.batching.inference import batches_by_length
 from vaswani_transformer.support.command_line import CommandParser, positive_argument
 from vaswani_transformer.support.errors import UserError, check_open, exit_on_user_error
@@ -56,18 +56,6 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
     )
     add_load_options(parser)
     return parser.parse_known_args(arguments)
-
-
-def training_pairs(model: str) -> Dataset | None:
-    """Return the training pairs of a run in a folder; None if the model is no such run or its files are not here."""
-    path = Path(model) / RECIPE
-    if not path.is_file():
-        return None
-    try:
-        recipe = recipe_of(read_yaml(path))
-        return None if isinstance(recipe.data, HubData) else load_pairs(recipe, ["train"])["train"]  # no download
-    except UserError:
-        return None
 
 
 def tokenized_pairs(tokenizer: PreTrainedTokenizerBase, pairs: Dataset) -> list[TokenizedPair]:
@@ -188,8 +176,8 @@ def score(options: argparse.Namespace, recipe: Recipe) -> ScoredSplit:
     scores["data"] = {**to_dict(recipe)["data"], "fingerprint": fingerprint(pairs)}
     scores["split"] = options.split
     scores["sentences"] = len(pairs)
-    if (train := training_pairs(options.model)) is not None:
-        scores["seen_in_training"] = count_seen(pairs, train)
+    if (run_of(options.model) / RECIPE).is_file():
+        scores["seen_in_training"] = count_seen(pairs, learned_pairs([options.model]))
 
     # The scores.
     scores.update(task.all_scores(translations, references))
@@ -215,8 +203,8 @@ def report(scores: dict[str, Any]) -> None:
     if "note" in scores:
         print(scores["note"])
     print(f"{scores['sentences']} sentences of {scores['split']} on {scores['device']}")
-    seen = scores.get("seen_in_training")
-    if seen and (warning := describe_seen(scores["split"], scores["sentences"], seen)):
+    seen = scores.get("seen_in_training", {"sources": 0})  # a model that is no run says nothing
+    if warning := describe_seen(scores["split"], scores["sentences"], seen):
         print(f"{warning}.")
 
 

@@ -51,6 +51,11 @@ Names = tuple[str, str]
 """Names of the columns of source and target."""
 
 
+def draw_key(text: str) -> int:
+    """Return the first 64 bits of a text's SHA-256, in whose order pairs are held out wherever they are in the data."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
+
+
 # Files as lines
 
 

@@ -26,8 +26,9 @@ from training.checkpoints import CHECKPOINTS, changed_file, last_checkpoint, sha
 from training.data import Data, describe_seen, load_data
 from training.evaluation import write_translations
 from training.fields import Recipe, to_dict
+from training.learned import DATA, RECIPE, learned_pairs
 from training.machine import commit, hardware, init_processes, versions
-from training.models import make_model, start_licenses
+from training.models import make_model, start_licenses, starts
 from training.prepare import PREPARED
 from training.recipe import load_recipe, read_yaml, recipe_of, recipe_parser, to_yaml
 from training.tasks import make_task
@@ -37,8 +38,6 @@ from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import read_json, staged_files, write_atomically, write_errors
 
 logger = logging.getLogger(__name__)
-RECIPE = "recipe.yaml"
-DATA = "data.json"
 RESULTS = "results.json"
 LOCK = ".lock"
 TRANSLATIONS = "translations.jsonl"
@@ -59,7 +58,9 @@ def run(recipe: Recipe) -> dict[str, Any]:
     source = prepared_name(recipe)
     with open_run(recipe) as folder:
         checkpoint = last_checkpoint(folder)
-        data = load_data(recipe, folder if (folder / RECIPE).exists() else None)
+        with PartialState().main_process_first():  # others read its cache
+            before = learned_pairs(starts(recipe).values(), recipe)
+        data = load_data(recipe, folder if (folder / RECIPE).exists() else None, before)
         # A model that cannot be loaded must not leave a folder that only the same command may use.
         model = make_model(recipe, data.tokenizer, is_new=checkpoint is None)
         begin_run(recipe, folder, data)

@@ -28,13 +28,14 @@ from transformers import (
 from transformers.trainer_utils import TrainOutput
 
 from training.arguments import make_optimizer, training_arguments
-from training.callbacks import Patience, Progress, ProgressBar, is_best_evaluation
+from training.callbacks import Patience, Progress, ProgressBar, evaluation_at, is_best_evaluation, rank
 from training.checkpoints import (
     CHECKPOINTS,
     SECONDS,
     STATE,
     begin_checkpoint,
     complete_checkpoints,
+    damage,
     finish_checkpoint,
     mean_weights,
     step_of,
@@ -424,11 +425,35 @@ class PaperTrainer(Seq2SeqTrainer):
         """Return whether the weights of a step may be averaged with the last ones."""
         return True
 
+    def is_mean_worse(self, best: Path) -> bool:
+        """Return whether the best checkpoint, by its evaluation, is better than the mean that the model now is."""
+        evaluation = evaluation_at(self.state, step_of(best))
+        if evaluation is None:
+            return False
+        if problem := damage(best):
+            logger.warning("Skipping %s, the best checkpoint: %s.", best, problem)
+            return False
+        scores = self.translate_split("validation", self.search).scores
+        mean = {f"eval_{name}": value for name, value in scores.items()}
+        is_worse = not rank(mean, self.args) >= rank(evaluation, self.args)
+        logger.info(
+            "Validation %s: %.2f with the mean, %.2f with the best checkpoint, of step %d; the %s becomes the model.",
+            self.task.selection.title,
+            scores[self.task.selection.key],
+            evaluation[f"eval_{self.task.selection.key}"],
+            step_of(best),
+            "best checkpoint" if is_worse else "mean",
+        )
+        return is_worse
+
     def save_final_model(self) -> list[int]:
-        """Save the mean of the last checkpoints, or the best one, as the final model; return their steps."""
+        """Save the mean of the last checkpoints or the best one, whichever is better, and return their steps.
+
+        Without `training.average_last` it is the best one.
+        """
         last = self.recipe.training.average_last
         best = self.state.best_global_step or self.state.global_step
-        checkpoints = [self.run / CHECKPOINTS / f"checkpoint-{best}"]
+        checkpoints = best_only = [self.run / CHECKPOINTS / f"checkpoint-{best}"]
         if last is not None:
             saved = complete_checkpoints(self.run, with_interrupted=False, last_step=self.state.global_step)[-last:]
             checkpoints = [checkpoint for checkpoint in saved if self.can_be_averaged(step_of(checkpoint))]
@@ -440,6 +465,9 @@ class PaperTrainer(Seq2SeqTrainer):
         else:
             level = logging.INFO if len(steps) == last else logging.WARNING
             logger.log(level, "Averaged the checkpoints of steps %s.", ", ".join(map(str, steps)))
+            if checkpoints != best_only and self.is_mean_worse(*best_only):
+                load_weights(self.model, mean_weights(best_only))
+                steps = [best]
 
         weights = self.accelerator.get_state_dict(self.model)  # every process must call
         if self.is_world_process_zero():

@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from tests.commands import error_line, run_main
 from tests.models import tiny_model
 from training.average import average, main
 from training.checkpoints import CHECKPOINTS, INTERRUPTED, mark_complete
+from training.learned import learned_pairs
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
 
@@ -46,6 +48,16 @@ def test_averaged_model_has_its_tokenizer_and_no_file_of_training(
     assert run_main(main, [run_folder, "--last=2", f"--output_dir={tmp_path / 'mean'}"], capsys)[2] == 0
     model = {"config.json", "generation_config.json", "model.safetensors"}
     assert {path.name for path in (tmp_path / "mean").iterdir()} == model | {"tokenizer.json", "tokenizer_config.json"}
+
+
+def test_averaged_model_tells_which_pairs_it_has_learned_from(run_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"en": "one", "de": "eins"}\n')
+    data = {"kind": "json", "path": str(tmp_path), **dict.fromkeys(("train", "validation"), "train.jsonl")}
+    (run_folder / "recipe.yaml").write_text(yaml.safe_dump({"name": "own", "data": data}))
+    average(run_folder, 2, tmp_path / "mean")
+    learned = learned_pairs([str(tmp_path / "mean")])
+    assert learned.is_complete
+    assert [pairs.to_dict() for pairs in learned.pairs] == [{"source": ["one"], "target": ["eins"]}]
 
 
 def test_averaged_model_has_a_tokenizer_of_other_files(run_folder: Path, tmp_path: Path) -> None:

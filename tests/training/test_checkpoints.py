@@ -16,6 +16,7 @@ from tests.commands import user_error
 from training.checkpoints import (
     CHECKPOINTS,
     COMPLETE,
+    STARTED,
     STATE,
     WEIGHTS,
     begin_checkpoint,
@@ -140,6 +141,18 @@ def test_run_whose_complete_checkpoints_are_all_damaged_does_not_start_over(tmp_
     (finish(tmp_path, 3) / "optimizer.pt").unlink()
     write(tmp_path, 6)
     with user_error(r"checkpoint-3: optimizer\.pt is missing, and no other checkpoint is complete and undamaged; "):
+        last_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("lost", ["folder", "checkpoint", "mark"])
+@pytest.mark.parametrize("file", [STARTED, WEIGHTS])
+def test_run_that_has_lost_its_checkpoints_does_not_start_over(tmp_path: Path, lost: str, file: str) -> None:
+    """`started` tells it of an interrupted run, and the final weights of a run that was copied without it."""
+    checkpoint = finish(tmp_path, 3)
+    (tmp_path / STARTED).replace(tmp_path / file)
+    paths = {"folder": checkpoint.parent, "checkpoint": checkpoint, "mark": checkpoint / COMPLETE}
+    paths[lost].rename(tmp_path / "elsewhere")
+    with user_error(r"checkpoints: has lost the checkpoints of the run; .* Restore them, or choose a different"):
         last_checkpoint(tmp_path)
 
 

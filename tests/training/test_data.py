@@ -29,6 +29,7 @@ from vaswani_transformer import VaswaniTransformerTokenizer
 
 PAIRS = [("one tree", "ein baum"), ("two trees", "zwei bäume"), ("  three </s> ", "drei <pad>")]
 SPLITS = ("train", "validation", "test")
+SIDES = ("source", "target")
 TEXTS = {"source": ["one tree", "two trees", "three </s>"], "target": ["ein baum", "zwei bäume", "drei <pad>"]}
 
 
@@ -65,6 +66,24 @@ def test_held_out_sentences_occur_in_no_other_pair() -> None:
     assert list(splits["train"]["source"]) == ["a", "a", "b", "c"]
     with user_error("hold out 3 of 6 pairs, of which 2 have sentences that no other pair has and are within data"):
         hold_out(train, {"validation": 2, "test": 1}, seed=1, max_length=9)
+
+
+def test_held_out_pairs_stay_when_pairs_are_added_anywhere() -> None:
+    """A pair that was learned from is never held out later, and new pairs replace about their share."""
+    texts = [f"text {number}" for number in range(600)]
+    later = datasets.Dataset.from_dict(
+        {side: [f"{side} {text}" for text in texts[300:] + texts[:300]] for side in SIDES}
+    )
+    earlier = later.select(range(300, 600))
+    first, second = (hold_out(rows, {"validation": 40, "test": 50}, 1, 9) for rows in (earlier, later))
+    for split, kept in (("validation", 10), ("test", 14)):
+        assert not set(first["train"]["source"]) & set(second[split]["source"])
+        assert len(set(first[split]["source"]) & set(second[split]["source"])) >= kept
+    assert not set(first["validation"]["source"]) & set(second["test"]["source"])
+    larger = hold_out(earlier, {"validation": 60, "test": 60}, 1, 9)
+    assert all(set(first[split]["source"]) < set(larger[split]["source"]) for split in ("validation", "test"))
+    shuffled = hold_out(earlier.shuffle(seed=0), {"validation": 40, "test": 50}, 1, 9)
+    assert all(set(first[split]["source"]) == set(shuffled[split]["source"]) for split in SPLITS)
 
 
 @pytest.mark.parametrize(

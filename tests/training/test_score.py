@@ -129,8 +129,33 @@ def test_pairs_of_the_training_data_that_the_record_of_the_run_names_are_a_warni
     assert output.endswith(
         "test set: the training data contain 2 of its 6 pairs, and 4 of its sources, so its scores may be too high.\n"
     )
-    (tmp_path / "train.jsonl").unlink()
-    assert "seen_in_training" not in score(model=folder)[0]
+    checkpoint = folder / "checkpoints" / "checkpoint-1"
+    shutil.copytree(saved, checkpoint)
+    assert score(model=checkpoint)[0]["seen_in_training"] == scores["seen_in_training"]
+    assert "seen_in_training" not in score(model=saved)[0]
+
+
+@pytest.mark.parametrize("change", ["more", "missing", "start"])
+def test_training_pairs_that_changed_since_the_run_or_are_missing_are_said_not_to_be_known(
+    score: Score, saved: Path, recipe: Path, tmp_path: Path, change: str
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(saved, folder)
+    start = [f"--training.start_from={saved}"] if change == "start" else []  # a model without a recipe
+    run = load_recipe(recipe, ["--data.train=train.jsonl", *start])
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(to_dict(run)), encoding="utf-8")
+    train = [(SOURCES[0], REFERENCES[0]), ("new", "new")]
+    write_pairs(tmp_path / "train.jsonl", train)
+    (folder / "data.json").write_text(json.dumps({"train": fingerprint(load_pairs(run, ["train"])["train"])}))
+    if change == "more":
+        write_pairs(tmp_path / "train.jsonl", [*train, ("newer", "newer")])
+    if change == "missing":
+        (tmp_path / "train.jsonl").unlink()
+    scores, output = score(model=folder)
+    known = {"pairs": 1, "sources": 1, "not_known": True} if change == "start" else None
+    assert scores["seen_in_training"] == known
+    assert "contain its pairs is not known, so its scores may be too high.\n" in output
+    assert ("contain 1 of its 6 pairs" in output) == (change == "start")
 
 
 def test_text_that_would_take_very_long_is_an_error(run: Run, tmp_path: Path) -> None:

@@ -518,6 +518,17 @@ def test_run_begins_with_the_weights_of_a_trained_model(
 
 
 @pytest.mark.slow
+def test_pairs_that_the_start_model_learned_from_are_counted_in_the_test_set(
+    finished_run: runs.FinishedRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    arguments = runs.make_arguments(tmp_path, train=["ten trees", "ten seas"], test=["ten dogs", runs.LANGUAGE[0]])
+    start = [f"--training.start_from={finished_run.folder}", f"--tokenizer.path={finished_run.folder}"]
+    results = runs.train_in([*arguments, "--training.steps=1", *start], tmp_path / "run")
+    assert results["seen_in_training"]["test"] == {"pairs": 1, "sources": 1}
+    assert "test set: the training data contain 1 of its 2 pairs, and 1 of its sources" in caplog.text
+
+
+@pytest.mark.slow
 def test_weights_of_a_padded_vocabulary_can_be_taken(arguments: list[str], tmp_path: Path, teacher: Path) -> None:
     model = AutoModelForSeq2SeqLM.from_pretrained(teacher)
     entries = model.config.vocab_size

@@ -4,6 +4,7 @@ import contextlib
 import io
 import math
 import re
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -203,6 +204,45 @@ def test_final_model_is_the_mean_of_the_last_checkpoints_that_no_signal_asked_fo
     saved_steps(trainer, 3, 5, 9, 11, interrupted=(11,))
     assert trainer.save_final_model() == [5, 9]
     assert all((weight == 7).all() for weight in runs.weights(tmp_path / "run").values())
+
+
+@pytest.mark.parametrize(
+    ("score", "loss", "expected"), [(0.5, 9.0, [3]), (0.5, 0.0, [3]), (0.0, 0.0, [3]), (0.0, 99.0, [5, 9])]
+)
+def test_final_model_is_the_mean_or_the_best_checkpoint_whichever_is_better(
+    arguments: list[str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    score: float,
+    loss: float,
+    expected: list[int],
+) -> None:
+    """The mean of constant weights has BLEU 0 and a loss between."""
+    trainer = runs.trainer_in(
+        [*arguments, "--training.average_last=2", "--training.keep_checkpoints=3"], tmp_path / "run"
+    )
+    saved_steps(trainer, 3)
+    evaluate(trainer, 3, score, loss)
+    saved_steps(trainer, 4, 5, 9)
+    with caplog.at_level("INFO", logger="training.trainer"):
+        assert trainer.save_final_model() == expected
+    value = sum(expected) / len(expected)
+    assert all((weight == value).all() for weight in runs.weights(tmp_path / "run").values())
+    chosen = "best checkpoint" if expected == [3] else "mean"
+    line = f"Validation BLEU: 0.00 with the mean, {score:.2f} with the best checkpoint, of step 3; the {chosen} becomes"
+    assert line in caplog.text
+
+
+def test_mean_is_the_final_model_of_a_run_that_has_lost_its_best_checkpoint(
+    arguments: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = runs.trainer_in([*arguments, "--training.average_last=2"], tmp_path / "run")
+    saved_steps(trainer, 3)
+    evaluate(trainer, 3, 99.0, 0.0)
+    saved_steps(trainer, 5, 9)
+    shutil.rmtree(runs.checkpoint_at(tmp_path / "run", 3))
+    assert trainer.save_final_model() == [5, 9]
+    assert "checkpoint-3, the best checkpoint: complete is missing." in caplog.text
 
 
 @pytest.mark.parametrize(("last", "averaged"), [(11, [5, 9, 11]), (4, [3, 4])])
