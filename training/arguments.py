@@ -1,5 +1,6 @@
 """The recipe's settings as Transformers' trainer takes them: its arguments, the optimizer and the schedule."""
 
+import logging
 import math
 import os
 from pathlib import Path
@@ -18,6 +19,8 @@ from training.machine import uses_cpu
 from training.tasks import Metric
 from vaswani_transformer.batching.optimization import paper_adam, paper_schedule
 from vaswani_transformer.support.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 
 def training_arguments(recipe: Recipe, run: Path, selection: Metric, use_cache: bool) -> Seq2SeqTrainingArguments:
@@ -79,6 +82,12 @@ def make_optimizer(recipe: Recipe, model: PreTrainedModel) -> tuple[Optimizer, L
     # The group `training` also has the fields of the optimizer that it names.
     fields = cast(PaperOptimizer | RectifiedOptimizer, recipe.training)
     if isinstance(fields, PaperOptimizer):
+        if fields.warmup_steps > recipe.training.steps:
+            logger.warning(
+                "training.warmup_steps: the warm-up of %s steps is longer than the run of %s; the learning rate stays "
+                "below its peak. Lower training.warmup_steps or raise training.steps.",
+                *(f"{steps:,}" for steps in (fields.warmup_steps, recipe.training.steps)),
+            )
         optimizer = paper_adam(model.parameters())
         scale = fields.learning_rate_scale
         return optimizer, paper_schedule(optimizer, model.config.d_model, fields.warmup_steps, scale)

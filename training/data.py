@@ -304,7 +304,8 @@ def tokenize(recipe: Recipe, pairs: DatasetDict, tokenizer: PreTrainedTokenizerB
     if len(kept) < len(train):
         problem = f"{len(train) - len(kept):,} of {len(train):,} training pairs are longer than {limit} tokens"
         if recipe.data.too_long == "error" or not len(kept):
-            raise UserError(f"data.max_length: {problem}; raise it or set data.too_long=drop.")
+            fix = "raise it or set data.too_long=drop" if len(kept) else "raise it"
+            raise UserError(f"data.max_length: {problem}; {fix}.")
         logger.warning("Dropped: %s.", problem)
         tokens["train"] = train.select(kept)
 

@@ -24,11 +24,12 @@ from numpy.typing import NDArray
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from vaswani_transformer import VaswaniTransformerConfig
-from vaswani_transformer.support.command_line import did_you_mean
 from vaswani_transformer.support.errors import UserError, one_line
 
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])  # what NumPy accepts
 LanguageCode = restricted_string_type("LanguageCode", "^[a-z]{2,3}([-_][A-Za-z0-9]+)*$")
+FileName = restricted_string_type("FileName", r"^(?![-+\d.,_e]+\s*%?$)")  # no number, and no share
+Delimiter = restricted_string_type("Delimiter", r'^([^"\r\n]|\\t)$')
 LANGUAGE_COLUMN = re.compile("([a-z]{2})([-_][A-Z][A-Za-z]+)?")  # a column such as de, pt_BR or zh-Hans
 
 
@@ -40,8 +41,8 @@ class FileData:
     both.
 
     Args:
-        kind: json (JSON Lines), csv (comma-separated, or tab-separated in a .tsv file), parquet, text (one
-            file per language, line by line), hub (a data set of the Hugging Face Hub) or trees (constituency trees).
+        kind: json (JSON Lines), csv (with a header; see `delimiter`), parquet, text (one file per language, line by
+            line), hub (a data set of the Hugging Face Hub) or trees (constituency trees).
         source: name of the source's column, or of its language in the names of files.
         target: name of the target's column, or of its language in the names of files.
         source_language: code of the source's language, such as en or zh-Hans; null if `source` is its two-letter code,
@@ -50,6 +51,10 @@ class FileData:
         max_length: largest number of tokens of the source or target of a training pair, including </s>. Validation and
             test pairs may be up to 16 times as long.
         too_long: drop longer training pairs and count them, or stop with an error.
+        delimiter: character between the cells of kind csv, \\t for a tab; null for a tab in a .tsv or .tab file, and
+            otherwise for the semicolon or tab of a header that has no comma, or a comma.
+        quoting: cells if quotation marks enclose cells of kind csv, text if they are a part of the text; null for text
+            between tabs, and cells otherwise.
         empty: stop with an error at a pair with an empty source or target, or drop such pairs and count them.
         distilled: folder of training.distill, or a JSON Lines file, whose pairs replace the training pairs.
         path: folder of the files, in the current folder or else in the clone; or name of the data set on the Hub.
@@ -68,13 +73,20 @@ class FileData:
     target_language: LanguageCode | None = None
     max_length: PositiveInt = 256
     too_long: Literal["drop", "error"] = "drop"
+    delimiter: Delimiter | None = None
+    quoting: Literal["cells", "text"] | None = None
     empty: Literal["error", "drop"] = "error"
     distilled: str | None = None
     path: str | None = None
     train: str = "train.jsonl.gz"
-    validation: PositiveInt | str = "validation.jsonl.gz"
-    test: PositiveInt | str | None = "test.jsonl.gz"
+    validation: PositiveInt | FileName = "validation.jsonl.gz"
+    test: PositiveInt | FileName | None = "test.jsonl.gz"
     split_seed: Seed | None = None
+
+    @property
+    def columns(self) -> tuple[str, str]:
+        """Return the names of the columns of source and target."""
+        return self.source, self.target
 
     @property
     def languages(self) -> tuple[str | None, str | None]:
@@ -339,7 +351,7 @@ class Recipe:
         try:
             return self.family.model_class.config_class.from_paper(self.model.get("paper", "base"), **fields | ids)
         except Exception as error:  # the strict configuration's own classes
-            raise UserError(f"model: {with_suggestion(one_line(error))}") from error
+            raise UserError(f"model: {one_line(error)}") from error
 
     def generation_config(
         self, config: VaswaniTransformerConfig, tokenizer: PreTrainedTokenizerBase, in_evaluations: bool = False
@@ -353,13 +365,6 @@ class Recipe:
         if not self.family.model_class.is_autoregressive and tokenizer.unk_token_id is not None:
             search["suppress_tokens"] = [tokenizer.unk_token_id]
         return config.make_generation_config(**search)
-
-
-def with_suggestion(error: str) -> str:
-    """Replace the list of names in the error of an unknown one by the closest, if any is close."""
-    problem, _, names = error.partition("; choose one of ")
-    hint = did_you_mean(problem.partition(":")[0], names.rstrip(".").split(", "))
-    return error if hint == "." else f"{problem}{hint}"
 
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from typing import Any, NoReturn, get_args, get_type_hints
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
+from transformers import PreTrainedConfig
 
 from training.families import FAMILIES
-from training.fields import FileData, HubData, PaperOptimizer, Recipe, RectifiedOptimizer
+from training.fields import Family, FileData, HubData, PaperOptimizer, Recipe, RectifiedOptimizer
 from training.machine import trains_slowly_in_bf16
 from vaswani_transformer.support.command_line import did_you_mean
 from vaswani_transformer.support.errors import UserError, one_line
@@ -28,6 +29,30 @@ DATA_KINDS = dict.fromkeys(FILE_KINDS, FileData) | {"hub": HubData}
 OPTIMIZERS = {"paper": PaperOptimizer, "radam": RectifiedOptimizer}
 KINDS = {"data.kind": DATA_KINDS, "model.kind": FAMILIES, "training.optimizer": OPTIMIZERS}  # the first is the default
 UNKNOWN_KEY = re.compile(r"Group '|Option '|model: (?P<field>\w+): not a field")  # in errors of a file
+OTHER_NAMES = {  # what Transformers, its scripts or other toolkits call a field
+    "training.steps": "max_steps num_steps train_steps num_train_epochs num_epochs epochs max_epoch",
+    "training.learning_rate": "lr",
+    "training.learning_rate_scale": "lr learning_rate",
+    "training.warmup_steps": "warmup warmup_ratio warmup_updates",
+    "training.optimizer": "optim lr_scheduler lr_scheduler_type adam_beta1 adam_beta2 adam_epsilon",
+    "training.precision": "fp16 bf16 tf32 half amp dtype torch_dtype mixed_precision",
+    "training.source_tokens": "batch_size train_batch_size max_tokens batch_tokens",
+    "training.device_tokens": "per_device_train_batch_size gradient_accumulation_steps update_freq",
+    "training.evaluation_batch_size": "per_device_eval_batch_size eval_batch_size",
+    "training.evaluation_steps": "eval_steps eval_strategy evaluation_strategy valid_steps eval_interval",
+    "training.checkpoint_steps": "save_steps save_strategy save_interval save_checkpoint_steps",
+    "training.keep_checkpoints": "save_total_limit keep_last_epochs max_checkpoints",
+    "training.log_steps": "logging_steps log_interval logging_strategy report_every",
+    "training.patience": "early_stopping early_stopping_patience",
+    "training.start_from": "model_name_or_path finetune_from_model init_from",
+    "decoding.num_beams": "beam beams beam_size generation_num_beams",
+    "model.label_smoothing": "label_smoothing_factor",
+    "data.max_length": "max_source_length max_target_length max_seq_length max_len",
+    "data.train": "train_file",
+    "data.validation": "valid validation_file dev",
+    "data.test": "test_file",
+    "data.delimiter": "sep separator",
+}
 TOKENIZER_SETS = {"vocab_size", "bos_token_id", "pad_token_id", "eos_token_id", "mask_token_id"}
 
 
@@ -35,9 +60,11 @@ class RecipeParser(ArgumentParser):
     """Parser of jsonargparse with one-line errors.
 
     command_options: names of options of the command itself, which an error may suggest.
+    model_fields: names of the fields of the model's configuration.
     """
 
     command_options: Iterable[str] = ()
+    model_fields: Iterable[str] = ()
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise a one-line UserError with the field, the problem and the value."""
@@ -47,6 +74,8 @@ class RecipeParser(ArgumentParser):
         if union is not None:
             problems = [problem for problem in union[2].split(" - ") if "NoneType" not in problem]
             text = f"{union[1]} {'; or '.join(problems)}, got {union[3]}"
+            if "FileName" in union[2]:
+                text = f"{union[1]} got {union[3]}, expected a number of pairs, such as 1000, or the name of a file"
         if "Expected a <class 'str'>" in text:  # YAML reads no, 007 and 1e3 as other values
             text = f"{text.rstrip('.')}; write a text in quotation marks"
         raise UserError(f"{text.rstrip('.')}{self.hint(text)} --help lists the fields of its kinds.")
@@ -57,8 +86,24 @@ class RecipeParser(ArgumentParser):
         if unknown is None:
             return "."
         option, group, field = unknown.groups()
-        name = option or (f"{group}.{field}" if group else field)
-        return did_you_mean(name, [*self.get_defaults().keys(), *self.command_options])
+        return self.suggestion(option or (f"{group}.{field}" if group else field))
+
+    def suggestion(self, name: str) -> str:
+        """Return the end of an error's sentence, with the field that an unknown option or field probably means."""
+        last = name.rpartition(".")[2]
+        known = [*self.get_defaults().keys(), *self.command_options, *self.model_fields]
+        same = [field for field in known if field.rpartition(".")[2] == last]
+        others = [field for field, names in OTHER_NAMES.items() if last in names.split() and field in known]
+        other_kinds = [
+            f"{kind}={choice}"
+            for kind, choices in KINDS.items()
+            for choice, record in choices.items()
+            for group in ((record.training, record.decoding) if isinstance(record, Family) else (record,))
+            if any(field.name == last for field in dataclasses.fields(group))
+        ]
+        if meant := [*same, *others, *other_kinds]:
+            return f"; did you mean {'--' * name.startswith('--')}{meant[0]}?"
+        return did_you_mean(name, known)
 
 
 def kinds_of(tree: Mapping[str, object], arguments: list[str]) -> dict[str, str]:
@@ -95,6 +140,9 @@ def recipe_parser(tree: Mapping[str, object], arguments: list[str]) -> RecipePar
     )
     parser.add_argument("--recipe", action="config", help=argparse.SUPPRESS)
     parser.add_class_arguments(recipe)
+    names = {field.name for field in dataclasses.fields(family.model_class.config_class)}
+    names -= {field.name for field in dataclasses.fields(PreTrainedConfig)} | TOKENIZER_SETS
+    parser.model_fields = [f"model.{name}" for name in sorted(names)]
     return parser
 
 
@@ -183,7 +231,13 @@ def checked(parser: RecipeParser, values: Namespace) -> Recipe:
 
     # The fields of the model and of the search. A loaded vocabulary sets its own size.
     entries = recipe.tokenizer.vocab_size if recipe.tokenizer.path is None else 2**31
-    recipe.model_config(vocab_size=entries)
+    try:
+        recipe.model_config(vocab_size=entries)
+    except UserError as error:
+        problem, _, _ = str(error).partition("; choose one of ")
+        unknown = UNKNOWN_KEY.match(problem)
+        hint = parser.suggestion(unknown["field"]).replace(" model.", " ") if unknown else "."
+        raise error if hint == "." else UserError(f"{problem}{hint}") from error
     check_settings("decoding.", dataclasses.asdict(recipe.decoding), entries, "correct it.")
 
     # The precision is resolved now, so that a run keeps it on a different machine.

@@ -21,6 +21,7 @@ import sys
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -42,6 +43,22 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 STRINGS = ("string", "large_string", "dictionary<values=string", "null")  # Arrow's types
 CLONE = Path(__file__).parents[1]
 ROWS = 1000  # pairs written to Arrow at a time
+CHUNK = 1 << 16  # compressed bytes read at a time
+TABS = {".tsv", ".tab"}  # ends of the names of tab-separated files
+CONVERT = "Convert the file, for example with iconv -f {} -t utf-8."
+WITHOUT_PAIRS = {  # how they begin
+    rb"PK\x03\x04": "is a zip archive; unpack it, or save a workbook of Excel as CSV UTF-8",
+    rb"(?s)\xd0\xcf\x11\xe0|7z\xbc\xaf|Rar!|.{257}ustar": "is an archive or a workbook; unpack it, or save it as CSV",
+    rb"version https://(git-lfs|hawser)\.github\.com/|/annex/objects/": (
+        "is a pointer of Git LFS or git-annex, not the file; run git lfs pull or git annex get"
+    ),
+    rb"(?i)<(!doctype html|html)\b": "is a web page, not the file; download the file itself",
+    rb"(?i)<(!doctype|\?xml|srcset|refset|tstset|mteval|doc|url)\b": (
+        "is SGML or XML; write its sentences, without tags, to a text file with a line each"
+    ),
+}
+DAMAGED = r"[\x{80}-\x{9f}\x{fffd}]"
+QUOTED = r'(?s)^"([^"]|"")*(,|"")([^"]|"")*"$'  # cells that Excel or pandas enclosed in quotation marks
 CODE = [Path(str(file)).read_text(encoding="utf-8") for file in (__file__, linear.__file__, trees.__file__)]
 """The code that reads files; after a change of it, no pairs in the cache are used."""
 
@@ -59,36 +76,107 @@ def draw_key(text: str) -> int:
 # Files as lines
 
 
-def open_file(path: Path) -> io.BufferedIOBase:
-    """Open a file, decompressed if it is compressed by gzip, bzip2, xz or Zstandard."""
+class Streams(io.RawIOBase):
+    """Content of a file of one or more bzip2 or xz streams; bytes that are no stream are an error, unlike in `open`."""
+
+    def __init__(self, path: Path, decompressor: Callable[[], Any]) -> None:
+        self.path = path
+        self.file = path.open("rb")
+        self.new = decompressor
+        self.stream = decompressor()
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+    def readinto(self, buffer: Any) -> int:
+        content = b""
+        while not content:
+            given = b""
+            if self.stream.eof:  # zeros may follow a stream
+                given = self.stream.unused_data.lstrip(b"\0")
+                while not given and (more := self.file.read(CHUNK)):
+                    given = more.lstrip(b"\0")
+                if not given:
+                    return 0
+                self.stream = self.new()
+            elif self.stream.needs_input:
+                given = self.file.read(CHUNK)
+            try:
+                if self.stream.needs_input and not given:
+                    raise EOFError("it ends too early")
+                content = self.stream.decompress(given, len(buffer))
+            except (OSError, EOFError, lzma.LZMAError) as error:
+                problem = f"is damaged, or has other bytes behind its compressed ones ({one_line(error)})"
+                raise UserError(f"{self.path}: {problem}; compress the whole file again.") from error
+        buffer[: len(content)] = content
+        return len(content)
+
+
+def open_file(path: Path) -> io.BufferedReader:
+    """Open a file, decompressed if it is compressed by gzip, bzip2, xz or Zstandard.
+
+    Raises:
+        UserError: it begins like a file without pairs.
+    """
     with path.open("rb") as file:
         magic = file.read(10)
+    raw: Any = None
     if magic.startswith(b"\x1f\x8b"):
-        return gzip.open(path)
-    if re.match(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", magic):  # with a block, or empty
-        return bz2.open(path)
-    if magic.startswith(b"\xfd7zXZ\0"):
-        return lzma.open(path)
-    if magic.startswith(b"\x28\xb5\x2f\xfd"):
-        return io.BufferedReader(pa.input_stream(str(path), compression="zstd"))
-    return path.open("rb")
+        raw = gzip.GzipFile(path)
+    elif re.match(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", magic):  # with a block, or empty
+        raw = Streams(path, bz2.BZ2Decompressor)
+    elif magic.startswith(b"\xfd7zXZ\0"):
+        raw = Streams(path, lzma.LZMADecompressor)
+    elif re.match(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", magic):  # a frame, or one to skip
+        raw = pa.input_stream(str(path), compression="zstd")
+    file = path.open("rb") if raw is None else io.BufferedReader(raw)
+    start = file.peek().removeprefix(codecs.BOM_UTF8).lstrip()
+    for pattern, problem in WITHOUT_PAIRS.items():
+        if re.match(pattern, start):
+            file.close()
+            raise UserError(f"{path}: {problem}.")
+    return file
+
+
+def wide_encoding(start: bytes) -> str | None:
+    """Return iconv's name of the UTF-16 or UTF-32 of a file that begins so; None for other encodings."""
+    if start.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        return "utf-32"
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+
+    # Without a mark: in the right byte order there are spaces and line ends, and no NUL characters.
+    texts = {name: start.decode(name, "ignore") for name in ("utf-16le", "utf-16be", "utf-32le", "utf-32be")}
+    spaces = {name: "\0" not in text and len(re.findall("[\n ]", text)) for name, text in texts.items()}
+    return max(spaces, key=spaces.__getitem__) if any(spaces.values()) else None
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     r"""Yield the lines of a UTF-8 file with their numbers and ends; only \n ends a line, also as \r\n."""
     with open_file(path) as file:
+        start = file.peek()
+        if start.startswith(b"PAR1"):
+            raise UserError(f"{path}: is a Parquet file; set data.kind=parquet.")
+        if encoding := wide_encoding(start):
+            raise UserError(f"{path}, line 1: is not UTF-8; got {encoding}. {CONVERT.format(encoding)}")
+        is_utf8 = False  # by letters outside ASCII
         for number, line in enumerate(file, start=1):
             try:
-                yield number, (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode()
+                text = (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode()
             except UnicodeDecodeError as error:
-                if number == 1 and line.startswith(b"PK\x03\x04"):
-                    raise UserError(f"{path}: is a zip archive; unpack it.") from error
-                is_utf16 = number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-                encoding = "utf-16" if is_utf16 else "latin1"
-                raise UserError(
-                    f"{path}, line {number}: is not UTF-8; got the byte {line[error.start]:#x}. Convert the file, "
-                    f"for example with iconv -f {encoding} -t utf-8."
-                ) from error
+                if is_utf8:
+                    fix = "The lines before it are; correct this line."
+                else:
+                    is_windows = any(re.search(rb"[\x80-\x9f]", more) for more in itertools.chain([line], file))
+                    fix = CONVERT.format("cp1252" if is_windows else "latin1")
+                problem = f"is not UTF-8; got the byte {line[error.start]:#x}"
+                raise UserError(f"{path}, line {number}: {problem}. {fix}") from error
+            is_utf8 = is_utf8 or not text.isascii()
+            yield number, text
 
 
 # Formats
@@ -105,58 +193,80 @@ def text_rows(paths: list[Path]) -> Iterator[Row]:
         yield f"{paths[0]} and {paths[1]}, line {source[0]}", source[1], target[1]
 
 
-def csv_cells(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the cells of each row that is not an empty line, with the number of its first line.
+def find_delimiter(path: Path, data: FileData) -> str:
+    """Return data.delimiter, or a tab for a .tsv file, or the semicolon or tab of a header without a comma."""
+    if data.delimiter is not None:
+        return data.delimiter.replace(r"\t", "\t")
+    if TABS & {suffix.lower() for suffix in path.suffixes}:
+        return "\t"
+    header = next((line for _, line in read_lines(path) if line.rstrip("\r\n")), "")
+    others = [] if "," in header else [delimiter for delimiter in ";\t" if delimiter in header]
+    return max(others, key=header.count, default=",")
 
-    Quotation marks between tabs are text.
-    """
+
+def has_quoted_cells(data: FileData, delimiter: str) -> bool:
+    """Return whether quotation marks enclose cells; by default they are text between tabs."""
+    return delimiter != "\t" if data.quoting is None else data.quoting == "cells"
+
+
+def csv_cells(path: Path, separator: str, is_quoted: bool) -> Iterator[tuple[int, list[str]]]:
+    """Yield the cells of each row that is not an empty line, with the number of its first line."""
     csv.field_size_limit(sys.maxsize)  # a text may be a whole page
     lines = read_lines(path)
     for number, line in lines:
-        if separator == "\t" or '"' not in line:
+        if not is_quoted or '"' not in line:
             if text := line.rstrip("\r\n"):
                 yield number, text.split(separator)
             continue
         try:  # a quoted cell may have several lines
-            yield number, next(csv.reader(itertools.chain([line], (more for _, more in lines)), strict=True))
+            rest = itertools.chain([line], (more for _, more in lines))
+            yield number, next(csv.reader(rest, delimiter=separator, strict=True))
         except csv.Error as error:
             problem = f"is not comma-separated values ({one_line(error)})"
             raise UserError(f"{path}, line {number}: {problem}; correct its quotation marks.") from error
 
 
-def csv_rows(path: Path, names: Names) -> Iterator[Row]:
-    """Yield the pairs of comma-separated values, or of tab-separated ones in a .tsv file, below a header."""
-    separator = "\t" if ".tsv" in path.suffixes else ","
-    cells = csv_cells(path, separator)
+def csv_rows(path: Path, data: FileData) -> Iterator[Row]:
+    """Yield the pairs of values below a header, separated by `find_delimiter`."""
+    separator = find_delimiter(path, data)
+    is_quoted = has_quoted_cells(data, separator)
+    cells = csv_cells(path, separator, is_quoted)
     header_line, header = next(cells, (1, []))
-    for name in names if header else ():
+    if header == ["sep=", ""]:  # Excel's name of the separator
+        header_line, header = next(cells, (2, []))
+    for name in data.columns if header else ():
         if header.count(name) != 1:
             problem = f"has {header.count(name)} columns {name!r}, separated by {separator!r}"
             has_other_separator = len(header) == 1 and re.search(r"[;,|\t]", header[0])
-            fix = f"Separate the columns by {separator!r}." if has_other_separator else SET_COLUMNS
+            fix = SET_COLUMNS
+            if has_other_separator:
+                fix = f"Separate the columns by {separator!r}, name a file with tabs .tsv, or set data.delimiter."
+            elif not is_quoted and f'"{name}"' in header:
+                fix = SET_QUOTING
             raise missing_column(f"{path}, line {header_line}", problem, header, fix)
     if not header:
         return
-    source, target = (header.index(name) for name in names)
+    source, target = map(header.index, data.columns)
     for number, row in cells:
         if len(row) != len(header):
+            has_marks = not is_quoted and any('"' in cell for cell in row)
             raise UserError(
                 f"{path}, line {number}: has {len(row)} cells, separated by {separator!r}, and the header "
-                f"{len(header)}; correct it."
+                f"{len(header)}; correct it.{f' {SET_QUOTING}' if has_marks else ''}"
             )
         yield f"{path}, line {number}", row[source], row[target]
 
 
-def json_rows(path: Path, names: Names) -> Iterator[Row]:
+def json_rows(path: Path, data: FileData) -> Iterator[Row]:
     """Yield the pairs of JSON Lines, or of a file with one list of objects."""
     lines = ((number, line) for number, line in read_lines(path) if line.strip())
     for index, (number, line) in enumerate(lines):
         if index == 0 and line.lstrip().startswith("["):
             objects = parse_json(path, number, line + "".join(rest for _, rest in lines))
             for row, value in enumerate(objects if isinstance(objects, list) else [objects], start=1):
-                yield json_row(f"{path}, row {row}", value, names)
+                yield json_row(f"{path}, row {row}", value, data.columns)
         else:
-            yield json_row(f"{path}, line {number}", parse_json(path, number, line), names)
+            yield json_row(f"{path}, line {number}", parse_json(path, number, line), data.columns)
 
 
 def parse_json(path: Path, number: int, text: str) -> object:
@@ -190,11 +300,11 @@ def json_row(location: str, value: object, names: Names) -> Row:
     return location, value[names[0]], value[names[1]]
 
 
-def parquet_rows(path: Path, names: Names) -> Iterator[Row]:
+def parquet_rows(path: Path, data: FileData) -> Iterator[Row]:
     with open_file(path) as file:
         table = pq.ParquetFile(file if file.seekable() else io.BytesIO(file.read()))
         batches = (pa.Table.from_batches([batch]) for batch in table.iter_batches(ROWS))
-        yield from arrow_rows(str(path), table.schema_arrow, batches, names)
+        yield from arrow_rows(str(path), table.schema_arrow, batches, data.columns)
 
 
 def arrow_rows(name: str, schema: pa.Schema, tables: Iterable[pa.Table], names: Names) -> Iterator[Row]:
@@ -217,7 +327,7 @@ def arrow_rows(name: str, schema: pa.Schema, tables: Iterable[pa.Table], names: 
             yield f"{name}, row {number}", source, target
 
 
-def tree_rows(path: Path, _: Names) -> Iterator[Row]:
+def tree_rows(path: Path, _: FileData) -> Iterator[Row]:
     """Yield the sentences of a bracketed file with their normalized linear trees."""
     for number, tree in read_trees(read_lines(path), str(path)):
         cleaned = evaluation_tree(tree) or Tree(ROOT, ())
@@ -225,6 +335,7 @@ def tree_rows(path: Path, _: Names) -> Iterator[Row]:
 
 
 SET_COLUMNS = "Set data.source and data.target."
+SET_QUOTING = "If quotation marks enclose its cells, set data.quoting=cells."
 
 
 def missing_column(location: str, problem: str, columns: Iterable[str], fix: str = SET_COLUMNS) -> UserError:
@@ -232,7 +343,7 @@ def missing_column(location: str, problem: str, columns: Iterable[str], fix: str
     return UserError(f"{location}: {problem}; got {shown[:200]}. {fix}")
 
 
-FORMATS: dict[str, Callable[[Path, Names], Iterator[Row]]] = {
+FORMATS: dict[str, Callable[[Path, FileData], Iterator[Row]]] = {
     "json": json_rows,
     "csv": csv_rows,
     "parquet": parquet_rows,
@@ -292,13 +403,15 @@ def read_files(data: FileData, field: str, kind: str, paths: list[Path]) -> Data
         for path in paths:
             with path.open("rb") as file:
                 digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+        delimiters = [find_delimiter(path, data) for path in paths] if kind == "csv" else []
     if kind == "text":
         rows = text_rows(paths)
     else:
-        names = (data.source, data.target)
-        rows = itertools.chain.from_iterable(FORMATS[kind](path, names) for path in paths)
-    has_tabs = [".tsv" in path.suffixes for path in paths]
-    return load_once(data, field, kind, [digests, has_tabs], rows)
+        rows = itertools.chain.from_iterable(FORMATS[kind](path, data) for path in paths)
+    pairs = load_once(data, field, kind, [digests, delimiters, data.quoting], rows)
+    if data.quoting is None and "\t" in delimiters:
+        log_quoted(pairs, field)
+    return pairs
 
 
 def read_hub(data: HubData, field: str, name: str) -> Dataset:
@@ -322,7 +435,7 @@ def read_hub(data: HubData, field: str, name: str) -> Dataset:
         reason = one_line(error.__cause__ or error)
         raise UserError(f"{field}: {data.path} cannot be loaded ({reason}); see data.path and data.kind.") from error
     tables = dataset.with_format("arrow").iter(ROWS)
-    rows = arrow_rows(str(data.path), dataset.features.arrow_schema, tables, (data.source, data.target))
+    rows = arrow_rows(str(data.path), dataset.features.arrow_schema, tables, data.columns)
     return load_once(data, field, kind, [dataset._fingerprint], rows)
 
 
@@ -352,7 +465,9 @@ def load_once(data: FileData, field: str, kind: str, content: list[object], rows
             if not folder.exists():
                 with atomic_folder(folder) as staging:
                     write_arrow(staging / "pairs.arrow", checked_pairs(data, field, kind, rows))
-    return without_empty(Dataset.from_file(str(folder / "pairs.arrow")), field)
+    pairs = without_empty(Dataset.from_file(str(folder / "pairs.arrow")), field)
+    log_damaged(pairs, field)
+    return pairs
 
 
 def checked_pairs(data: FileData, field: str, kind: str, rows: Iterator[Row]) -> Iterator[tuple[str, str]]:
@@ -372,7 +487,7 @@ def checked_text(location: str, name: str, value: object) -> str:
     if not isinstance(value, str):
         problem = f"got {json.dumps(value)[:40]}, expected a text; write it in quotation marks"
     elif "\0" in value:
-        problem = "contains a NUL character; the file may be UTF-16 (iconv -f utf-16 -t utf-8) or damaged"
+        problem = "contains a NUL character; the file is damaged, so get it again"
     elif not value.isascii() and SURROGATE.search(value):
         problem = "contains half a surrogate pair, which is not a character; correct it"
     else:
@@ -398,3 +513,42 @@ def without_empty(pairs: Dataset, field: str) -> Dataset:
         logger.warning("%s: dropped pairs with an empty text: %s.", field, f"{len(pairs) - len(kept):,}")
         pairs = pairs.select(kept)
     return pairs
+
+
+def matches(pairs: Dataset, pattern: str) -> tuple[list[int], str]:
+    """Count the matches of a pattern in the sources and in the targets; return the first text with one too."""
+    options = pc.MatchSubstringOptions(pattern)
+    counts = [0, 0]
+    example = ""
+    for table in pairs.with_format("arrow").iter(100_000):
+        for index, side in enumerate(SIDES):
+            found = pc.call_function("count_substring_regex", [table[side]], options).to_numpy()
+            counts[index] += int(found.sum())
+            if found.any() and not example:
+                example = table[side][int(found.argmax())].as_py()
+    return counts, example
+
+
+def log_damaged(pairs: Dataset, field: str) -> None:
+    """Log the number of characters that a wrong conversion leaves."""
+    (sources, targets), example = matches(pairs, DAMAGED)
+    if example:
+        first = re.search("[\x80-\x9f\ufffd]", example)
+        start = max(0, first.start() - 20) if first else 0
+        logger.warning(
+            "%s: control characters (U+0080 to U+009F) or replacement characters (U+FFFD): %s in source, %s in target, "
+            "such as %a. A wrong conversion leaves them; convert the original file again, for example with iconv -f "
+            "cp1252 -t utf-8.",
+            *(field, f"{sources:,}", f"{targets:,}", example[start : start + 40]),
+        )
+
+
+def log_quoted(pairs: Dataset, field: str) -> None:
+    """Log that quotation marks were read as text, if each of them looks like one that encloses a cell."""
+    quoted, example = matches(pairs, QUOTED)
+    if example and quoted == matches(pairs, '(?s)^[^"]*".*$')[0]:
+        logger.warning(
+            "%s: quotation marks are read as text; all of them look as if they enclosed cells, in %s sources and %s "
+            "targets, such as %.60r. If they do, set data.quoting=cells.",
+            *(field, f"{quoted[0]:,}", f"{quoted[1]:,}", example),
+        )

@@ -128,6 +128,8 @@ RANGES = {
     "NonNegativeInt": "integer of at least 0",
     "Seed": "integer of at least 0 and below 2^32",
     "LanguageCode": "language code",
+    "FileName": "text",
+    "Delimiter": "character",
     "PositiveFloat": "number above 0",
     "NonNegativeFloat": "number of at least 0",
     "ClosedUnitInterval": "number from 0 to 1",

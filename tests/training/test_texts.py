@@ -312,9 +312,11 @@ COLUMNS = r"Set data\.source and data\.target\.$"
         ("a.csv", b"en,de\na;b\n", r"a\.csv, line 2: has 1 cells, separated by ',', and the header 2; correct it"),
         (
             "a.csv",
-            b"en;de\na;b\n",
-            r"a\.csv, line 1: has 0 columns 'en', separated by ','; got en;de\. Separate the col",
+            b"en|de\na|b\n",
+            r"line 1: has 0 columns 'en', separated by ','; got en\|de\. Separate the col.* or set data\.delimiter",
         ),
+        ("a.tsv", b'"en"\t"de"\n"a"\t"b"\n', r"line 1: has 0 columns 'en', .* set data\.quoting=cells"),
+        ("a.tsv", b'en\tde\n"a\tb"\tc\n', r"line 2: has 3 cells, .* set data\.quoting=cells"),
         (
             "a.tsv",
             b"en,de\na,b\n",
@@ -329,8 +331,19 @@ COLUMNS = r"Set data\.source and data\.target\.$"
         ("a.csv", b"en,de\n", r"contains no pairs; choose a different file or split"),
         ("a.jsonl", b"\n", r"contains no pairs; choose a different file or split"),
         ("a.csv", "en,de\na,b\nc,ü".encode("latin1"), r"line 3: is not UTF-8; .* iconv -f latin1 -t utf-8"),
+        ("a.csv", "en,de\nü,b\nc,\x96".encode("cp1252", "replace") + b"\x96", r"line 2: .* iconv -f cp1252 -t utf-8"),
+        ("a.csv", "en,de\nü,b\n".encode() + b"c,\xfc", r"line 3: is not UTF-8; .*The lines before it are; correct"),
         ("a.csv", "en,de\na,b".encode("utf-16"), r"line 1: is not UTF-8; .* iconv -f utf-16 -t utf-8"),
-        ("a.csv", "e,d\na,b".encode("utf-16-le"), r"line 1: has 0 columns 'en'"),
+        ("a.csv", "e,d\na,b".encode("utf-16-le"), r"line 1: is not UTF-8; .* iconv -f utf-16le -t utf-8"),
+        ("a.csv", "e,d\na,b".encode("utf-16-be"), r"line 1: is not UTF-8; .* iconv -f utf-16be -t utf-8"),
+        ("a.csv", "e,d\na,b".encode("utf-32"), r"line 1: is not UTF-8; .* iconv -f utf-32 -t utf-8"),
+        ("a.csv", "一,一\n一,一".encode("utf-16-le"), r"line 1: is not UTF-8; .* iconv -f utf-16le -t utf-8"),
+        ("a.csv", b"version https://git-lfs.github.com/spec/v1\n", r"a\.csv: is a pointer of Git LFS .* git lfs pull"),
+        ("a.parquet", b"version https://git-lfs.github.com/spec/v1\n", r"is a pointer of Git LFS"),
+        ("a.csv", b"\n<!DOCTYPE html>\n", r"a\.csv: is a web page, not the file; download the file itself"),
+        ("a.csv", gzip.compress(b"<HTML lang=en>\n"), r"a\.csv: is a web page"),
+        ("a.csv", b'<refset setid="x">\n', r"a\.csv: is SGML or XML; write its sentences, without tags"),
+        ("a.csv", b"PAR1", r"a\.csv: is a Parquet file; set data\.kind=parquet"),
         ("a.csv", b"PK\x03\x04\xff", r"a\.csv: is a zip archive; unpack it"),
         (
             "a.csv",
@@ -347,6 +360,45 @@ def test_text_that_cannot_be_read_is_an_error_with_its_place(
     kind = {".jsonl": "json", ".tsv": "csv"}.get(Path(file).suffix, Path(file).suffix[1:])
     with user_error(rf"^data\.train: .*{message}"):
         read(recipe_for(folder, kind, file))
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_bytes_behind_a_compressed_stream_are_read_or_an_error(folder: Path, compression: str) -> None:
+    compress = COMPRESSIONS[compression]
+    first, second = compress(b"en,de\none,eins\n"), compress(b"two,zwei\n")
+    (folder / "a.csv").write_bytes(first + second)
+    assert read(recipe_for(folder, "csv", "a.csv")) == [("one", "eins"), ("two", "zwei")]
+    for behind in (b"two,zwei\n", b"x" + second[1:], second[:-3]):
+        (folder / "a.csv").write_bytes(first + behind)
+        with user_error(r"^data\.train: .*(compress the whole file again|cannot be read as csv)"):
+            read(recipe_for(folder, "csv", "a.csv"))
+
+
+def test_padding_and_skippable_frames_are_no_text(folder: Path) -> None:
+    frame = b"\x50\x2a\x4d\x18\4\0\0\0abcd"
+    for content in (frame + COMPRESSIONS["zst"](b"en,de\na,b\n"), lzma.compress(b"en,de\n") + bytes(8)):
+        (folder / "a.csv").write_bytes(content + lzma.compress(b"a,b\n") * content.endswith(b"\0"))
+        assert read(recipe_for(folder, "csv", "a.csv")) == [("a", "b")]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "fields"),
+    [
+        ("a.csv", b"en;de\r\na, c;b\r\n", {}),
+        ("a.csv", b"sep=;\r\nen;de\r\na, c;b\r\n", {}),
+        ("a.txt", b"en\tde\na, c\tb\n", {}),
+        ("A.TSV", b"en\tde\tx, y\na, c\tb\t\n", {}),
+        ("a.Tab.GZ", gzip.compress(b"en\tde\tx, y\na, c\tb\t\n"), {}),
+        ("a.csv", b"en|de\na, c|b\n", {"delimiter": "|"}),
+        ("a.csv", b"en\tde\tx, y\na, c\tb\t\n", {"delimiter": r"\t"}),
+        ("a.tsv", b'en\tde\n"a, c"\tb\n', {"quoting": "cells"}),
+    ],
+)
+def test_cells_are_separated_as_header_name_or_field_say(
+    folder: Path, file: str, content: bytes, fields: dict[str, str]
+) -> None:
+    (folder / file).write_bytes(content)
+    assert read(recipe_for(folder, "csv", file, **fields)) == [("a, c", "b")]
 
 
 def test_name_of_one_file_for_both_languages_is_an_error(folder: Path) -> None:
@@ -384,6 +436,29 @@ def test_pairs_with_an_empty_text_are_dropped_on_request_and_counted(
 def test_quotation_marks_between_tabs_are_text(folder: Path) -> None:
     (folder / "a.tsv").write_text('en\tde\n"Hi" she said.\t"Hallo\nNA\tnull"\n')
     assert read(recipe_for(folder, "csv", "a.tsv")) == [('"Hi" she said.', '"Hallo'), ("NA", 'null"')]
+
+
+def test_quotation_marks_that_may_enclose_cells_are_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "a.tsv").write_text('en\tde\n"a ""b"""\tc\nd\t"e, f"\n')
+    for _ in range(2):
+        read(recipe_for(folder, "csv", "a.tsv"))
+    (line, again) = caplog.messages
+    assert line == again
+    assert line.startswith("data.train: quotation marks are read as text; all of them look")
+    assert "in 1 sources and 1 targets" in line
+    caplog.clear()
+    assert read(recipe_for(folder, "csv", "a.tsv", quoting="cells")) == [('a "b"', "c"), ("d", "e, f")]
+    (folder / "a.tsv").write_text('en\tde\n"a, b"\tc\nd\t5" f\n')
+    read(recipe_for(folder, "csv", "a.tsv"))
+    assert not caplog.messages
+
+
+def test_characters_of_a_wrong_conversion_are_counted(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "a.jsonl").write_text(json_lines([("a \x93b\x94", "c"), ("d", "e \ufffd")]).decode(), encoding="utf-8")
+    for _ in range(2):
+        read(recipe_for(folder, "json", "a.jsonl"))
+    assert len(caplog.messages) == 2
+    assert r"(U+FFFD): 2 in source, 1 in target, such as 'a \x93b\x94'." in caplog.messages[1]
 
 
 def test_data_set_of_the_hub_is_loaded_by_split(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

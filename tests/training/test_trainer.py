@@ -362,6 +362,16 @@ def summed(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none").sum(1)
 
 
+@pytest.mark.parametrize(("warmup", "is_logged"), [(5, False), (6, True)])
+def test_warm_up_longer_than_the_run_is_logged(
+    arguments: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, warmup: int, is_logged: bool
+) -> None:
+    settings = runs.last_of_each(*arguments, "--training.steps=5", f"--training.warmup_steps={warmup}")
+    runs.trainer_in(settings, tmp_path / "run").create_optimizer_and_scheduler(5)
+    lines = [message for message in caplog.messages if message.startswith("training.warmup_steps: ")]
+    assert len(lines) == is_logged
+
+
 def test_sentence_losses_are_the_same_in_chunks_and_make_no_copy_of_all_logits() -> None:
     batch, length, vocab_size = 19, 7, 50
     logits = torch.randn(batch, length, vocab_size).bfloat16()

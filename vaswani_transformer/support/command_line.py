@@ -27,13 +27,11 @@ class CommandParser(argparse.ArgumentParser):
 def did_you_mean(unknown: str, names: Iterable[str]) -> str:
     """Return the end of an error's sentence, with the name that is closest to an unknown one, if any is close.
 
-    The last part of a name, such as `steps` of `training.steps`, also counts.
+    Only the last parts of names, such as `steps` of `training.steps`, are compared.
     """
     option = unknown.lstrip("-")
-    names = list(names)
-    candidates = {name.rpartition(".")[2]: name for name in reversed(names)}
-    candidates.update((name, name) for name in names)
-    close = get_close_matches(option, candidates, n=1)
+    candidates = {name.rpartition(".")[2]: name for name in reversed(list(names))}
+    close = get_close_matches(option.rpartition(".")[2], candidates, n=1)
     return f"; did you mean {unknown[: -len(option)]}{candidates[close[0]]}?" if close else "."
 
 
