@@ -61,7 +61,7 @@ PRIVATE_NAMES: dict[Any, str] = {
     PreTrainedConfig: "_commit_hash",
     PreTrainedModel: "_keys_to_ignore_on_save",
     PreTrainedTokenizerFast: "_auto_class _convert_encoding _tokenizer",
-    Trainer: "_determine_best_metric _get_grad_norm _prepare_input _save_checkpoint",
+    Trainer: "_determine_best_metric _get_grad_norm _load_callback_state _prepare_input _save_checkpoint",
     TrainingArguments: "_n_gpu",
     GenerationMixin: "_prepare_cache_for_generation",
     nn.Module: "_apply _forward_hooks _forward_pre_hooks",

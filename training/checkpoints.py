@@ -23,11 +23,12 @@ from vaswani_transformer.support.files import write_atomically
 logger = logging.getLogger(__name__)
 CHECKPOINTS = "checkpoints"
 COMPLETE = "complete"
-INTERRUPTED = "interrupted"  # in a checkpoint that only a signal asked for: the next one replaces it, no mean has it
+INTERRUPTED = "interrupted"  # in one that is due at no step of the run: the next one replaces it, no mean has it
 WEIGHTS = "model.safetensors"
 STATE = "trainer_state.json"
 STARTED = "started"  # in a run that has had a complete checkpoint, so that one without any does not start over
 SECONDS = "seconds"  # of training up to a checkpoint, interruptions left out
+EPOCH_STEPS = "epoch_steps.json"  # how the steps of an epoch divide the pairs, which must stay
 
 
 def step_of(checkpoint: Path) -> int:
@@ -85,7 +86,7 @@ def begin_checkpoint(checkpoint: Path) -> None:
     PartialState().wait_for_everyone()
 
 
-def finish_checkpoint(checkpoint: Path, keep: int, best_step: int | None, is_interrupted: bool) -> None:
+def finish_checkpoint(checkpoint: Path, keep: float, best_step: int | None, is_interrupted: bool) -> None:
     """Mark a checkpoint complete and delete older ones beyond `keep` except the best; all processes must call this."""
     PartialState().wait_for_everyone()  # every process has written its files
     if PartialState().is_main_process:
@@ -100,7 +101,7 @@ def finish_checkpoint(checkpoint: Path, keep: int, best_step: int | None, is_int
         regular = complete_checkpoints(run, with_interrupted=False, last_step=step)
         older = regular[:-1]  # the newest one always stays
         deletable = [path for path in older if step_of(path) != best_step]
-        excess = max(0, len(regular) - keep)
+        excess = int(max(0, len(regular) - keep))
         interrupted = [path for path in complete_checkpoints(run, last_step=step)[:-1] if path not in regular]
         for path in [*deletable[:excess], *interrupted]:
             (path / COMPLETE).unlink()  # first, so that a deletion that is interrupted leaves no checkpoint

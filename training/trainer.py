@@ -4,8 +4,11 @@ Methods are in the order of their calls in a run. B batch, S source, T target, V
 """
 
 import contextlib
+import hashlib
 import itertools
+import json
 import logging
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -31,6 +34,8 @@ from training.arguments import make_optimizer, training_arguments
 from training.callbacks import Patience, Progress, ProgressBar, evaluation_at, is_best_evaluation, rank
 from training.checkpoints import (
     CHECKPOINTS,
+    EPOCH_STEPS,
+    INTERRUPTED,
     SECONDS,
     STATE,
     begin_checkpoint,
@@ -52,7 +57,7 @@ from vaswani_transformer.generation import CallSettings
 from vaswani_transformer.model import LMOutput, ProjectedModel
 from vaswani_transformer.nar import NarHead
 from vaswani_transformer.support.errors import UserError
-from vaswani_transformer.support.files import staged_files, write_errors
+from vaswani_transformer.support.files import read_json, staged_files, write_errors
 
 logger = logging.getLogger(__name__)
 StepBatches = tuple[list[dict[str, Tensor]], Tensor | int | None]
@@ -109,6 +114,8 @@ class PaperTrainer(Seq2SeqTrainer):
         self.add_callback(self.bar)
         if recipe.training.patience is not None:
             self.add_callback(Patience(recipe.training.patience))
+        self.resumed: Path | None = None
+        self.epoch_steps: dict[str, object] = {}
         self.restart_log()
 
     def restart_log(self) -> None:
@@ -129,6 +136,7 @@ class PaperTrainer(Seq2SeqTrainer):
         if checkpoint is None:
             self.train()
             return
+        self.resumed = checkpoint
         state: Any = TrainerState.load_from_json(str(checkpoint / STATE))
         self.progress.seconds = float((checkpoint / SECONDS).read_text())
         logger.info("Resuming from step %d of %d.", step_of(checkpoint), self.args.max_steps)
@@ -146,6 +154,43 @@ class PaperTrainer(Seq2SeqTrainer):
     def train(self, *arguments: Any, **settings: Any) -> TrainOutput:
         with self.bar.above():
             return super().train(*arguments, **settings)
+
+    def _load_callback_state(self) -> None:
+        """Continue a resumed run as if a raised limit had been there from the start.
+
+        The evaluation at the earlier end counts neither for the best checkpoint nor for patience, and the checkpoint
+        for no mean, unless they were due at that step.
+        """
+        super()._load_callback_state()
+        step = self.state.global_step
+        history: list[Any] = self.state.log_history
+        extra = {entry["step"] for entry in history if "eval_loss" in entry and not self.is_due(entry["step"])}
+        if not extra:
+            return
+        due_steps = self.training.checkpoint_steps
+        for checkpoint in complete_checkpoints(self.run) if self.is_world_process_zero() else []:
+            if step_of(checkpoint) in extra and (due_steps is None or step_of(checkpoint) % due_steps):
+                (checkpoint / INTERRUPTED).touch()
+
+        # Repeat what `evaluate` did with the other evaluations.
+        patience = [one for one in self.callback_handler.callbacks if isinstance(one, Patience)]
+        for callback in patience:
+            callback.early_stopping_patience_counter = 0
+        self.state.best_metric = self.state.best_global_step = None
+        self.state.log_history = []
+        for entry in history:
+            if "eval_loss" not in entry or entry["step"] not in extra:
+                self.state.log_history.append(entry)
+            if "eval_loss" in entry and entry["step"] not in extra:
+                self.state.global_step = entry["step"]
+                for callback in patience:
+                    callback.check_metric_value(self.args, self.state, self.control, entry["eval_loss"])
+                self._determine_best_metric(entry, None)
+        self.state.global_step = step
+
+    def is_due(self, step: int) -> bool:
+        """Return whether a run evaluates and saves at a step wherever it ends."""
+        return step % self.training.evaluation_steps == 0
 
     def check_evaluations(self) -> None:
         """Score one reference and read the settings of both searches, so that neither fails after hours of training."""
@@ -179,6 +224,7 @@ class PaperTrainer(Seq2SeqTrainer):
         except ValueError as error:
             fields = "training.source_tokens, training.target_tokens, training.device_tokens"
             raise UserError(f"{fields}: {error}") from error
+        self.check_epoch_steps(sampler)
         steps = len(sampler) // self.args.gradient_accumulation_steps
         sampler.epoch = lambda: self.state.global_step // steps  # `set_epoch` does not reach it after a resume
         self.log_beginning(len(pairs), steps, sampler.padding_share)
@@ -189,6 +235,20 @@ class PaperTrainer(Seq2SeqTrainer):
             generator=torch.Generator(),  # the loader draws a seed, which must not change the generator of training
             pin_memory=torch.accelerator.is_available(),
         )
+
+    def check_epoch_steps(self, sampler: TokenBudgetBatchSampler) -> None:
+        """Check that a resumed run divides its pairs into the same steps, so that its epoch has each pair once."""
+        divided = {"device_tokens": self.training.device_tokens, "processes": self.args.world_size}
+        self.epoch_steps = {**divided, "sha256": hashlib.sha256(sampler.bounds.tobytes()).hexdigest()}
+        if self.resumed is None or not (self.resumed / EPOCH_STEPS).exists():
+            return
+        before = read_json(self.resumed / EPOCH_STEPS, "restore it.")
+        if before["sha256"] != self.epoch_steps["sha256"]:
+            got, expected = (f"{one['device_tokens']} (processes: {one['processes']})" for one in (divided, before))
+            raise UserError(
+                f"training.device_tokens: changes which pairs share a step; got {got}, expected {expected}. "
+                f"Set training.device_tokens={before['device_tokens']}, or choose a different --output_dir."
+            )
 
     def log_beginning(self, pairs: int, epoch_steps: int, padding_share: float) -> None:
         """Log what this run is about to do, and on what."""
@@ -416,8 +476,11 @@ class PaperTrainer(Seq2SeqTrainer):
             super()._save_checkpoint(model, trial)
             if self.args.should_save:
                 (checkpoint / SECONDS).write_text(str(progress.seconds_trained()))
+                (checkpoint / EPOCH_STEPS).write_text(json.dumps(self.epoch_steps))
             training = self.recipe.training
-            keep = max(training.keep_checkpoints, 1 + (training.average_last or 0))
+            keep: float = max(training.keep_checkpoints, 1 + (training.average_last or 0))
+            if self.control.should_training_stop and not self.is_due(self.state.global_step):
+                keep = math.inf  # a run that is extended leaves this one out
             finish_checkpoint(checkpoint, keep, self.state.best_global_step, progress.is_interrupted)
         self.log_time += time.perf_counter() - start
 

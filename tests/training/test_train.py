@@ -150,6 +150,55 @@ def test_finished_run_with_more_steps_equals_one_that_began_with_them(arguments:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "first"),
+    [
+        (["--training.average_last=3"], 7),
+        (["--training.average_last=3", "--training.checkpoint_steps=2"], 8),
+        (["--training.patience=3"], 5),
+        (["--training.keep_checkpoints=1"], 4),
+        (["--model.kind=flowseq", "--training.decoder_steps=5"], 7),
+    ],
+)
+def test_end_of_a_run_that_is_extended_counts_for_no_mean_best_checkpoint_or_patience(
+    arguments: list[str], tmp_path: Path, settings: list[str], first: int
+) -> None:
+    """The extra evaluation gets the best score, so the checkpoint with the best one before must be kept."""
+    short, long = tmp_path / "short", tmp_path / "long"
+    scores = {3: 5.0, 6: 4.0, 9: 3.0, 12: 2.0, 15: 1.0}
+
+    def evaluate(trainer: PaperTrainer, *_: object, **__: object) -> dict[str, float]:
+        metrics = {"eval_bleu": scores.get(trainer.state.global_step, 9.0), "eval_loss": 1.0}
+        trainer.log(dict(metrics))
+        trainer.control = trainer.callback_handler.on_evaluate(trainer.args, trainer.state, trainer.control, metrics)
+        return metrics
+
+    with mock.patch.object(PaperTrainer, "evaluate", evaluate):
+        runs.train_in([*arguments, *settings, f"--training.steps={first}"], short)
+        results = [runs.train_in([*arguments, *settings, "--training.steps=15"], folder) for folder in (short, long)]
+    assert runs.equal(runs.weights(short), runs.weights(long))
+    for name in ("steps", "averaged_steps", "best_validation_bleu"):
+        assert results[0].get(name) == results[1].get(name)
+    curves = [[entry["step"] for entry in runs.entries(one, "eval_loss")] for one in results]
+    assert curves[0] == curves[1]
+
+
+@pytest.mark.slow
+def test_device_tokens_that_would_change_the_steps_of_an_epoch_are_an_error(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    settings = [*arguments, "--training.steps=5", "--training.source_tokens=30", "--training.target_tokens=30"]
+    runs.train_in(settings, tmp_path / "run")
+    more = ["--training.steps=7", "--training.device_tokens=5"]
+    with user_error(
+        r"^training\.device_tokens: changes which pairs share a step; got 5 \(processes: 1\), expected 25000 "
+        r"\(processes: 1\)\. Set training\.device_tokens=25000, or"
+    ):
+        runs.train_in([*settings, *more], tmp_path / "run")
+    runs.train_in([*settings, "--training.steps=7", "--training.device_tokens=20"], tmp_path / "run")
+
+
+@pytest.mark.slow
 def test_run_resumes_with_other_execution_settings(arguments: list[str], tmp_path: Path) -> None:
     """A step is the same for any split into micro-batches."""
     settings, other = [*arguments, "--training.steps=9", "--model.dropout=0.0"], tmp_path / "other"
