@@ -90,7 +90,7 @@ class RecipeParser(ArgumentParser):
 
     def suggestion(self, name: str) -> str:
         """Return the end of an error's sentence, with the field that an unknown option or field probably means."""
-        last = name.rpartition(".")[2]
+        last = name.lstrip("-").rpartition(".")[2].replace("-", "_")
         known = [*self.get_defaults().keys(), *self.command_options, *self.model_fields]
         same = [field for field in known if field.rpartition(".")[2] == last]
         others = [field for field, names in OTHER_NAMES.items() if last in names.split() and field in known]

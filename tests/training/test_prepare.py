@@ -156,7 +156,7 @@ def test_no_sentence_of_tatoeba_is_in_two_splits(prepared: Copy) -> None:
 def test_gum_has_the_documents_of_its_splits_without_reddit(prepared: Copy) -> None:
     folder = prepared("gum")
     sentences = [
-        [row[1] for row in tree_rows(folder / f"{split}.ptb.gz", ("", ""))] for split in ("train", "validation")
+        [row[1] for row in tree_rows(folder / f"{split}.ptb.gz", FileData())] for split in ("train", "validation")
     ]
     assert sentences == [["cat", "cow"], ["dog", "!"]]
     assert (folder / "LICENSE.txt").read_bytes() == b"a license"

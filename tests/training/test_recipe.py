@@ -177,6 +177,8 @@ def test_invalid_file_is_an_error_of_one_line(tmp_path: Path, text: str, message
             r"did you mean (--)?training\.(learning_rate|optimizer=paper)\?",
         ),
         (["--training.fp16=true"], r"; did you mean --training\.precision\?"),
+        (["--lr=1"], r"; did you mean --training\.learning_rate_scale\?"),
+        (["--batch-size=9"], r"; did you mean --training\.source_tokens\?"),
         (["--training.save_total_limit=2"], r"; did you mean --training\.keep_checkpoints\?"),
         (["--training.num_train_epochs=2"], r"; did you mean --training\.steps\?"),
         (["--training.weight_decay=0.1"], r"; did you mean --training\.optimizer=radam\?"),
