@@ -17,7 +17,7 @@ import gzip
 import json
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -25,13 +25,12 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from sacrebleu.significance import PairedTest
 from torch import Tensor
 from transformers import GenerationConfig
 from transformers.utils import logging
 
 from bench.measuring import Row, clock, make_parser, median_ratio, report, report_more, rotated, sources_of
-from training.metrics import bleu, bleu_metric, chrf, p_value, text_statistics
+from training.metrics import bleu, bleu_metric, chrf, p_value, paired_test, text_statistics
 from vaswani_transformer import prepare_for_inference
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.loading import load_model, load_tokenizer
@@ -188,7 +187,7 @@ def measure(arms: list[Arm], rows: list[list[int]], threads: int, options: argpa
 def bootstrap_intervals(arms: list[Arm], references: list[str], tokenize: str) -> list[str]:
     """Return the 95% interval of each arm's BLEU over 1,000 bootstrap samples of the sentences."""
     metrics: dict[str, Any] = {"BLEU": bleu_metric(tokenize)}
-    scores: Any = PairedTest([(arm.name, arm.texts) for arm in arms], metrics, [references], test_type="bs")()[1]
+    scores = paired_test([(arm.name, arm.texts) for arm in arms], metrics, references)[1]
     return [f"{score.mean - score.ci:.2f} to {score.mean + score.ci:.2f}" for score in scores["BLEU"]]
 
 
@@ -198,8 +197,7 @@ def significance(arms: list[Arm], references: list[str], tokenize: str) -> list[
     rows = []
     for arm in arms:
         others = [other for other in arms if other is not arm]
-        systems: list[tuple[str, Sequence[str]]] = [(other.name, other.texts) for other in (arm, *others)]
-        results: Any = PairedTest(systems, metrics, [references], test_type="bs")()[1]["BLEU"]
+        results = paired_test([(other.name, other.texts) for other in (arm, *others)], metrics, references)[1]["BLEU"]
         row: Row = {"model": arm.name, **dict.fromkeys(other.name for other in arms)}
         for other, result in zip(others, results[1:], strict=True):
             row[other.name] = p_value(results[0], result)

@@ -61,7 +61,7 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {  # the family, and fields of it
 
 
 def make(family: str, config: dict[str, Any]) -> Any:
-    """Return a model of a family; that of FlowSeq, whose flow starts from tokens of a larger vocabulary, by its class."""
+    """Return a model of a family; that of FlowSeq starts its flow from the batch."""
     if family != "flowseq":
         return EVERY_FAMILY[family](**config)
     model_class = VaswaniFlowSeqForConditionalGeneration

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq
 
 import vaswani_transformer
-from tests.batches import random_batch, random_tokens
+from tests.batches import FLOAT32, random_batch, random_tokens
 from tests.models import FAMILY, PAIRS, TINY, assert_matrix_shared, tiny_cmlm, tiny_config, tiny_model, tiny_nat
 from vaswani_transformer import (
     MaskingCollator,
@@ -149,7 +149,9 @@ def test_encoder_of_any_family_loads_by_itself(family: str, tmp_path: Path) -> N
     model, source = MODELS[family](), random_tokens(2, 5)
     model.get_encoder().save_pretrained(tmp_path)
     again = VaswaniTransformerEncoder.from_pretrained(tmp_path)
-    torch.testing.assert_close(again(source).last_hidden_state, model.model.encoder(source).last_hidden_state, **FLOAT32)
+    torch.testing.assert_close(
+        again(source).last_hidden_state, model.model.encoder(source).last_hidden_state, **FLOAT32
+    )
 
 
 def test_decoder_saves_and_loads_by_itself(tmp_path: Path) -> None:

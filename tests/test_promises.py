@@ -74,6 +74,11 @@ def assert_same_answers(model: Any, expected: Any, batch: dict[str, Tensor], **t
     assert torch.equal(model.generate(**source, max_new_tokens=9), expected.generate(**source, max_new_tokens=9))
 
 
+def assert_same_weights(model: Any, expected: Any) -> None:
+    """Compare weights to the bit; results of two objects may round differently, by where their weights are in memory."""
+    torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=0, atol=0)
+
+
 def offloads_to_the_cpu(family: str, folder: Path) -> None:
     model = cpu_offload(FAMILIES[family]().double(), torch.device("cpu"))
     assert {weight.device.type for weight in model.parameters()} == {"meta"}  # until it is needed
@@ -178,7 +183,7 @@ def has_dtypes(family: str, folder: Path) -> None:
             kept = {name: weight.dtype for name, weight in again.named_parameters()}
             assert again.dtype == dtype
             assert kept == {name: weight.dtype for name, weight in model.named_parameters()}
-            assert_same_answers(again, model, batch, rtol=0, atol=0)
+            assert_same_weights(again, model)
         torch.testing.assert_close(model(**batch).loss.float(), loss, rtol=0.05, atol=0)
 
 
@@ -187,7 +192,8 @@ def saves_and_loads(family: str, folder: Path) -> None:
         FAMILIES[family]().save_pretrained(folder / size, max_shard_size=size)
         again = AutoModelForSeq2SeqLM.from_pretrained(folder / size)
         assert type(again) is type(FAMILIES[family]())
-        assert_same_answers(again, FAMILIES[family](), batch_of(5, 3, 4), rtol=0, atol=0)
+        assert_same_weights(again, FAMILIES[family]())
+        assert_same_answers(again.double(), FAMILIES[family]().double(), batch_of(5, 3, 4))
     assert len(list((folder / "20KB").glob("*.safetensors"))) > 2
 
 

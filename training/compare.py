@@ -9,16 +9,15 @@ deviation, lowest and highest of each metric in each group, and the difference o
 
 import argparse
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sacrebleu.metrics import BLEU, CHRF
-from sacrebleu.significance import PairedTest
 
+from training.fields import language_code
 from training.learned import RECIPE
-from training.metrics import bleu_metric, p_value, text_statistics
+from training.metrics import bleu_metric, nfc, p_value, paired_test, text_statistics
 from training.recipe import read_yaml
 from training.seeds import load_run, report_summary, summarize
 from training.tasks import bleu_tokenizer
@@ -78,8 +77,8 @@ def load_system(path: Path) -> System:
         recipe = read_yaml(path / RECIPE)  # not as a Recipe, because the family may be a user's own
         if recipe["data"]["kind"] == "trees":
             raise UserError(f"{path}: is the run of a parser; compare runs of translation or dialogue.")
-        target = recipe["data"].get("target_language") or recipe["data"]["target"]
-        tokenize = bleu_tokenizer(recipe["score"]["tokenize"], target)
+        language = language_code(recipe["data"].get("target_language"), recipe["data"]["target"])
+        tokenize = bleu_tokenizer(recipe["score"]["tokenize"], language)
     rows = [read_row(file, number, line) for number, line in enumerate(file.read_bytes().splitlines(), start=1)]
     if not rows:
         raise UserError(f"{file}: contains no translations. {HOW_TO_MAKE}")
@@ -106,7 +105,8 @@ def check_same_test_set(first: System, second: System) -> None:
             f"{len(first.sources):,} of {first.name}. Score both models on the same data, which neither was trained on."
         )
     for name in ("sources", "references"):
-        for number, (one, other) in enumerate(zip(getattr(first, name), getattr(second, name), strict=True), start=1):
+        texts = zip(nfc(getattr(first, name)), nfc(getattr(second, name)), strict=True)
+        for number, (one, other) in enumerate(texts, start=1):
             if one != other:
                 raise UserError(
                     f"{second.name}: has different {name}; got {other[:40]!r} in line {number}, expected {one[:40]!r}, "
@@ -129,8 +129,8 @@ def compare(first: System, second: System, tokenize: str) -> dict[str, Any]:
     """
     check_same_test_set(first, second)
     metrics: dict[str, Any] = {"BLEU": bleu_metric(tokenize), "chrF": CHRF()}
-    named: list[tuple[str, Sequence[str]]] = [("A", first.translations), ("B", second.translations)]
-    signatures, tested = PairedTest(named, metrics, [first.references], test_type="bs")()
+    named = [("A", first.translations), ("B", second.translations)]
+    signatures, tested = paired_test(named, metrics, first.references)
 
     tests = {}
     for title, (key, signature) in zip(metrics, signatures.items(), strict=True):

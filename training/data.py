@@ -18,6 +18,7 @@ from datasets import Dataset, DatasetDict, Features, Value
 from transformers import AddedToken, PreTrainedConfig, PreTrainedTokenizerBase
 
 from training.fields import Recipe
+from training.machine import allowed_cores
 from training.texts import SIDES, draw_key, read_files, read_split
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.batching.steps import Lengths
@@ -384,5 +385,5 @@ def log_unknown(counts: dict[str, Counts]) -> None:
 
 def processes_for(rows: Dataset) -> int | None:
     """Return the number of processes to start for `rows`; None for no further process."""
-    count = min(os.cpu_count() or 1, len(rows) // PAIRS_A_PROCESS)
+    count = min(allowed_cores(), len(rows) // PAIRS_A_PROCESS)
     return count if count > 1 else None

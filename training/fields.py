@@ -22,6 +22,7 @@ from jsonargparse.typing import (
 )
 from numpy.typing import NDArray
 from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.support.errors import UserError, one_line
@@ -30,7 +31,12 @@ Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])  # what Nu
 LanguageCode = restricted_string_type("LanguageCode", "^[a-z]{2,3}([-_][A-Za-z0-9]+)*$")
 FileName = restricted_string_type("FileName", r"^(?![-+\d.,_e]+\s*%?$)")  # no number, and no share
 Delimiter = restricted_string_type("Delimiter", r'^([^"\r\n]|\\t)$')
-LANGUAGE_COLUMN = re.compile("([a-z]{2})([-_][A-Z][A-Za-z]+)?")  # a column such as de, pt_BR or zh-Hans
+# A code such as de, pt-br, zh_Hans or jpn, possibly after a side as in target_ja.
+LANGUAGE_COLUMN = re.compile(
+    r"((source|target|src|tgt)[-_.])?(?P<code>[a-z]{2,3})([-_]([A-Z]{2}|[a-z]{2}|[A-Z][a-z]{3}|hans|hant|[0-9]{3}))*"
+)
+SIDE_NAMES = ("src", "tgt", "ref", "hyp")  # columns of three letters that are no languages
+OTHER_CODES = {"jp": "ja", "cn": "zh", "kr": "ko"}  # codes of countries that are used for languages
 
 
 @dataclass(frozen=True)
@@ -96,11 +102,17 @@ class FileData:
 
 
 def language_code(language: str | None, column: str) -> str | None:
-    """Return the code of a language without region or script, or of a column that is named by one; or None."""
-    if language is not None:
-        return re.split("[-_]", language)[0]
-    code = LANGUAGE_COLUMN.fullmatch(column)
-    return None if code is None else code[1]
+    """Return the code of a language without region or script, or of a column that is named by one; or None.
+
+    A column may also have a language's English name, such as "Japanese".
+    """
+    name = column if language is None else language
+    if name.lower() in TO_LANGUAGE_CODE:
+        return TO_LANGUAGE_CODE[name.lower()]
+    code = LANGUAGE_COLUMN.fullmatch(name) if language is None else re.match("(?P<code>[a-z]+)", language)
+    if code is None or code["code"] in SIDE_NAMES:
+        return None
+    return OTHER_CODES.get(code["code"], code["code"])
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,11 @@ PROCESS_GROUP_TIMEOUT = timedelta(hours=6)  # one process prepares the data whil
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "sacrebleu")
 
 
+def allowed_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def uses_cpu() -> bool:
     """Return whether training runs on the CPU: without accelerator, by request, or by several processes on Apple's."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
@@ -116,7 +121,7 @@ def hardware(device: torch.device) -> dict[str, object]:
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return {
         "cpu": next(models, platform.processor() or platform.machine()),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": allowed_cores(),
         "threads": torch.get_num_threads(),
         "memory": round(psutil.virtual_memory().total / 2**30, 1),
         "accelerators": dict(Counter(gather_object([] if device.type == "cpu" else [name]))),

@@ -3,8 +3,9 @@
 import math
 import re
 import tempfile
+import unicodedata
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NotRequired, TypedDict, cast
 
@@ -12,8 +13,14 @@ import datasets
 import evaluate
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.metrics.bleu import BLEUScore
+from sacrebleu.significance import PairedTest
 
 from vaswani_transformer.support.errors import UserError, one_line
+
+
+def nfc(texts: Iterable[str]) -> list[str]:
+    """Return texts in the normal form NFC, in which tokenizers write; every metric reads texts in this form."""
+    return [unicodedata.normalize("NFC", text) for text in texts]
 
 
 class Score(TypedDict):
@@ -39,7 +46,7 @@ class CorpusScore(evaluate.Metric):
     def _compute(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> dict[str, float | str]:
         """Return a `Score`."""
         metric = kwargs["metric"]
-        result = metric.corpus_score(list(predictions), [list(references)])
+        result = metric.corpus_score(nfc(predictions), [nfc(references)])
         score: dict[str, float | str] = {"score": result.score, "signature": str(metric.get_signature())}
         if isinstance(result, BLEUScore):
             score["brevity_penalty"] = result.bp
@@ -66,6 +73,12 @@ def p_value(baseline: Any, result: Any) -> float:
     It is 1 for equal scores, for which sacreBLEU has the smallest possible p.
     """
     return 1.0 if result.score == baseline.score else float(result.p_value)
+
+
+def paired_test(systems: Iterable[tuple[str, Iterable[str]]], metrics: dict[str, Any], references: list[str]) -> Any:
+    """Return the signatures and results of sacreBLEU's paired bootstrap; the first of the named systems is the baseline."""
+    named: list[tuple[str, Sequence[str]]] = [(name, nfc(texts)) for name, texts in systems]
+    return PairedTest(named, metrics, [nfc(references)], test_type="bs")()
 
 
 def bleu(predictions: list[str], references: list[str], tokenize: str = "13a", order: int = 4) -> Score:
@@ -99,8 +112,8 @@ def tokenized_bleu(
         import sacremoses  # slow to import
 
         tokenizer = sacremoses.MosesTokenizer(lang=language)
-        predictions = [tokenizer.tokenize(text, return_str=True) for text in predictions]
-        references = [tokenizer.tokenize(text, return_str=True) for text in references]
+        predictions = [tokenizer.tokenize(text, return_str=True) for text in nfc(predictions)]
+        references = [tokenizer.tokenize(text, return_str=True) for text in nfc(references)]
         made_by = f"text:moses-{language}-sacremoses-{sacremoses.__version__}"
     if compounds:
         predictions = [split_compounds(text) for text in predictions]
@@ -136,7 +149,7 @@ def words_and_bigrams(texts: list[str]) -> tuple[list[str], list[tuple[str, str]
     """Return all words of texts, and all pairs of neighboring words of one text."""
     words: list[str] = []
     bigrams: list[tuple[str, str]] = []
-    for text in texts:
+    for text in nfc(texts):
         words += text.split()
         bigrams += pairwise(text.split())
     return words, bigrams
@@ -159,7 +172,7 @@ class TrigramModel:
     def __init__(self, texts: Iterable[str]) -> None:
         # A shorter gram is counted once for each word before it.
         trigrams: Counter[Gram] = Counter()
-        for text in texts:
+        for text in nfc(texts):
             words = [BEGIN, BEGIN, *text.split(), END]
             trigrams.update(zip(words, words[1:], words[2:], strict=False))
         bigrams = Counter(gram[1:] for gram in trigrams)
@@ -196,7 +209,7 @@ class TrigramModel:
         """Return the mean negative log-likelihood in nats per word, including `</s>`."""
         total = 0.0
         count = 0
-        for text in texts:
+        for text in nfc(texts):
             known = (word if word in self.words else UNKNOWN for word in text.split())
             words = [BEGIN, BEGIN, *known, END]
             for gram in zip(words, words[1:], words[2:], strict=False):

@@ -226,6 +226,11 @@ def checked(parser: RecipeParser, values: Namespace) -> Recipe:
     if data.path is None:
         what = "the name of a data set" if data.kind == "hub" else "the folder of its data"
         raise UserError(f"data.path: the recipe {recipe.name!r} needs {what}; give --data.path=...")
+    if data.kind != "trees" and data.source == data.target:
+        raise UserError(
+            f"data.source, data.target: name the same texts, so a model would learn to copy; got {data.source!r} for "
+            "both. Set both fields."
+        )
     if names := sorted(TOKENIZER_SETS & recipe.model.keys()):
         raise UserError(f"model.{names[0]}: the tokenizer sets it; see tokenizer.vocab_size and tokenizer.path.")
 

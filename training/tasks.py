@@ -1,6 +1,5 @@
 """Tasks with their metrics: translation, dialogue and parsing."""
 
-import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -22,10 +21,9 @@ UNSPACED = {
 SPLIT_AT_SPACES = ("13a", "intl", "none")  # sacreBLEU tokenizers for languages that Moses tokenizes too
 
 
-def bleu_tokenizer(name: str, target: str) -> str:
-    """Return sacreBLEU's tokenizer that `score.tokenize` names; auto is that of the target language."""
-    code = re.split("[-_]", target.lower())[0]  # of a code such as "ja" or "zh-CN"
-    return UNSPACED.get(code, "13a") if name == "auto" else name
+def bleu_tokenizer(name: str, language: str | None) -> str:
+    """Return sacreBLEU's tokenizer that `score.tokenize` names; auto is that of the target language's code."""
+    return UNSPACED.get(language or "", "13a") if name == "auto" else name
 
 
 @dataclass(frozen=True)
@@ -75,8 +73,7 @@ class Task(ABC):
     roles: ClassVar[tuple[str, str, str]] = ("source", "translation", "reference")
 
     def __init__(self, recipe: Recipe) -> None:
-        target = recipe.data.target_language or recipe.data.target
-        self.tokenize = bleu_tokenizer(recipe.score.tokenize, target)
+        self.tokenize = bleu_tokenizer(recipe.score.tokenize, recipe.data.languages[1])
         self.language = recipe.data.languages[1] or "en"  # Moses has English rules for an unknown language
         self.selection = ENERGY if recipe.training.selects_by_energy else self.best_metric
 

@@ -369,7 +369,10 @@ def read_split(data: FileData, split: str, name: str) -> Dataset:
         if "{language}" not in name:
             raise UserError(f"{field}: names one file for both languages; got {name}. Put {{language}} into the name.")
         names = [name.replace("{language}", language) for language in (data.source, data.target)]
-        return read_files(data, field, "text", [folder / file_name for file_name in names])
+        paths = [folder / file_name for file_name in names]
+        if paths[0].exists() and paths[1].exists() and paths[0].samefile(paths[1]):
+            raise UserError(f"{field}: both languages are the same file; got {' and '.join(names)}. Set data.target.")
+        return read_files(data, field, "text", paths)
     return read_files(data, field, data.kind, [folder / name])
 
 
