@@ -15,7 +15,7 @@ from tests.batches import END
 from tests.models import EVERY_FAMILY
 from training import energy
 from training.energy import OPERATORS, Energy
-from vaswani_transformer import VaswaniFlowSeqForConditionalGeneration, ctc, discrete, loss
+from vaswani_transformer import VaswaniFlowSeqConfig, VaswaniFlowSeqForConditionalGeneration, ctc, discrete, loss
 
 SIZES: dict[str, Any] = {
     **{"vocab_size": 11, "d_model": 8, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 3, "d_ff": 8},
@@ -64,8 +64,7 @@ def make(family: str, config: dict[str, Any]) -> Any:
     """Return a model of a family; that of FlowSeq starts its flow from the batch."""
     if family != "flowseq":
         return EVERY_FAMILY[family](**config)
-    model_class = VaswaniFlowSeqForConditionalGeneration
-    model = model_class(model_class.config_class(**config, flow_steps=1)).eval()
+    model = VaswaniFlowSeqForConditionalGeneration(VaswaniFlowSeqConfig(**config, flow_steps=1)).eval()
     model.start_flow(SOURCE, LABELS, MASK)
     return model
 
@@ -196,9 +195,9 @@ def test_gradient_of_discrete_latents_is_that_of_their_surrogate(
             patch.setattr(discrete.LatentStep, "embed", embed)
             return compute()
 
-    surrogate = fixed.of(surrogate)
-    torch.testing.assert_close(surrogate(), compute())
-    assert_gradient(model, compute, surrogate)
+    repeated = fixed.of(surrogate)
+    torch.testing.assert_close(repeated(), compute())
+    assert_gradient(model, compute, repeated)
 
 
 @pytest.mark.parametrize("outputs", OPERATORS)
@@ -230,6 +229,6 @@ def test_gradient_of_the_energy_is_that_of_its_operators_surrogate(
             patch.setattr(energy, "straight_through", straight_through)
             return compute()
 
-    surrogate = fixed.of(surrogate)
-    torch.testing.assert_close(surrogate(), compute())
-    assert_gradient(student, compute, surrogate)
+    repeated = fixed.of(surrogate)
+    torch.testing.assert_close(repeated(), compute())
+    assert_gradient(student, compute, repeated)

@@ -75,7 +75,7 @@ def assert_same_answers(model: Any, expected: Any, batch: dict[str, Tensor], **t
 
 
 def assert_same_weights(model: Any, expected: Any) -> None:
-    """Compare weights to the bit; results of two objects may round differently, by where their weights are in memory."""
+    """Compare weights to the bit; results may round differently, by where weights are in memory."""
     torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=0, atol=0)
 
 

@@ -76,7 +76,7 @@ def p_value(baseline: Any, result: Any) -> float:
 
 
 def paired_test(systems: Iterable[tuple[str, Iterable[str]]], metrics: dict[str, Any], references: list[str]) -> Any:
-    """Return the signatures and results of sacreBLEU's paired bootstrap; the first of the named systems is the baseline."""
+    """Return the signatures and results of sacreBLEU's paired bootstrap; the first system is the baseline."""
     named: list[tuple[str, Sequence[str]]] = [(name, nfc(texts)) for name, texts in systems]
     return PairedTest(named, metrics, [nfc(references)], test_type="bs")()
 

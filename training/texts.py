@@ -9,6 +9,7 @@ import bz2
 import codecs
 import contextlib
 import csv
+import dataclasses
 import gzip
 import hashlib
 import io
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -417,6 +419,27 @@ def read_files(data: FileData, field: str, kind: str, paths: list[Path]) -> Data
     return pairs
 
 
+OF_EVERY_DATA_SET = {"name", "version", "data_dir", "data_files", "description", "features"}
+
+
+def reader_options(config: Any) -> dict[str, str]:
+    """Return the options that the card of a data set sets for the reader of its files."""
+    default = type(config)()
+    names = {field.name for field in dataclasses.fields(config)} - OF_EVERY_DATA_SET
+    values = {name: getattr(config, name) for name in sorted(names)}
+    return {name: str(value) for name, value in values.items() if value != getattr(default, name)}
+
+
+def csv_rows_of_card(paths: list[str], config: Any, columns: tuple[str, str]) -> Iterator[Row]:
+    """Yield the rows of CSV files that are read with the options of a card, without guessing types."""
+    for path in paths:
+        options: dict[str, Any] = {**config.pd_read_csv_kwargs, "dtype": str, "na_filter": False, "chunksize": ROWS}
+        frames: Any = pandas.read_csv(path, **options)
+        for frame in frames:
+            table = pa.Table.from_pandas(frame, preserve_index=False)
+            yield from arrow_rows(path, table.schema, [table], columns)
+
+
 def read_hub(data: HubData, field: str, name: str) -> Dataset:
     """Read a split of a data set: from its files if `datasets` would guess the types of their texts."""
     try:
@@ -424,13 +447,23 @@ def read_hub(data: HubData, field: str, name: str) -> Dataset:
         kind = str(builder.name)
         files = builder.config.data_files or {}
         is_local = Path(str(data.path)).is_dir()  # `datasets` would know its files by their time
-        if kind in ("csv", "json") or (kind == "parquet" and is_local):
+        options = reader_options(builder.config) if kind in ("csv", "json") else {}
+        if options.keys() == {"sep"}:  # this reader knows it too; `datasets` sets it for TSV
+            data = dataclasses.replace(data, delimiter=options.pop("sep"))
+        if (kind in ("csv", "json") and not options) or (kind == "parquet" and is_local):
             if name not in files:
                 raise UserError(
                     f"{field}: {data.path} does not contain a split {name!r}, only {', '.join(map(str, files))}."
                 )
             paths = [Path(path) for path in DownloadManager().download(list(files[name]))]
             return read_files(data, field, kind, paths)
+        if kind == "csv":
+            paths = DownloadManager().download_and_extract(list(files[name]))
+            content = [options]
+            for path in paths:
+                with open(path, "rb") as file:
+                    content.append(hashlib.file_digest(file, "sha256").hexdigest())
+            return load_once(data, field, kind, content, csv_rows_of_card(paths, builder.config, data.columns))
         dataset = load_dataset(str(data.path), data.subset, split=name)
     except UserError:
         raise

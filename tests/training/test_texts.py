@@ -486,6 +486,23 @@ def test_files_of_a_data_set_are_read_as_they_are(folder: Path, name: str) -> No
         read(recipe_for(folder, "hub", "dev"))
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "options"),
+    [
+        ("train.csv", "1;A\n007;NA\n", 'sep: ";"\n  column_names: [en, de]\n  header: null'),
+        ("train.csv", "de,en\n1,A\n007,NA\n", "skiprows: 1\n  column_names: [en, de]"),
+        ("train.json", '{"data": [{"en": "1", "de": "A"}, {"en": "007", "de": "NA"}]}', "field: data"),
+    ],
+    ids=["separator and names", "skipped header", "field"],
+)
+def test_options_of_a_card_are_those_of_the_reader(folder: Path, file: str, content: str, options: str) -> None:
+    (folder / file).write_text(content, encoding="utf-8")
+    files = f"  data_files:\n  - split: train\n    path: {file}\n"
+    card = f"---\nconfigs:\n- config_name: default\n  {options}\n{files}---\n"
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    assert read(recipe_for(folder, "hub", "train")) == [("1", "A"), ("007", "NA")]
+
+
 def test_trees_are_read_as_sentences_and_linear_trees(folder: Path) -> None:
     tree = "(S (NP-SBJ (DT the) (NN dog)) (VP (VBZ barks)) (. .))\n"
     for name in ("a.mrg", "b.mrg", "[ab].mrg.old"):
