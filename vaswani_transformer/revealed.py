@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from .config import VaswaniTransformerConfig
 from .embeddings import Dropout
@@ -62,6 +63,15 @@ def nested_positions(is_real: Tensor, draws: Tensor, layers: int, share: Tensor 
     return [is_real & (draws < known * step / steps) for step in range(1, layers)]
 
 
+def repeats_neighbor(words: Tensor, ranked: Tensor) -> Tensor:
+    """Return which of `words` (k B, T) equal a neighbor that is ranked higher; of equally ranked ones, the second."""
+    is_equal = words[:, 1:] == words[:, :-1]  # (k B, T - 1), of a word and the next one
+    is_lower = ranked[:, 1:] <= ranked[:, :-1]
+    repeats_left = pad(is_equal & is_lower, (1, 0))
+    repeats_right = pad(is_equal & ~is_lower, (0, 1))
+    return repeats_left | repeats_right
+
+
 @dataclass
 class RevealedWords:
     """Posterior of one decoder pass: before layer i it knows the reference's words at S_i."""
@@ -88,10 +98,11 @@ class RevealedWords:
 
 @dataclass
 class CommittedWords:
-    """Prior of one decoder pass: before layer i it knows the ceil(m (i - 1) / N) most probable words.
+    """Prior of one decoder pass: before layer i it knows at most the ceil(m (i - 1) / N) most probable words.
 
-    A committed word and its log-probability stay as they are. So the sum of all log-probabilities is that of a target
-    of which the words are predicted in this order.
+    Of equal neighbors only the more probable word is committed, and no word equal to a committed neighbor; later layers
+    predict the others again. A committed word and its log-probability stay as they are. So the sum of all
+    log-probabilities is that of a target of which the words are predicted in this order.
     """
 
     read: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -114,11 +125,13 @@ class CommittedWords:
         lengths = self.is_real.sum(1, keepdim=True)  # (k B, 1), m
         counts = (lengths * layer + self.layers - 1) // self.layers  # (k B, 1), ceil(m layer / N)
 
-        # Committed words stay first, then the most probable ones; padding is last.
+        # Committed words stay first, then the most probable ones; repetitions and padding are last.
         ranked = self.log_probs.masked_fill(self.is_committed, 1.0)  # above every log-probability
         ranked = ranked.masked_fill(~self.is_real, float("-inf"))
+        can_commit = self.is_real & (self.is_committed | ~repeats_neighbor(self.words, ranked))
+        ranked = ranked.masked_fill(~can_commit, float("-inf"))
         ranks = ranked.argsort(dim=1, descending=True, stable=True).argsort(1)
-        self.is_committed = self.is_real & (ranks < counts)
+        self.is_committed = can_commit & (ranks < counts)
         self.history.append((self.words, self.is_committed))
         return step(states, self.words, self.is_committed, table)
 
