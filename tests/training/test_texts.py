@@ -407,6 +407,13 @@ def test_name_of_one_file_for_both_languages_is_an_error(folder: Path) -> None:
         read(recipe_for(folder, "text", "a.txt"))
 
 
+def test_one_file_under_two_names_is_an_error(folder: Path) -> None:
+    (folder / "a.en").write_text("one\n")
+    (folder / "a.de").symlink_to("a.en")
+    with user_error(r"^data\.train: both languages are the same file; got a\.en and a\.de\. Set data\.target\.$"):
+        read(recipe_for(folder, "text", "a.{language}"))
+
+
 def test_missing_file_is_an_error(folder: Path) -> None:
     with user_error(r"^data\.train: cannot be read as csv \(.*a\.csv: No such file or directory\); see data\.path"):
         read(recipe_for(folder, "csv", "a.csv"))
