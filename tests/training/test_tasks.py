@@ -17,7 +17,7 @@ from tests.training.runs import TINY
 from tests.trees import GOLD, PREDICTED, read
 from training.data import load_data, load_pairs, make_tokenizer
 from training.distill import main as distill
-from training.fields import Recipe, ScoreRecipe
+from training.fields import FileData, Recipe, ScoreRecipe
 from training.metrics import bleu
 from training.recipe import load_recipe, recipe_of
 from training.tasks import make_task
@@ -120,6 +120,26 @@ def test_run_ends_with_f1(fields: dict[str, Any], tmp_path: Path) -> None:
     for example in results["test"]["examples"]:
         ((_, tree),) = read_trees([(1, example["translation"])], "example")
         assert " ".join(tree.words) == example["source"]
+
+
+@pytest.mark.parametrize(
+    ("column", "language", "tokenize"),
+    [
+        *((name, "ja", "char") for name in ("ja", "JA", "ja_JP", "jp", "Japanese", "target_ja", "tgt-japanese")),
+        *((name, "zh", "zh") for name in ("zh", "zh-CN", "zh_hans", "zh_Hant_HK", "cn", "chinese", "text_zh")),
+        *(("jpn", "jpn", "char"), ("zho_Hans", "zho", "zh"), ("yue", "yue", "zh"), ("burmese", "my", "char")),
+        *(("pt-br", "pt", "13a"), ("de_DE", "de", "13a"), ("deu_Latn", "deu", "13a"), ("sentence_de", "de", "13a")),
+        *((name, None, "13a") for name in ("my_translation", "lo_res", "km_text", "thread", "zhtext", "target", "src")),
+        *((name, None, "13a") for name in ("out", "trg", "txt", "l1", "ja1", "translation", "bo_xyz")),
+    ],
+)
+def test_tokenizer_of_bleu_is_that_of_a_column_that_names_a_language(
+    column: str, language: str | None, tokenize: str
+) -> None:
+    recipe = Recipe(data=FileData(target=column))
+    assert recipe.data.languages[1] == language
+    assert make_task(recipe).tokenize == tokenize
+    assert make_task(Recipe(data=FileData(target=column, target_language="th-TH"))).tokenize == "char"
 
 
 def test_dialogue_is_scored_by_bleu_1_and_2_and_described_by_its_variety() -> None:
