@@ -156,7 +156,7 @@ def sentence_differences(first: System, second: System) -> list[dict[str, Any]]:
     rows = []
     texts = zip(first.sources, first.references, first.translations, second.translations, strict=True)
     for line, (source, reference, *translations) in enumerate(texts, start=1):
-        scores = [metric.sentence_score(text, [reference]).score for text in translations]
+        scores = [metric.sentence_score(text, nfc([reference])).score for text in nfc(translations)]
         row = {"line": line, "source": source, "reference": reference, "A": translations[0], "B": translations[1]}
         rows.append(row | {"chrF": dict(zip("AB", scores, strict=True)), "difference": scores[1] - scores[0]})
     return sorted(rows, key=lambda row: -abs(row["difference"]))

@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from transformers import AddedToken, PreTrainedConfig, PreTrainedTokenizerBase
 
 from training.fields import Recipe
 from training.machine import allowed_cores
+from training.tasks import bleu_tokenizer
 from training.texts import SIDES, draw_key, read_files, read_split
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.batching.steps import Lengths
@@ -33,6 +35,9 @@ logger = logging.getLogger(__name__)
 SPLITS = ("train", "validation", "test")
 MOST_UNKNOWN = 0.01  # share of target tokens above which there is a warning
 Counts = dict[str, dict[str, int]]  # of `tokens` and `unknown` tokens, by side
+SAMPLE = 200  # targets in which spaces are counted
+UNSPACED_LETTER = re.compile("[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uff66-\uff9d]")  # Thai to Chinese
+LONGEST_WORDS = 5  # such letters a word, above which targets are not split into words
 TOKEN_LETTERS = 16  # letters of a long token
 EVALUATION_LENGTHS = 16  # longest text of an evaluation, in units of `data.max_length`
 PAIRS_A_PROCESS = 50_000  # smallest number for which a further process pays off
@@ -117,7 +122,25 @@ def load_pairs(recipe: Recipe, splits: Iterable[str] = SPLITS) -> DatasetDict:
 
     if data.distilled is not None and "train" in wanted:
         pairs["train"] = read_files(data, "data.distilled", "json", distilled_files(data.distilled))
-    return DatasetDict({split: pairs[split] for split in names if split in wanted and split in pairs})
+    loaded = DatasetDict({split: pairs[split] for split in names if split in wanted and split in pairs})
+    log_unspaced(recipe, loaded)
+    return loaded
+
+
+def log_unspaced(recipe: Recipe, pairs: DatasetDict) -> None:
+    """Log that BLEU will count whole clauses as words, if its targets have hardly any spaces."""
+    tokenize = bleu_tokenizer(recipe.score.tokenize, recipe.data.languages[1])
+    scored = [split for split in SPLITS[1:] if split in pairs]
+    if recipe.score.tokenize != "auto" or tokenize != "13a" or recipe.data.kind == "trees" or not scored:
+        return
+    texts = pairs[scored[0]].select_columns("target")[:SAMPLE]["target"]
+    letters = sum(len(UNSPACED_LETTER.findall(text)) for text in texts)
+    if letters > LONGEST_WORDS * sum(len(text.split()) for text in texts):
+        logger.warning(
+            "score.tokenize: BLEU splits targets at spaces (%s), of which the %s set has hardly any. Set "
+            "data.target_language to their language, or score.tokenize to char.",
+            *(tokenize, scored[0]),
+        )
 
 
 def distilled_files(name: str) -> list[Path]:

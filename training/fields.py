@@ -22,6 +22,7 @@ from jsonargparse.typing import (
 )
 from numpy.typing import NDArray
 from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 from vaswani_transformer import VaswaniTransformerConfig
@@ -31,11 +32,10 @@ Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])  # what Nu
 LanguageCode = restricted_string_type("LanguageCode", "^[a-z]{2,3}([-_][A-Za-z0-9]+)*$")
 FileName = restricted_string_type("FileName", r"^(?![-+\d.,_e]+\s*%?$)")  # no number, and no share
 Delimiter = restricted_string_type("Delimiter", r'^([^"\r\n]|\\t)$')
-# A code such as de, pt-br, zh_Hans or jpn, possibly after a side as in target_ja.
-LANGUAGE_COLUMN = re.compile(
-    r"((source|target|src|tgt)[-_.])?(?P<code>[a-z]{2,3})([-_]([A-Z]{2}|[a-z]{2}|[A-Z][a-z]{3}|hans|hant|[0-9]{3}))*"
-)
-SIDE_NAMES = ("src", "tgt", "ref", "hyp")  # columns of three letters that are no languages
+# What may precede a language in the name of a column, as in target_ja; and a code such as de, pt-br or zh_Hans.
+ROLE = re.compile("^(source|target|src|tgt|trg|text|sentence|translation|reference|ref)[-_. ]")
+CODE = re.compile("([A-Za-z]{2,3})([-_]([A-Za-z]{2}|[A-Z][a-z]{3}|hans|hant|[0-9]{3}))*")
+LONG_CODES = {code[:3] for code in FAIRSEQ_LANGUAGE_CODES} | {"cmn"}  # others of three letters may be words
 OTHER_CODES = {"jp": "ja", "cn": "zh", "kr": "ko"}  # codes of countries that are used for languages
 
 
@@ -106,13 +106,15 @@ def language_code(language: str | None, column: str) -> str | None:
 
     A column may also have a language's English name, such as "Japanese".
     """
-    name = column if language is None else language
+    if language is not None:
+        code = re.split("[-_]", language)[0]
+        return OTHER_CODES.get(code, code)
+    name = ROLE.sub("", column)
     if name.lower() in TO_LANGUAGE_CODE:
         return TO_LANGUAGE_CODE[name.lower()]
-    code = LANGUAGE_COLUMN.fullmatch(name) if language is None else re.match("(?P<code>[a-z]+)", language)
-    if code is None or code["code"] in SIDE_NAMES:
-        return None
-    return OTHER_CODES.get(code["code"], code["code"])
+    match = CODE.fullmatch(name)
+    code = match[1].lower() if match else ""
+    return OTHER_CODES.get(code, code) if len(code) == 2 or code in LONG_CODES else None
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,6 @@
 """Tasks with their metrics: translation, dialogue and parsing."""
 
-import itertools
-import logging
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,15 +13,11 @@ from vaswani_transformer.parsing.constraint import tree_constraint
 from vaswani_transformer.parsing.linear import place_count
 from vaswani_transformer.translation.translator import Constraint
 
-logger = logging.getLogger(__name__)
-
 # Tokenizers for languages without spaces between words.
 UNSPACED = {
     **dict.fromkeys(("zh", "zho", "cmn", "yue"), "zh"),
     **dict.fromkeys(("ja", "jpn", "th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bo", "bod"), "char"),
 }
-# Thai, Lao, Tibetan, Burmese, Khmer, kana and Chinese characters.
-UNSPACED_LETTER = re.compile("[\u0e01-\u109f\u1780-\u17ff\u3041-\u30ff\u3400-\u9fff]")
 SPLIT_AT_SPACES = ("13a", "intl", "none")  # sacreBLEU tokenizers for languages that Moses tokenizes too
 
 
@@ -85,10 +77,6 @@ class Task(ABC):
         self.language = recipe.data.languages[1] or "en"  # Moses has English rules for an unknown language
         self.selection = ENERGY if recipe.training.selects_by_energy else self.best_metric
 
-    def check_references(self, references: Iterable[str]) -> None:
-        """Log if a metric splits these references at spaces, and they hardly have any."""
-        return
-
     @abstractmethod
     def measure(self, predictions: list[str], references: list[str], metric: Metric) -> Score:
         """Return the score of a metric."""
@@ -127,15 +115,6 @@ class TranslationTask(Task):
     more_metrics = (BLEU_1, BLEU_2)
     best_metric = BLEU
     verb = "translate"
-
-    def check_references(self, references: Iterable[str]) -> None:
-        text = "\n".join(itertools.islice(references, 1000))
-        letters = len(UNSPACED_LETTER.findall(text))
-        if self.tokenize == "13a" and 2 * letters > len(text) and 4 * text.count(" ") < letters:
-            logger.warning(
-                "score.tokenize: 13a splits at spaces, but the targets hardly have any, so BLEU says little. Set "
-                "score.tokenize=char, or zh for Chinese."
-            )
 
     def measure(self, predictions: list[str], references: list[str], metric: Metric) -> Score:
         if metric == CHRF:

@@ -19,6 +19,7 @@ import logging
 import lzma
 import re
 import sys
+import warnings
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
@@ -432,12 +433,14 @@ def reader_options(config: Any) -> dict[str, str]:
 
 def csv_rows_of_card(paths: list[str], config: Any, columns: tuple[str, str]) -> Iterator[Row]:
     """Yield the rows of CSV files that are read with the options of a card, without guessing types."""
+    options: dict[str, Any] = {**config.pd_read_csv_kwargs, "dtype": str, "na_filter": False, "chunksize": ROWS}
+    if options["index_col"] is None:
+        options["index_col"] = False  # pandas would shift the names if there are fewer than cells
     for path in paths:
-        options: dict[str, Any] = {**config.pd_read_csv_kwargs, "dtype": str, "na_filter": False, "chunksize": ROWS}
         frames: Any = pandas.read_csv(path, **options)
-        for frame in frames:
-            table = pa.Table.from_pandas(frame, preserve_index=False)
-            yield from arrow_rows(path, table.schema, [table], columns)
+        tables = (pa.Table.from_pandas(frame, preserve_index=False) for frame in frames)
+        for table in tables:  # the first; all are numbered together
+            yield from arrow_rows(path, table.schema, itertools.chain([table], tables), columns)
 
 
 def read_hub(data: HubData, field: str, name: str) -> Dataset:
@@ -447,23 +450,31 @@ def read_hub(data: HubData, field: str, name: str) -> Dataset:
         kind = str(builder.name)
         files = builder.config.data_files or {}
         is_local = Path(str(data.path)).is_dir()  # `datasets` would know its files by their time
-        options = reader_options(builder.config) if kind in ("csv", "json") else {}
-        if options.keys() == {"sep"}:  # this reader knows it too; `datasets` sets it for TSV
-            data = dataclasses.replace(data, delimiter=options.pop("sep"))
-        if (kind in ("csv", "json") and not options) or (kind == "parquet" and is_local):
-            if name not in files:
-                raise UserError(
-                    f"{field}: {data.path} does not contain a split {name!r}, only {', '.join(map(str, files))}."
-                )
+        reads_files = kind in ("csv", "json") or (kind == "parquet" and is_local)
+        if reads_files and name not in files:
+            raise UserError(
+                f"{field}: {data.path} does not contain a split {name!r}, only {', '.join(map(str, files))}."
+            )
+        options = reader_options(builder.config) if reads_files else {}
+        if options.keys() == {"sep"} and len(options["sep"]) == 1:  # of a card, or by `datasets` for TSV
+            separator = options.pop("sep")
+            data = dataclasses.replace(data, delimiter=data.delimiter or separator)
+        if reads_files and not options:
             paths = [Path(path) for path in DownloadManager().download(list(files[name]))]
             return read_files(data, field, kind, paths)
         if kind == "csv":
+            for one, value in (("delimiter", data.delimiter), ("quoting", data.quoting)):
+                if value is not None:
+                    problem = f"the card of {data.path} sets the options of its reader; got {value!r} beside"
+                    raise UserError(f"data.{one}: {problem} {', '.join(options)}. Leave data.{one} out.")
             paths = DownloadManager().download_and_extract(list(files[name]))
-            content = [options]
+            content: list[object] = [options]
             for path in paths:
                 with open(path, "rb") as file:
                     content.append(hashlib.file_digest(file, "sha256").hexdigest())
-            return load_once(data, field, kind, content, csv_rows_of_card(paths, builder.config, data.columns))
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error", "Length of header or names")  # cells would be left out
+                return load_once(data, field, kind, content, csv_rows_of_card(paths, builder.config, data.columns))
         dataset = load_dataset(str(data.path), data.subset, split=name)
     except UserError:
         raise

@@ -90,7 +90,6 @@ class PaperTrainer(Seq2SeqTrainer):
         self.data = data
         self.run = run
         self.task = make_task(recipe)
-        self.task.check_references(data.pairs["validation"]["target"])
         tokens: Any = data.tokens
         super().__init__(
             model=model,

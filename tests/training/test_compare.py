@@ -1,6 +1,7 @@
 """The comparison of two sets of translations: sacreBLEU's paired bootstrap, and the sentences that differ most."""
 
 import json
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
@@ -80,6 +81,17 @@ def test_equal_translations_do_not_differ(run: Run, tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", GOOD)
     output = run(path, path)[0]
     assert [line.split()[-1] for line in output.splitlines() if line.startswith(("BLEU  ", "chrF  "))] == ["1.000"] * 2
+
+
+def test_comparison_does_not_depend_on_the_normal_form(run: Run, tmp_path: Path) -> None:
+    names = ("source", "translation", "reference")
+    for form in ("NFC", "NFD"):
+        rows = [dict.fromkeys(names, unicodedata.normalize(form, text)) for text in ("schöne größere Häuser", "à é")]
+        (tmp_path / form).write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    output, errors, status = run(tmp_path / "NFC", tmp_path / "NFD")
+    assert (errors, status) == ("", 0)
+    assert "worse in 0 and equal in 2.\n" in output
+    assert output.count("+0.00   1.000\n") == 2
 
 
 def test_runs_with_different_tokenizers_of_bleu_need_the_option(run: Run, tmp_path: Path) -> None:

@@ -12,13 +12,16 @@ import pytest
 
 from tests import ROOT
 from tests.commands import user_error
+from training import data as data_module
 from training.data import (
+    PAIRS_A_PROCESS,
     count_unknown,
     fingerprint,
     hold_out,
     load_data,
     load_pairs,
     make_tokenizer,
+    processes_for,
     sample_texts,
     tokenize,
 )
@@ -114,6 +117,39 @@ def test_split_seed_holds_out_the_same_pairs_whatever_the_seed_of_the_run(tmp_pa
 
     assert tested() == tested("--seed=1") == tested("--seed=2")
     assert tested("--data.split_seed=null", "--seed=1") == tested("--data.split_seed=1") != tested()
+
+
+@pytest.mark.parametrize(
+    ("target", "is_logged"),
+    [
+        ("青い船と馬が見える。", True),
+        ("แมวนั่งอยู่บนเสื่อ", True),
+        ("青い 船 と 馬 が 見える 。", False),
+        ("Donaudampfschiff", False),
+    ],
+)
+def test_targets_without_spaces_in_a_column_of_no_language_are_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, target: str, is_logged: bool
+) -> None:
+    pairs = [json.dumps({"en": f"text {number}", "target": target}) for number in range(4)]
+    (tmp_path / "all.jsonl").write_text("\n".join(pairs), encoding="utf-8")
+    load_pairs(recipe_for(tmp_path, target="target"))
+    assert [line.split(":")[0] for line in caplog.messages] == ["score.tokenize"] * is_logged
+    caplog.clear()
+    load_pairs(recipe_for(tmp_path, target="target", target_language="ja"))
+    assert not caplog.messages
+
+
+def test_processes_fit_the_cores_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = datasets.Dataset.from_dict({"source": ["a"]}).select([0] * 3 * PAIRS_A_PROCESS)
+    for cores, processes in ((1, None), (2, 2), (64, 3)):
+        monkeypatch.setattr(data_module, "allowed_cores", lambda cores=cores: cores)
+        assert processes_for(rows) == processes
+
+
+def test_source_must_not_be_the_target(folder: Path) -> None:
+    with user_error(r"^data\.source, data\.target: name the same texts.*; got 'de' for both\. Set both fields\.$"):
+        recipe_for(folder, source="de", target="de")
 
 
 def test_fingerprint_is_the_digest_of_the_texts_in_order() -> None:

@@ -3,12 +3,14 @@
 import itertools
 import math
 import random
+import unicodedata
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 import sacremoses
 
+from training.fields import Recipe
 from training.metrics import (
     TrigramModel,
     bleu,
@@ -18,6 +20,7 @@ from training.metrics import (
     text_statistics,
     tokenized_bleu,
 )
+from training.tasks import make_task
 
 WORDS = ["a", "b", "c", "d"]
 
@@ -58,6 +61,30 @@ def test_bleu_of_a_lower_order_counts_shorter_n_grams_and_says_so() -> None:
     assert two["score"] == pytest.approx(100 * math.sqrt(4 / 5 * 2 / 4))
     assert one["signature"].endswith("|order:1")
     assert "order" not in bleu(predictions, references, "none")["signature"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Das ist schön, Jürgen, und größer.",
+        "ल\u095cका बहुत ब\u095cा है",
+        "나는 오늘 학교에 갑니다",
+        "a 5 k\u2126 resistor",
+    ],
+)
+def test_scores_do_not_depend_on_the_normal_form(text: str) -> None:
+    """The translations of a tokenizer that normalizes to NFC have the scores of texts in one form."""
+    written, texts = (unicodedata.normalize(form, text) for form in ("NFC", "NFD"))
+    task = make_task(Recipe())
+    for references in ([written, written], [texts, text]):
+        assert task.scores([written, written], references, *task.metrics, *task.more_metrics) == task.scores(
+            [written] * 2, [written] * 2, *task.metrics, *task.more_metrics
+        )
+        assert all(
+            score["score"] == pytest.approx(100) for score in task.all_scores([written] * 2, references).values()
+        )
+    assert task.statistics([f"{written} {texts}"], [text]) == task.statistics([f"{written} {written}"], [written])
+    assert lm_scores([texts], [written], [text]) == lm_scores([written], [written], [written])
 
 
 def test_metrics_need_no_cache_folder_of_hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ import dataclasses
 import gzip
 import json
 import logging
-import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from tests.training.runs import TINY
 from tests.trees import GOLD, PREDICTED, read
 from training.data import load_data, load_pairs, make_tokenizer
 from training.distill import main as distill
-from training.fields import Recipe, ScoreRecipe
+from training.fields import FileData, Recipe, ScoreRecipe
 from training.metrics import bleu
 from training.recipe import load_recipe, recipe_of
 from training.tasks import make_task
@@ -30,7 +29,6 @@ GOLD_TREES = read(GOLD)
 WORDS = [" ".join(tree.words) for tree in GOLD_TREES]
 TARGETS = [linearize(tree) for tree in GOLD_TREES]
 RECIPES = sorted((ROOT / "training" / "recipes").glob("dialogue-*.yaml"))
-TRANSLATION = str(ROOT / "training" / "recipes" / "own.yaml")
 REPLIES, REFERENCES = ["yes yes , i do", "no"], ["yes , i do too", "no idea"]
 
 
@@ -122,6 +120,26 @@ def test_run_ends_with_f1(fields: dict[str, Any], tmp_path: Path) -> None:
         assert " ".join(tree.words) == example["source"]
 
 
+@pytest.mark.parametrize(
+    ("column", "language", "tokenize"),
+    [
+        *((name, "ja", "char") for name in ("ja", "JA", "ja_JP", "jp", "Japanese", "target_ja", "tgt-japanese")),
+        *((name, "zh", "zh") for name in ("zh", "zh-CN", "zh_hans", "zh_Hant_HK", "cn", "chinese", "text_zh")),
+        *(("jpn", "jpn", "char"), ("zho_Hans", "zho", "zh"), ("yue", "yue", "zh"), ("burmese", "my", "char")),
+        *(("pt-br", "pt", "13a"), ("de_DE", "de", "13a"), ("deu_Latn", "deu", "13a"), ("sentence_de", "de", "13a")),
+        *((name, None, "13a") for name in ("my_translation", "lo_res", "km_text", "thread", "zhtext", "target", "src")),
+        *((name, None, "13a") for name in ("out", "trg", "txt", "l1", "ja1", "translation", "bo_xyz")),
+    ],
+)
+def test_tokenizer_of_bleu_is_that_of_a_column_that_names_a_language(
+    column: str, language: str | None, tokenize: str
+) -> None:
+    recipe = Recipe(data=FileData(target=column))
+    assert recipe.data.languages[1] == language
+    assert make_task(recipe).tokenize == tokenize
+    assert make_task(Recipe(data=FileData(target=column, target_language="th-TH"))).tokenize == "char"
+
+
 def test_dialogue_is_scored_by_bleu_1_and_2_and_described_by_its_variety() -> None:
     task = make_task(Recipe(task="dialogue", score=ScoreRecipe(tokenize="none")))
     scores = task.scores(REPLIES, REFERENCES, *task.metrics)
@@ -150,54 +168,3 @@ def test_command_calls_a_reply_no_translation(
     assert "Next, answer what you type" in caplog.text
     assert "vaswani-translate run --interactive\n" in caplog.text  # else it would wait for the end of the input
     assert "translat" not in output.lower()
-
-
-@pytest.mark.parametrize(
-    ("column", "tokenize"),
-    [
-        *[
-            ("de", "13a"),
-            ("my_translation", "13a"),
-            ("lo_res", "13a"),
-            ("km_text", "13a"),
-            ("tgt", "13a"),
-            ("th", "char"),
-        ],
-        *[("th", "char"), ("ja", "char"), ("jpn", "char"), ("jp", "char"), ("Japanese", "char")],
-        *[("target_ja", "char"), ("my", "char")],
-        *[("zh-CN", "zh"), ("zh_Hans", "zh"), ("cn", "zh"), ("chinese", "zh"), ("zh-cn", "zh"), ("pt-br", "13a")],
-    ],
-)
-def test_tokenizer_of_bleu_follows_the_language_of_the_column(column: str, tokenize: str) -> None:
-    recipe = load_recipe(TRANSLATION, ["--data.path=any", f"--data.target={column}"])
-    assert make_task(recipe).tokenize == tokenize
-
-
-@pytest.mark.parametrize(
-    ("text", "is_warned"),
-    [
-        ("赤い家は新しい。", True),
-        ("บ้านสีแดง", True),
-        ("红 房子 是 新 的", False),
-        ("Das Haus", False),
-        ("빨간 집", False),
-    ],
-)
-def test_targets_without_spaces_are_named_where_bleu_splits_at_spaces(
-    text: str, is_warned: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    task = make_task(load_recipe(TRANSLATION, ["--data.path=any", "--data.target=target"]))
-    task.check_references([text] * 3)
-    assert ("score.tokenize" in caplog.text) == is_warned
-
-
-@pytest.mark.parametrize("form", ["NFC", "NFD"])
-def test_scores_do_not_depend_on_the_normal_form(form: Any) -> None:
-    """Tokenizers write NFC, which differs from the texts of a file also in 5 k\u2126."""
-    texts = ["über die Brücke", "5 k\u2126", "ल\u095cका बहुत ब\u095cा है।", "나는 학교에 갑니다."]
-    references = [unicodedata.normalize(form, text) for text in texts] + ["5 k\u2126"]
-    predictions = [unicodedata.normalize("NFC", text) for text in references]
-    task = make_task(load_recipe(TRANSLATION, ["--data.path=any"]))
-    for metric in (*task.metrics, *task.more_metrics):
-        assert task.measure(predictions, references, metric)["score"] == pytest.approx(100)
-    assert task.statistics(predictions, references) == task.statistics(references, predictions)

@@ -407,6 +407,13 @@ def test_name_of_one_file_for_both_languages_is_an_error(folder: Path) -> None:
         read(recipe_for(folder, "text", "a.txt"))
 
 
+def test_one_file_under_two_names_is_an_error(folder: Path) -> None:
+    (folder / "a.en").write_text("one\n")
+    (folder / "a.de").symlink_to("a.en")
+    with user_error(r"^data\.train: both languages are the same file; got a\.en and a\.de\. Set data\.target\.$"):
+        read(recipe_for(folder, "text", "a.{language}"))
+
+
 def test_missing_file_is_an_error(folder: Path) -> None:
     with user_error(r"^data\.train: cannot be read as csv \(.*a\.csv: No such file or directory\); see data\.path"):
         read(recipe_for(folder, "csv", "a.csv"))
@@ -486,6 +493,13 @@ def test_files_of_a_data_set_are_read_as_they_are(folder: Path, name: str) -> No
         read(recipe_for(folder, "hub", "dev"))
 
 
+def write_card(folder: Path, file: str, options: str) -> None:
+    """Write a card that names one file and options of its reader."""
+    files = f"  data_files:\n  - split: train\n    path: {file}\n"
+    card = f"---\nconfigs:\n- config_name: default\n  {options}\n{files}---\n"
+    (folder / "README.md").write_text(card, encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("file", "content", "options"),
     [
@@ -497,10 +511,41 @@ def test_files_of_a_data_set_are_read_as_they_are(folder: Path, name: str) -> No
 )
 def test_options_of_a_card_are_those_of_the_reader(folder: Path, file: str, content: str, options: str) -> None:
     (folder / file).write_text(content, encoding="utf-8")
-    files = f"  data_files:\n  - split: train\n    path: {file}\n"
-    card = f"---\nconfigs:\n- config_name: default\n  {options}\n{files}---\n"
-    (folder / "README.md").write_text(card, encoding="utf-8")
+    write_card(folder, file, options)
     assert read(recipe_for(folder, "hub", "train")) == [("1", "A"), ("007", "NA")]
+
+
+def test_filter_of_a_card_is_that_of_the_reader(folder: Path) -> None:
+    pq.write_table(pa.table({"en": ["1", "2"], "de": ["A", "B"]}), folder / "train.parquet")
+    write_card(folder, "train.parquet", "filters: [[en, '==', '2']]")
+    assert read(recipe_for(folder, "hub", "train")) == [("2", "B")]
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "fields", "error"),
+    [
+        (
+            "1,A,x\n2,B,y\n",
+            "column_names: [en, de]",
+            {},
+            r"cannot be loaded \(Length of header or names does not match",
+        ),
+        ("1,A\n" * 1500 + ",B\n", "column_names: [en, de]", {}, r"train\.csv, row 1501, 'en': the text is empty"),
+        ("1,A\n", "column_names: [en, de]", {"train": "dev"}, r"does not contain a split 'dev', only train"),
+        (
+            *("1;A\n", "column_names: [en, de]", {"delimiter": ";"}),
+            r"data\.delimiter: the card of .* sets the options of its reader; got ';' beside column_names, names\.",
+        ),
+    ],
+    ids=["more cells than names", "an empty text", "a missing split", "a field of the recipe"],
+)
+def test_options_of_a_card_that_do_not_fit_are_an_error(
+    folder: Path, content: str, options: str, fields: dict[str, str], error: str
+) -> None:
+    (folder / "train.csv").write_text(content, encoding="utf-8")
+    write_card(folder, "train.csv", options)
+    with user_error(error):
+        read(recipe_for(folder, "hub", **{"train": "train"} | fields))
 
 
 def test_trees_are_read_as_sentences_and_linear_trees(folder: Path) -> None:
