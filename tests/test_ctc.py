@@ -154,7 +154,7 @@ def test_score_of_a_token_is_that_of_its_slots_and_the_blanks_before_it() -> Non
 
 
 def test_chunks_of_sentences_give_the_same_loss_and_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each sentence alone, with log-probabilities computed again in the backward pass."""
+    """Each sentence alone."""
     model = tiny_ctc(dropout=0.0).double().train()
     batch = source_batch([6, 3, 5, 4], labels=targets(5, 2, 7, 3))
 
@@ -164,6 +164,24 @@ def test_chunks_of_sentences_give_the_same_loss_and_gradient(monkeypatch: pytest
     expected = gradients()
     monkeypatch.setattr(ctc, "chunk_size", lambda device: 1)
     torch.testing.assert_close(gradients(), expected)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("upsampling", [1, 3])
+def test_loss_without_logits_has_the_gradient_of_torchs_loss(smoothing: float, upsampling: int) -> None:
+    """Targets with and without repetitions, an empty one, and with one slot per source token some that do not fit."""
+    model = sharp(vocab_size=12, upsampling=upsampling, label_smoothing=smoothing).train()
+    labels = labels_of([5, 5, 6], [], [7, 8, 9, 9, 7], [7], [4, 4, 4, 4, 4])
+    tokens, mask = padded_batch([4, 2, 6, 1, 5])
+    batch = {"input_ids": tokens.clamp(max=11), "attention_mask": mask, "labels": labels}
+    results = []
+    for skip_logits in (False, True):
+        outputs = model(**batch, skip_logits=skip_logits)
+        assert (outputs.logits is None) == skip_logits
+        gradients = torch.autograd.grad(outputs.loss, list(model.parameters()))
+        results.append([outputs.loss.detach(), outputs.sentence_losses.detach(), *gradients])
+    assert not bool(results[0][1].isinf().all())
+    torch.testing.assert_close(*results)
 
 
 def test_label_smoothing_mixes_each_slot_with_the_uniform_distribution() -> None:

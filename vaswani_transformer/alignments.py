@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn.functional import pad
 
 from .nar import canvas
 
@@ -47,6 +47,14 @@ def state_tokens(words: Words, blank: int) -> Tensor:
     return tokens
 
 
+def skippable(tokens: Tensor) -> Tensor:
+    """Return which states (k B, A) may follow the state before the previous one, for `tokens` of `state_tokens`.
+
+    An alignment may skip the blank between two different words, but no word.
+    """
+    return pad(tokens[:, 2:] != tokens[:, :-2], (2, 0))
+
+
 def best_alignment(scores: Tensor, tokens: Tensor, slots: Tensor, counts: Tensor) -> Tensor:
     """Return the token (B, U) of each slot in the best alignment.
 
@@ -55,9 +63,7 @@ def best_alignment(scores: Tensor, tokens: Tensor, slots: Tensor, counts: Tensor
         tokens: (B, A), those of `state_tokens`.
         slots, counts: (B,), numbers of slots and of words.
     """
-    # It may skip the blank between two different words, but no word.
-    may_skip = functional.pad(tokens[:, 2:] != tokens[:, :-2], (2, 0))  # (B, A)
-    return tokens.gather(1, best_states(scores, may_skip, slots, counts))
+    return tokens.gather(1, best_states(scores, skippable(tokens), slots, counts))
 
 
 def best_states(scores: Tensor, may_skip: Tensor, slots: Tensor, counts: Tensor) -> Tensor:
@@ -76,8 +82,8 @@ def best_states(scores: Tensor, may_skip: Tensor, slots: Tensor, counts: Tensor)
     totals[:, :2] = scores[:, 0, :2]
     steps = []
     for slot in range(1, scores.shape[1]):
-        moved_by_one = functional.pad(totals[:, :-1], (1, 0), value=-torch.inf)
-        moved_by_two = functional.pad(totals[:, :-2], (2, 0), value=-torch.inf).masked_fill(~may_skip, -torch.inf)
+        moved_by_one = pad(totals[:, :-1], (1, 0), value=-torch.inf)
+        moved_by_two = pad(totals[:, :-2], (2, 0), value=-torch.inf).masked_fill(~may_skip, -torch.inf)
         best, step = torch.stack([totals, moved_by_one, moved_by_two]).max(0)  # (B, A)
         is_slot = (slot < slots)[:, None]
         totals = torch.where(is_slot, best + scores[:, slot], totals)
@@ -95,6 +101,50 @@ def best_states(scores: Tensor, may_skip: Tensor, slots: Tensor, counts: Tensor)
         state = (state - step.gather(1, state)).clamp(min=0)  # without an alignment, any state
         states.append(state)
     return torch.cat(states[::-1], dim=1)
+
+
+def state_posteriors(log_probs: Tensor, may_skip: Tensor, slots: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return log p (B,) of targets, and the probability (B, U, A) of each state at each slot (Graves et al. 2006).
+
+    The probabilities are 0 beyond the slots. Both are meaningless for targets that do not fit into their slots.
+
+    Args:
+        log_probs: (B, U, A), log-probabilities of the states' tokens.
+        may_skip: (B, A), those of `skippable`.
+        slots, counts: (B,), numbers of slots and of words.
+    """
+    width = log_probs.shape[1]
+    is_slot = canvas(slots, width).bool()  # (B, U)
+    is_blocked = ~may_skip
+
+    # Forward: log p of the first slots that end in each state.
+    forward = torch.full_like(log_probs[:, 0], -torch.inf)  # (B, A)
+    forward[:, :2] = log_probs[:, 0, :2]
+    forwards = [forward]
+    for slot in range(1, width):
+        by_one = pad(forward[:, :-1], (1, 0), value=-torch.inf)
+        by_two = pad(forward[:, :-2], (2, 0), value=-torch.inf).masked_fill(is_blocked, -torch.inf)
+        moved = forward.logaddexp(by_one).logaddexp(by_two) + log_probs[:, slot]
+        forward = torch.where(is_slot[:, slot, None], moved, forward)
+        forwards.append(forward)
+
+    # The target ends in the last word or in the blank after it.
+    ends = torch.stack([2 * counts, (2 * counts - 1).clamp(min=0)], dim=1)  # (B, 2)
+    values = forward.gather(1, ends)
+    log_p = torch.where(counts > 0, values.logsumexp(1), values[:, 0])  # (B,)
+
+    # Backward: log p of the later slots after each state.
+    backward = torch.full_like(forward, -torch.inf).scatter(1, ends, 0.0)  # (B, A)
+    backwards = [backward]
+    for slot in range(width - 1, 0, -1):
+        later = backward + log_probs[:, slot]
+        by_one = pad(later[:, 1:], (0, 1), value=-torch.inf)
+        by_two = pad(later.masked_fill(is_blocked, -torch.inf)[:, 2:], (0, 2), value=-torch.inf)
+        backward = torch.where(is_slot[:, slot, None], later.logaddexp(by_one).logaddexp(by_two), backward)
+        backwards.append(backward)
+
+    together = torch.stack(forwards, dim=1) + torch.stack(backwards[::-1], dim=1)  # (B, U, A)
+    return log_p, (together - log_p[:, None, None]).exp() * is_slot[:, :, None]
 
 
 class Collapsed(NamedTuple):
@@ -117,13 +167,13 @@ def collapse(path: Tensor, blank: int, end: int, limits: Tensor) -> Collapsed:
     """
     # The first slot of each word.
     is_word = path != blank
-    is_new = functional.pad(path[:, 1:] != path[:, :-1], (1, 0), value=True)
+    is_new = pad(path[:, 1:] != path[:, :-1], (1, 0), value=True)
     begins = is_word & is_new
     lengths = torch.minimum(1 + begins.sum(1), limits)[:, None]  # (B, 1)
 
     # The words in order, followed by the end token and blanks.
     order = begins.long().argsort(dim=1, descending=True, stable=True)
-    words = functional.pad(path.gather(1, order), (0, 1))[:, : int(lengths.max())]  # (B, T)
+    words = pad(path.gather(1, order), (0, 1))[:, : int(lengths.max())]  # (B, T)
     position = torch.arange(words.shape[1], device=words.device)
     tokens = words.masked_fill(position == lengths - 1, end).masked_fill(position >= lengths, blank)
 

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as DecoderOutput
 
-from .alignments import Words, best_alignment, collapse, state_tokens, words_of
+from .alignments import Words, best_alignment, collapse, skippable, state_posteriors, state_tokens, words_of
 from .config import as_token_ids, positive_int
-from .loss import accumulation_dtype, chunk_size, reduce_loss
+from .loss import FusedLinearCrossEntropy, accumulation_dtype, chunk_size, reduce_loss
 from .model import EncoderDecoder
 from .nar import (
     EncodedSource,
@@ -81,6 +81,118 @@ class CtcGenerateOutput(NarGenerateOutput):
     """
 
     path: Tensor | None = None  # (B, U), token of each slot; blank at padding
+
+
+class FusedLinearCtc(torch.autograd.Function):
+    """Summed CTC loss of `hidden @ weight.T`, chunk by chunk of sentences.
+
+    With logits z, eps = `smoothing` and the probability g_a of each state at a slot, the loss has the gradient
+    softmax(z) - (1 - eps) sum_a g_a onehot(token_a) - eps / V at each slot. As in `FusedLinearCrossEntropy`, the
+    forward pass computes the gradients too, so that each logit is computed once.
+    """
+
+    @staticmethod
+    def forward(
+        hidden: Tensor,
+        weight: Tensor,
+        is_counted: Tensor,
+        tokens: Tensor,
+        counts: Tensor,
+        slots: Tensor,
+        smoothing: float,
+        needs_grad: tuple[bool, bool],
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Return the summed loss, the loss (k B,) of each target, and the sum's gradients in `hidden` and `weight`.
+
+        All are in at least float32, and only the sum is differentiable.
+
+        Args:
+            hidden: (k B, U, d_model).
+            weight: (V, d_model).
+            is_counted: (k B,), whether the sum includes a target.
+            tokens: (k B, A), those of `state_tokens`.
+            counts, slots: (k B,), numbers of words and of slots.
+            smoothing: eps_ls.
+            needs_grad: whether to compute each of the two gradients.
+        """
+        wide = accumulation_dtype(hidden.dtype)
+        projection = weight.to(hidden.dtype)  # (V, d_model)
+        mean_weight = weight.mean(0, dtype=wide)  # (d_model,)
+        grad_hidden = torch.empty_like(hidden) if needs_grad[0] else None
+        grad_weight = torch.zeros_like(weight, dtype=wide) if needs_grad[1] else None
+        is_slot = canvas(slots, hidden.shape[1]).bool()  # (k B, U)
+        may_skip = skippable(tokens)
+        losses = torch.empty(len(hidden), dtype=wide, device=hidden.device)
+        size = max(1, chunk_size(hidden.device) // hidden.shape[1])
+        for start in range(0, len(hidden), size):
+            rows = slice(start, start + size)
+            states = hidden[rows].flatten(0, 1)  # (N U, d_model)
+
+            # The logits: those of the alignments' states, and their normalization.
+            logits = (states @ projection.T).to(wide)  # (N U, V)
+            choices = tokens[rows, None].expand(-1, hidden.shape[1], -1)  # (N, U, A)
+            chosen = logits.view(*choices.shape[:2], -1).gather(2, choices)  # (N, U, A)
+            largest = logits.amax(1, keepdim=True)
+            probs = logits.sub_(largest).exp_()  # in place
+            total = probs.sum(1, keepdim=True)
+            logsumexp = (total.log() + largest).view(choices.shape[:2])  # (N, U)
+
+            # The loss.
+            log_p, posteriors = state_posteriors(
+                chosen - logsumexp[..., None], may_skip[rows], slots[rows], counts[rows]
+            )  # (N,), (N, U, A)
+            mean = (states.to(wide) @ mean_weight).view_as(logsumexp)
+            uniform = ((logsumexp - mean) * is_slot[rows]).sum(1)
+            losses[rows] = smoothing * uniform - (1 - smoothing) * log_p
+
+            # Its gradient, where it counts.
+            counted = is_slot[rows] & is_counted[rows, None]  # (N, U)
+            factors = counted.view(-1, 1).to(wide)
+            posteriors = posteriors.masked_fill(~counted[..., None], 0) * (smoothing - 1)
+            gradient = probs.mul_(factors / total).scatter_add_(1, choices.flatten(0, 1), posteriors.flatten(0, 1))
+            gradient = gradient.to(hidden.dtype)
+            if grad_hidden is not None:
+                grad_states = gradient @ projection - (smoothing * factors * mean_weight).to(hidden.dtype)
+                grad_hidden[rows] = grad_states.view_as(hidden[rows])
+            if grad_weight is not None:
+                grad_weight += gradient.T @ states
+                grad_weight -= smoothing / len(weight) * (states * factors).sum(0, dtype=wide)
+        return (losses.masked_fill(~is_counted, 0)).sum(), losses, grad_hidden, grad_weight
+
+    setup_context = FusedLinearCrossEntropy.setup_context
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_loss: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+        grad_hidden, grad_weight, *_ = FusedLinearCrossEntropy.backward(ctx, grad_loss)
+        return grad_hidden, grad_weight, None, None, None, None, None, None
+
+
+def summed_ctc_loss(
+    hidden: Tensor, weight: Tensor, mask: Tensor, words: Words, fits: Tensor, blank: int, smoothing: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Return the CTC loss of the words that fit, summed in nats, and without gradient the loss (k B,) of each target.
+
+    The logits are hidden W^T, of which there is never a (k B, U, V) tensor.
+
+    Args:
+        hidden: (k B, U, d_model), the decoder's output.
+        weight: (V, d_model), the output projection.
+        mask: (k B, U), nonzero at slots.
+        words, fits: the targets, and which of them (k B,) fit into their slots.
+        blank: id of the blank.
+        smoothing: eps_ls, of each slot.
+    """
+    device_type = hidden.device.type
+    if torch.is_autocast_enabled(device_type):
+        hidden = hidden.to(torch.get_autocast_dtype(device_type))
+    tokens = state_tokens(words, blank)  # (k B, A)
+    with torch.autocast(device_type, enabled=False):
+        needs_grad = hidden.requires_grad, weight.requires_grad
+        summed, losses, *_ = FusedLinearCtc.apply(
+            hidden, weight, fits, tokens, words.counts, mask.sum(1), smoothing, needs_grad
+        )
+    return summed, losses
 
 
 class VaswaniCtcForConditionalGeneration(NarHead, GenerationMixin):
@@ -160,9 +272,9 @@ class VaswaniCtcForConditionalGeneration(NarHead, GenerationMixin):
             predictions["logits"] = self.lm_head(decoded[0])  # (k B, U, V)
         if labels is not None and words is not None:
             fits = words.needed_slots <= mask.sum(1)  # (k B,)
-            losses = self.sentence_losses(decoded[0], predictions.get("logits"), mask, words)  # (k B,)
+            summed, losses = self.summed_losses(decoded[0], predictions.get("logits"), mask, words, fits)  # (), (k B,)
             counted = labels.masked_fill(~fits[:, None].to(labels.device), -100)
-            loss = reduce_loss((losses * fits).sum(), counted, inputs.num_items)
+            loss = reduce_loss(summed, counted, inputs.num_items)
             predictions["loss"] = loss
             predictions["token_loss"] = loss
             predictions["sentence_losses"] = losses.masked_fill(~fits, torch.inf)
@@ -174,32 +286,33 @@ class VaswaniCtcForConditionalGeneration(NarHead, GenerationMixin):
         return zip(*(tensor.split(size) for tensor in tensors), strict=True)
 
     @torch.compiler.disable  # a graph cannot contain torch's ctc_loss
-    def sentence_losses(self, states: Tensor, logits: Tensor | None, mask: Tensor, words: Words) -> Tensor:
-        """Return -log p (k B,) of each target, label-smoothed in training mode.
+    def summed_losses(
+        self, states: Tensor, logits: Tensor | None, mask: Tensor, words: Words, fits: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the summed loss of the targets that fit, and the loss (k B,) of each target.
 
-        Without `logits` (k B, U, V), those of `states` (k B, U, d_model) exist for one chunk at a time, to save memory,
-        and the backward pass recomputes them.
+        Without `logits` (k B, U, V), those of `states` (k B, U, d_model) exist for one chunk at a time, to save memory.
         """
-        projects = logits is None
-        smoothing = self.config.label_smoothing if self.training else 0.0
-
-        def losses_of(values: Tensor, mask: Tensor, tokens: Tensor, slots: Tensor, counts: Tensor) -> Tensor:
-            logits = self.lm_head(values) if projects else values  # (N, U, V)
-            log_probs = logits.to(accumulation_dtype(logits.dtype)).log_softmax(-1)
-            losses = functional.ctc_loss(
-                log_probs.transpose(0, 1), tokens, slots, counts, self.blank, reduction="none", zero_infinity=True
-            )  # (N,)
-            uniform = -(log_probs.mean(-1) * mask).sum(1) if smoothing else 0.0  # (N,)
-            return (1 - smoothing) * losses + smoothing * uniform
-
-        slots, counts = torch.stack([mask.sum(1), words.counts]).cpu()  # one synchronization, not one per chunk
-        values = states if logits is None else logits
         ids = torch.arange(self.config.vocab_size, device=mask.device)
-        tokens = ids.index_select(0, words.tokens.flatten()).view_as(words.tokens)  # torch's loss checks no range
-        chunks = list(self.in_chunks(mask, values, mask, tokens, slots, counts))
-        if len(chunks) == 1 or not projects or not torch.is_grad_enabled():
-            return torch.cat([losses_of(*chunk) for chunk in chunks])
-        return torch.cat([checkpoint(losses_of, *chunk, use_reentrant=False) for chunk in chunks])
+        tokens = ids.index_select(0, words.tokens.flatten()).view_as(words.tokens)  # raises for an id out of range
+        words = words._replace(tokens=tokens)
+        if logits is None and self.has_plain_projection:
+            return summed_ctc_loss(states, self.lm_head.weight, mask, words, fits, self.blank, self.smoothing)
+        losses = self.sentence_losses(self.lm_head(states) if logits is None else logits, mask, words)
+        return (losses * fits).sum(), losses
+
+    def sentence_losses(self, logits: Tensor, mask: Tensor, words: Words) -> Tensor:
+        """Return -log p (k B,) of each target from logits (k B, U, V), label-smoothed in training mode."""
+        slots, counts = torch.stack([mask.sum(1), words.counts]).cpu()  # one synchronization
+        log_probs = logits.to(accumulation_dtype(logits.dtype)).log_softmax(-1)
+        by_slot = log_probs.transpose(0, 1)  # (U, k B, V)
+        losses = functional.ctc_loss(
+            by_slot, words.tokens, slots, counts, self.blank, reduction="none", zero_infinity=True
+        )  # (k B,)
+        if self.smoothing == 0:
+            return losses
+        uniform = -(log_probs.mean(-1) * mask).sum(1)  # (k B,)
+        return (1 - self.smoothing) * losses + self.smoothing * uniform
 
     @torch.no_grad()
     def glance(
