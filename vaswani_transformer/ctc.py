@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as DecoderOutput
@@ -83,7 +82,7 @@ class CtcGenerateOutput(NarGenerateOutput):
     path: Tensor | None = None  # (B, U), token of each slot; blank at padding
 
 
-class FusedLinearCtc(torch.autograd.Function):
+class FusedLinearCtc(FusedLinearCrossEntropy):
     """Summed CTC loss of `hidden @ weight.T`, chunk by chunk of sentences.
 
     With logits z, eps = `smoothing` and the probability g_a of each state at a slot, the loss has the gradient
@@ -92,7 +91,7 @@ class FusedLinearCtc(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
+    def forward(  # ty: ignore[incompatible-method-override] - of different arguments
         hidden: Tensor,
         weight: Tensor,
         is_counted: Tensor,
@@ -158,14 +157,6 @@ class FusedLinearCtc(torch.autograd.Function):
                 grad_weight += gradient.T @ states
                 grad_weight -= smoothing / len(weight) * (states * factors).sum(0, dtype=wide)
         return (losses.masked_fill(~is_counted, 0)).sum(), losses, grad_hidden, grad_weight
-
-    setup_context = FusedLinearCrossEntropy.setup_context
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_loss: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-        grad_hidden, grad_weight, *_ = FusedLinearCrossEntropy.backward(ctx, grad_loss)
-        return grad_hidden, grad_weight, None, None, None, None, None, None
 
 
 def summed_ctc_loss(
@@ -295,7 +286,7 @@ class VaswaniCtcForConditionalGeneration(NarHead, GenerationMixin):
         """
         ids = torch.arange(self.config.vocab_size, device=mask.device)
         tokens = ids.index_select(0, words.tokens.flatten()).view_as(words.tokens)  # raises for an id out of range
-        words = words._replace(tokens=tokens)
+        words = Words(tokens, words.counts, words.needed_slots)
         if logits is None and self.has_plain_projection:
             return summed_ctc_loss(states, self.lm_head.weight, mask, words, fits, self.blank, self.smoothing)
         losses = self.sentence_losses(self.lm_head(states) if logits is None else logits, mask, words)

@@ -154,16 +154,17 @@ class FusedLinearCrossEntropy(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.weight_dtype = inputs[1].dtype
+        ctx.num_constants = len(inputs) - 2
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_loss: Tensor, *_: None) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
+    def backward(ctx: Any, grad_loss: Tensor, *_: None) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
         if grad_hidden is not None:
             grad_hidden = grad_hidden * grad_loss.to(grad_hidden.dtype)
         if grad_weight is not None:
             grad_weight = (grad_weight * grad_loss).to(ctx.weight_dtype)
-        return grad_hidden, grad_weight, None, None, None, None
+        return grad_hidden, grad_weight, *[None] * ctx.num_constants
 
 
 def recount(num_items: Tensor | int | None, before: Tensor, after: Tensor) -> Tensor | int | None:
