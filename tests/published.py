@@ -32,7 +32,7 @@ LENGTH_FILES = PARALLEL_FILES | {"lengths.py"}  # of those that predict a length
 PUBLISHED_FILES = {
     "transformer": COMMON_FILES,
     "nat": LENGTH_FILES | {"nat.py"},
-    "ctc": PARALLEL_FILES | {"alignments.py", "ctc.py"},
+    "ctc": PARALLEL_FILES | {"alignments.py", "prefix_search.py", "ctc.py"},
     "iterative_vae": LENGTH_FILES | {"discrete.py", "iterative_vae.py", "nat.py", "revealed.py"},
     "flowseq": LENGTH_FILES | {"flowseq.py", "nat.py"},
     "cmlm": LENGTH_FILES | {"cmlm.py"},

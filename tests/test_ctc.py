@@ -42,11 +42,11 @@ def labels_of(*rows: Sequence[int]) -> Tensor:
     return torch.tensor([[*row, END, *[-100] * (width - 1 - len(row))] for row in rows])
 
 
-def sharp(**fields: Any) -> Any:
+def sharp(seed: int = 3, **fields: Any) -> Any:
     """Return a model in float64 with probabilities far from uniform."""
     model = tiny_ctc(d_model=8, d_ff=8, num_heads=2, dropout=0.0, **fields).double()
     with torch.random.fork_rng():
-        torch.manual_seed(3)
+        torch.manual_seed(seed)
         for weight in model.parameters():
             weight.data.normal_()
     return model
@@ -262,7 +262,7 @@ def test_bad_field_is_an_error_that_names_it(fields: dict[str, Any], message: st
 
 @pytest.mark.parametrize(
     ("name", "value", "default"),
-    [("length_beam_size", 2, "1"), ("num_return_sequences", 2, "1"), ("length_penalty", 0.6, "1.0")],
+    [("length_beam_size", 2, "1"), ("length_penalty", 0.6, "1.0")],
 )
 def test_setting_of_models_with_lengths_is_an_error(name: str, value: float, default: str) -> None:
     message = (
@@ -276,3 +276,72 @@ def test_learned_positions_bound_the_slots() -> None:
     model = tiny_ctc(position_embedding="learned", max_position_embeddings=8)
     assert model(input_ids=random_tokens(2, 3)).logits.shape[1] == 6
     assert model(input_ids=random_tokens(2, 6)).logits.shape[1] == 8
+
+
+def searched(model: Any, **arguments: Any) -> list[list[tuple[tuple[int, ...], float]]]:
+    """Return the words and the score of each target that `generate()` returns, by source."""
+    generated = model.generate(**arguments, return_dict_in_generate=True)
+    count = arguments.get("num_return_sequences", 1)
+    rows = []
+    for tokens, length in zip(generated.sequences.tolist(), generated.lengths.tolist(), strict=True):
+        assert tokens[length] == END
+        assert set(tokens[length + 1 :]) <= {BLANK}
+        rows.append(tuple(tokens[1:length]))
+    targets = list(zip(rows, generated.sequences_scores.tolist(), strict=True))
+    return [targets[start : start + count] for start in range(0, len(targets), count)]
+
+
+@pytest.mark.parametrize("bonus", [0.0, 0.7, -0.5])
+@pytest.mark.parametrize("limit", [None, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_wide_search_finds_the_best_of_all_targets_by_the_sum_of_their_alignments(
+    seed: int, limit: int | None, bonus: float
+) -> None:
+    """Three words, of which the last seed suppresses one; the sources have four and two slots."""
+    model = sharp(seed, vocab_size=6)
+    tokens, mask = padded_batch([2, 1], "left")
+    batch = {"input_ids": tokens.clamp(max=5), "attention_mask": mask}
+    suppressed = [5] if seed == 2 else []
+    settings: dict[str, Any] = {"num_beams": 60, "num_return_sequences": 6, "length_bonus": bonus}
+    settings |= {"suppress_tokens": suppressed, "max_new_tokens": limit}
+    logits = model(**batch).logits
+    results = searched(model, **batch, **settings)
+    for row, slots in enumerate((4, 2)):
+        allowed = {}
+        for words, probability in likelihoods(logits[row, :slots].log_softmax(-1)).items():
+            is_short = limit is None or len(words) < limit
+            if is_short and not {0, END, *suppressed} & set(words):
+                allowed[words] = math.log(probability) + bonus * len(words)
+        best = sorted(allowed.items(), key=lambda item: -item[1])[:6]
+        assert [words for words, _ in results[row]][: len(best)] == [words for words, _ in best]
+        scores = [score for _, score in results[row]][: len(best)]
+        assert scores == pytest.approx([score for _, score in best])
+
+
+def test_narrow_search_ranks_distinct_targets_by_their_loss() -> None:
+    model = sharp(vocab_size=30, upsampling=3)
+    tokens, mask = padded_batch([6, 2, 4])
+    batch = {"input_ids": tokens.clamp(max=29), "attention_mask": mask}
+    for row, results in enumerate(searched(model, **batch, num_beams=4, num_return_sequences=4)):
+        assert len({words for words, _ in results}) == 4
+        scores = [score for _, score in results]
+        assert scores == sorted(scores, reverse=True)
+        source = {name: values[row : row + 1].expand(4, -1) for name, values in batch.items()}
+        losses = model(**source, labels=labels_of(*(words for words, _ in results))).sentence_losses
+        assert scores == pytest.approx((-losses).tolist())
+        size = int(mask[row].sum())
+        alone = searched(model, input_ids=batch["input_ids"][row : row + 1, :size], num_beams=4)
+        assert alone[0][0][0] == results[0][0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"length_bonus": 0.5}, r"length_bonus: the most likely path has none; got 0\.5"),
+        ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences: more than the search finds; got 3"),
+        ({"num_beams": 0}, "num_beams: out of range; got 0"),
+    ],
+)
+def test_setting_of_the_search_that_has_no_meaning_is_an_error(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        tiny_ctc().generate(random_tokens(1, 4), **settings)

@@ -37,7 +37,7 @@ ARCHITECTURE = ROOT / "docs" / "architecture.md"
 FILES = (
     *("settings", "config", "embeddings", "restricted", "attention", "layers", "pretrained", "stacks", "loss"),
     *("search", "stepper", "generation", "tokenizer", "pipeline", "model", "nar", "lengths", "nat"),
-    *("revealed", "discrete", "iterative_vae", "flowseq", "cmlm", "alignments", "ctc"),
+    *("revealed", "discrete", "iterative_vae", "flowseq", "cmlm", "alignments", "prefix_search", "ctc"),
 )
 # The folders that each folder imports from, beyond flat files and support.
 ROOMS = {

@@ -119,12 +119,26 @@ FAMILIES["nat"] = Family(
 
 
 @dataclass(frozen=True)
+class PrefixSearch(SearchRecipe):
+    """Search with a CTC model.
+
+    Args:
+        num_beams: number of open prefixes; 1 for the most likely path, without a search.
+        length_bonus: added to the log-probability of a translation for each of its tokens; larger values favor longer
+            translations.
+    """
+
+    num_beams: PositiveInt = 1
+    length_bonus: float = 0.0
+
+
+@dataclass(frozen=True)
 class CtcTraining(GlancingTraining):
     """Training of CTC, where `glancing` shows tokens of the best alignment."""
 
     @property
     def evaluation_search(self) -> dict[str, float]:
-        return {}
+        return {"num_beams": 1, "length_bonus": 0.0}
 
 
 class CtcTrainer(GlancingTrainer):
@@ -167,7 +181,7 @@ def fits_into_slots(recipe: Recipe, pairs: Dataset) -> NDArray[np.bool_]:
 FAMILIES["ctc"] = Family(
     model_class=VaswaniCtcForConditionalGeneration,
     training=CtcTraining,
-    decoding=SearchRecipe,
+    decoding=PrefixSearch,
     make_trainer=CtcTrainer,
     fits=fits_into_slots,
 )

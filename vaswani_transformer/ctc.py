@@ -17,6 +17,7 @@ import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.functional import pad
 from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as DecoderOutput
 
@@ -39,7 +40,9 @@ from .nar import (
     choose_positions,
     soft_copy,
 )
+from .prefix_search import BEST_TOKENS, prefix_beam_search
 from .search import report_nan
+from .settings import refuse
 from .stacks import check_rows
 
 
@@ -76,7 +79,9 @@ class CtcLMOutput(NarLMOutput):
 class CtcGenerateOutput(NarGenerateOutput):
     """Result of `generate(return_dict_in_generate=True)`: a target per source, scored by its path's log-probability.
 
-    The `token_scores` (B, T) add up to it: that of a word includes the blanks before it, that of `</s>` the rest.
+    The `token_scores` (B, T) add up to it: that of a word includes the blanks before it, that of `</s>` the rest. With
+    `num_beams` above 1 a source has n targets, scored by their log-probability, the sum over all alignments, plus
+    `length_bonus` a word; then there are neither token scores nor a path.
     """
 
     path: Tensor | None = None  # (B, U), token of each slot; blank at padding
@@ -187,7 +192,7 @@ def summed_ctc_loss(
 
 
 class VaswaniCtcForConditionalGeneration(NarHead, GenerationMixin):
-    """CTC, with `generate()` in one pass: the most likely token of each slot, collapsed.
+    """CTC, with `generate()` in one pass: the most likely token of each slot, collapsed, or a search (`num_beams`).
 
     `logits` (k B, U, V) are those of the slots, whose number depends on the source alone; `decoder_attention_mask` is
     read only as the mask of `decoder_inputs_embeds`. In evaluation mode the `loss` is the negative log-likelihood of
@@ -205,6 +210,7 @@ class VaswaniCtcForConditionalGeneration(NarHead, GenerationMixin):
     has_likelihood = True
     further_arguments = ("glancing_draws",)
     unmixed = "lm_head|table"
+    family_settings = ("num_beams", "length_bonus", "num_return_sequences")
     glancing_ratio: float = 0.0
 
     def __init__(self, config: VaswaniCtcConfig) -> None:
@@ -344,19 +350,29 @@ class VaswaniCtcForConditionalGeneration(NarHead, GenerationMixin):
     def read_settings(self, generation_config: GenerationConfig | None, call: dict[str, Any]) -> NarSettings:
         """Return the settings of `generate()`, which may predict the blank."""
         settings = super().read_settings(generation_config, call)
+        if settings.num_beams == 1 and settings.length_bonus != 0:
+            refuse("length_bonus", "the most likely path has none", settings.length_bonus, "0, or num_beams above 1")
+        if settings.num_return_sequences > settings.num_beams:
+            limit = f"at most {settings.num_beams}, the num_beams"
+            refuse("num_return_sequences", "more than the search finds", settings.num_return_sequences, limit)
         settings.suppress_tokens = [token for token in settings.suppress_tokens or () if token != self.blank]
         return settings
 
     def decode(
         self, states: Tensor, attention_mask: Tensor | None, settings: NarSettings
     ) -> Tensor | NarGenerateOutput:
-        """Return the targets of the most likely paths; words beyond a length limit are dropped."""
+        """Return the targets of the most likely paths, or with `num_beams` above 1 the most likely targets.
+
+        Words of a path beyond a length limit are dropped; a search finds only targets within it.
+        """
         # The most likely path.
         source = self.read_source(states, attention_mask)
         mask = self.slot_mask(source)  # (B, U)
+        states = self.run_decoder(source, mask, inputs_embeds=soft_copy(states, source.is_real, mask))[0]
+        if settings.num_beams > 1:
+            return self.search(states, mask, self.length_limits(source, settings), settings)
         is_slot = mask.bool()
         is_end = torch.zeros_like(is_slot)  # no slot has to be an end token
-        states = self.run_decoder(source, mask, inputs_embeds=soft_copy(states, source.is_real, mask))[0]
         path, log_probs = self.most_likely_words(
             states, is_slot, is_end, settings.suppress_tokens, settings.reads_scores
         )  # (B, U) each
@@ -366,7 +382,7 @@ class VaswaniCtcForConditionalGeneration(NarHead, GenerationMixin):
         # Its target.
         limits = self.length_limits(source, settings)  # (B,)
         tokens, lengths, token_of_slot = collapse(path, self.blank, self.end_ids[0], limits)
-        sequences = functional.pad(tokens, (1, 0), value=self.config.token_id("target_start_token_id"))
+        sequences = pad(tokens, (1, 0), value=self.config.token_id("target_start_token_id"))
         if not settings.return_dict_in_generate:
             return sequences
 
@@ -379,4 +395,51 @@ class VaswaniCtcForConditionalGeneration(NarHead, GenerationMixin):
             lengths=lengths,
             history=sequences[None] if settings.return_history else None,
             path=path,
+        )
+
+    def search(self, states: Tensor, mask: Tensor, limits: Tensor, settings: NarSettings) -> Tensor | NarGenerateOutput:
+        """Return the n best targets that `prefix_beam_search` finds in states (B, U, d_model), within `limits` (B,).
+
+        They are ranked by log p of the loss, the sum over all alignments, plus `length_bonus` a word.
+        """
+        logits = self.lm_head(states)  # (B, U, V)
+        log_probs = logits.to(accumulation_dtype(logits.dtype)).log_softmax(-1)
+        slots = mask.sum(1)  # (B,)
+        report_nan((log_probs[..., self.blank].isnan() & mask.bool()).any(1))
+
+        # The best words of each slot, and k targets of each source; if fewer are found, empty ones of score -inf.
+        k = settings.num_beams
+        forbidden = slots.new_tensor([self.blank, *(settings.suppress_tokens or [])])
+        best = log_probs.index_fill(2, forbidden, -torch.inf).topk(min(max(BEST_TOKENS, k), logits.shape[2]), dim=2)
+        columns = (best.values.exp().tolist(), best.indices.tolist(), log_probs[..., self.blank].exp().tolist())
+        targets: list[tuple[int, ...]] = []
+        is_found: list[bool] = []
+        for *columns_of_row, count, limit in zip(*columns, slots.tolist(), limits.tolist(), strict=True):
+            slots_of_row = list(zip(*columns_of_row, strict=True))[:count]
+            found = prefix_beam_search(slots_of_row, k, settings.length_bonus, limit - 1)
+            targets += [*found, *[()] * (k - len(found))]
+            is_found += [place < len(found) for place in range(k)]
+
+        # Their exact log-probabilities; the search may have dropped some alignments.
+        counts = slots.new_tensor([len(target) for target in targets])  # (k B,)
+        width = max(map(len, targets))
+        words = slots.new_tensor([[*target, *[self.blank] * (width - len(target))] for target in targets])  # (k B, T)
+        tokens = state_tokens(Words(words, counts, counts), self.blank)  # (k B, A)
+        choices = tokens.unflatten(0, (-1, k)).flatten(1)[:, None].expand(-1, log_probs.shape[1], -1)  # (B, U, k A)
+        chosen = log_probs.gather(2, choices).unflatten(2, (k, -1)).transpose(1, 2).flatten(0, 1)  # (k B, U, A)
+        log_p, _ = state_posteriors(chosen, skippable(tokens), slots.repeat_interleave(k), counts)
+        scores = log_p + settings.length_bonus * counts
+        scores = scores.masked_fill(~mask.new_tensor(is_found, dtype=torch.bool), -torch.inf).view(-1, k)
+
+        # The n best, followed by the end token and blanks.
+        scores, order = scores.topk(settings.num_return_sequences, dim=1)  # (B, n)
+        rows = (order + k * torch.arange(len(order), device=order.device)[:, None]).flatten()  # (n B,)
+        lengths = counts[rows] + 1
+        sequences = pad(words[rows], (0, 1), value=self.blank).scatter(1, lengths[:, None] - 1, self.end_ids[0])
+        sequences = pad(sequences[:, : int(lengths.max())], (1, 0), value=self.config.token_id("target_start_token_id"))
+        if not settings.return_dict_in_generate:
+            return sequences
+        history = sequences[None] if settings.return_history else None
+        return CtcGenerateOutput(
+            sequences=sequences, sequences_scores=scores.flatten(), lengths=lengths, history=history
         )

@@ -85,6 +85,8 @@ class NarSettings(SharedSettings):
     is estimated by importance sampling.
     """
 
+    num_beams: int = number(1, least=1)  # k, prefixes of CTC's search; 1 for the most likely path
+    length_bonus: float = number(0.0, least=-math.inf)  # added to log p for each word, in CTC's search
     num_iterations: int = number(1, least=1)  # R, decoder passes of a refining model
     length_beam_size: int = number(1, least=1)  # l, the number of best lengths to decode
     num_return_sequences: int = number(1, least=1)  # n, at most the number of candidates

@@ -280,10 +280,12 @@ def test_invalid_option_or_input_ends_the_command_with_one_line(run: Run, argume
     [
         ("nat", "--nbest=2", "--nbest: more than the search finds; got 2, expected at most 1. Use a larger --length_b"),
         ("cmlm", "--nbest=2", "expected at most 1. Use a larger --length_beam, or a smaller --nbest."),
-        ("ctc", "--nbest=2", "--nbest: more than the search finds; got 2, expected at most 1. Leave it out."),
+        ("ctc", "--nbest=2", "--nbest: more than the search finds; got 2, expected at most 1. Use more --beams"),
         ("ctc", "--length_beam=2", "--length_beam=2: "),
         ("nat", "--iterations=2", "--iterations=2: "),
         ("iterative_vae", "--beams=2", "--beams=2: "),
+        ("nat", "--length_bonus=0.5", "--length_bonus=0.5: "),
+        ("autoregressive", "--length_bonus=0.5", "--length_bonus=0.5: "),
     ],
 )
 def test_option_that_a_non_autoregressive_model_lacks_ends_the_command_with_one_line(

@@ -150,6 +150,8 @@ def setting_fields(model: PreTrainedModel) -> dict[str, NumberField]:
 
     fields: dict[str, NumberField] = {}
     if is_non_autoregressive(model):
+        if "num_beams" in model.family_settings:
+            fields["num_beams"] = count("num_beams", "Beams", MAX_BEAMS)
         if "num_iterations" in model.family_settings:
             fields["num_iterations"] = count("num_iterations", "Iterations", MAX_BEAMS)
         if model.num_length_classes > 1:

@@ -42,12 +42,12 @@ def positive_argument(text: str) -> int:
     return int(text)
 
 
-def length_penalty_argument(text: str) -> float:
-    """Parse `text` as alpha of the length penalty."""
+def number_argument(text: str, setting: str) -> float:
+    """Parse `text` as the value of a setting of the search."""
     with contextlib.suppress(ValueError):
-        if (alpha := float(text)) in RANGES["length_penalty"]:
-            return alpha
-    raise argparse.ArgumentTypeError(f"got {text!r}, expected {RANGES['length_penalty']}")
+        if (value := float(text)) in RANGES[setting]:
+            return value
+    raise argparse.ArgumentTypeError(f"got {text!r}, expected {RANGES[setting]}")
 
 
 def say(message: str) -> None:

@@ -42,8 +42,9 @@ class TranslationOptions(LineOptions):
         if is_non_autoregressive(translator.model):
             width = search.get("length_beam_size", 1) * search.get("num_latent_samples", 1)
             fix = "Use a larger --length_beam, or a smaller --nbest."
-            if "length_beam_size" not in translator.model.family_settings:
-                fix = "Leave it out."
+            if "num_beams" in translator.model.family_settings:
+                width = search.get("num_beams", 1)
+                fix = "Use more --beams, or a smaller --nbest."
         else:
             width = math.inf if search.get("do_sample") else search.get("num_beams", 1)
             fix = "Use more --beams, or a smaller --nbest."

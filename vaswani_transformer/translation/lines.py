@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar, get_args
@@ -17,7 +18,7 @@ import torch
 from tqdm import tqdm
 from transformers.utils import logging
 
-from ..support.command_line import MODEL_HELP, CommandParser, length_penalty_argument, positive_argument
+from ..support.command_line import MODEL_HELP, CommandParser, number_argument, positive_argument
 from ..support.errors import OutputError, UserError, check_open, exit_on_user_error
 from ..support.loading import LoadOptions, add_load_options, load_model_and_tokenizer
 from ..support.modes import is_non_autoregressive
@@ -31,6 +32,7 @@ RESULTS_DO_NOT_DEPEND_ON = {
 SEARCH = {
     "beams": "num_beams",
     "length_penalty": "length_penalty",
+    "length_bonus": "length_bonus",
     "iterations": "num_iterations",
     "length_beam": "length_beam_size",
     "max_length": "max_new_tokens",
@@ -47,6 +49,7 @@ class LineOptions(LoadOptions):
     interactive: bool = False
     beams: int | None = None
     length_penalty: float | None = None
+    length_bonus: float | None = None
     iterations: int | None = None
     length_beam: int | None = None
     max_length: int | None = None
@@ -82,9 +85,9 @@ class LineOptions(LoadOptions):
         """Raise UserError for a search option that the model does not support."""
         model = translator.model
         supported = model.family_settings if is_non_autoregressive(model) else ("num_beams",)
-        for option in ("beams", "iterations", "length_beam"):
+        for option, default in {"beams": 1, "iterations": 1, "length_beam": 1, "length_bonus": 0}.items():
             value = getattr(self, option)
-            if value not in (None, 1) and SEARCH[option] not in supported:
+            if value not in (None, default) and SEARCH[option] not in supported:
                 problem = f"{self.model} is a {type(model).__name__}, which does not support it"
                 raise UserError(f"--{option}={value}: {problem}; leave it out.")
 
@@ -113,7 +116,13 @@ def make_parser(prog: str, description: str, texts: str, results: str) -> tuple[
     }
     for name, (metavar, text) in counts.items():
         search.add_argument(name, type=positive_argument, metavar=metavar, help=text)
-    search.add_argument("--length_penalty", type=length_penalty_argument, metavar="ALPHA", help="alpha of lp(Y)")
+    numbers = {
+        "--length_penalty": ("ALPHA", "alpha of lp(Y)"),
+        "--length_bonus": ("B", "added to log P for each token, in a search of CTC with --beams"),
+    }
+    for name, (metavar, text) in numbers.items():
+        number = partial(number_argument, setting=name.removeprefix("--"))
+        search.add_argument(name, type=number, metavar=metavar, help=text)
     search.add_argument(
         "--too_long", choices=get_args(TooLong), default="truncate", help="what happens to a longer line (truncate)"
     )
