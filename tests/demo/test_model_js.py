@@ -413,11 +413,21 @@ def test_saved_options_are_those_of_the_generation_config(node: Call) -> None:
     assert node("savedOptions", saved=saved) == paper
     power = {"beams": 1, "alpha": 1, "penalty": "power"}
     assert node("savedOptions", saved={}) == power
+    assert node("savedOptions", saved={"max_length": 20}) == power  # Transformers' default
     saved = {"max_length": 30, "suppress_tokens": [3], "early_stopping": True, "eos_token_id": [2, 4]}
     limited = {**power, "maxTokens": 29, "maxSourceRelative": None}
     assert node("savedOptions", saved=saved) == {**limited, "suppressed": [3], "earlyStopping": True, "ends": [2, 4]}
     saved = {"max_length": 30, "max_new_tokens": 7, "max_source_relative_length": 3}
     assert node("savedOptions", saved=saved) == {**power, "maxTokens": 7, "maxSourceRelative": 3}
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_search_by_weights_that_are_not_finite_is_an_error(node: Call, tmp_path: Path, beams: int) -> None:
+    model = small_model(0)
+    model.model.shared.weight.data.fill_(torch.nan)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"^logits: NaN, so no target has a score\."):
+        node("translate", folder=tmp_path, sources=[[3, 2]], options={"beams": beams})
 
 
 def check_targets(

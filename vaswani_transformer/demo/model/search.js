@@ -21,11 +21,14 @@ const PAPER = {
   prefix: [], // tokens that every target begins with
 };
 
+const TRANSFORMERS_MAX_LENGTH = 20; // its default, which its trainer saves, so it limits nothing
+
 /** Return the options of a search that a generation_config.json sets. */
 export function savedOptions(saved) {
   const relative = saved.max_source_relative_length;
   const hasLimit = saved.max_new_tokens != null || relative != null;
-  const maxLength = hasLimit ? null : saved.max_length; // gives way to every other limit
+  const givesWay = hasLimit || saved.max_length === TRANSFORMERS_MAX_LENGTH;
+  const maxLength = givesWay ? null : saved.max_length;
   const options = {
     beams: saved.num_beams ?? 1,
     alpha: saved.length_penalty ?? 1,
@@ -81,6 +84,9 @@ function readPrompt(decoder, prompt) {
 function continueBeams(decoder, beams, count, length, settings) {
   const { logits } = decoder.step(beams.map(({ last }) => last));
   const continuations = topContinuations(logits, beams.map(({ logProb }) => logProb), count, settings.suppressed);
+  if (continuations.length === 0) {
+    throw new Error("logits: NaN, so no target has a score. Use float32, and check that the weights are finite.");
+  }
   return continuations.map(({ logProb, parent, token }) => ({
     tokens: [...beams[parent].tokens, token],
     parents: [...beams[parent].parents, parent],
@@ -132,7 +138,6 @@ export function* greedySearch(decoder, prompt, settings) {
   let target = readPrompt(decoder, prompt);
   for (let length = 1; ; length++) {
     const candidates = continueBeams(decoder, [target], 2, length, settings);
-    if (candidates.length === 0) return [];
     [target] = candidates;
     target.isKept = true;
     yield candidates;
