@@ -486,7 +486,7 @@ def test_trained_model_translates_as_the_package(node: Call) -> None:
 @pytest.mark.slow
 def test_trained_model_translates_a_hundred_sentences_as_the_package(node: Call) -> None:
     assert len(SENTENCES) == 100
-    check_trained_model(node, SENTENCES[::5], returned=4)
+    check_trained_model(node, SENTENCES[::11], returned=4)
     check_trained_model(node, SENTENCES, returned=1)
 
 
