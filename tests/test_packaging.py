@@ -35,6 +35,8 @@ def test_wheel_holds_the_package_and_works_where_it_is_installed(distributions: 
         description = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()
     assert {name.partition("/")[0] for name in names if "dist-info" not in name} == {"vaswani_transformer"}
     page = {f"vaswani_transformer/figures/page.{suffix}" for suffix in ("html", "css", "js")}
+    scripts = {path.relative_to(ROOT).as_posix() for path in (ROOT / "vaswani_transformer" / "demo").rglob("*.js")}
+    assert {"vaswani_transformer/demo/model/transformer.js", *scripts} - names == set()
     assert {"vaswani_transformer/py.typed", *page} <= names
     source = PROJECT["project"]["urls"]["Source"]  # PyPI's page has no files of the repository
     assert f"]({source}/blob/main/docs/results.md#tatoeba)" in description
