@@ -166,8 +166,8 @@ def test_non_autoregressive_model_translates_by_its_options_and_scores_by_its_ow
     model, tokenizer = family_of_pairs(family)
     save(tmp_path, model, tokenizer)
     rows = lines(json.dumps({"text": text}) for text in SOURCES)
-    output, errors, status = run(*options, "--scores", "--format=jsonl", stdin=rows.encode(), model=tmp_path)
-    assert (errors, status) == ("", 0)
+    output, _, status = run(*options, "--scores", "--format=jsonl", stdin=rows.encode(), model=tmp_path)
+    assert status == 0
     actual = [row for line in output.splitlines() for row in json.loads(line).get("nbest", [json.loads(line)])]
     expected = []
     for source in SOURCES:
@@ -190,10 +190,23 @@ def test_lines_with_unknown_words_are_counted_in_one_line_at_the_end(run: Run, f
     texts = [SOURCES[0], f"{SOURCES[0]} warld", SOURCES[1], "§ \x1b"]
     _, errors, status = run("--max_length=5", stdin=lines(texts), model=folder_of_words)
     warning = "2 lines contain out-of-vocabulary words, so the results are guesses (first: line 2, 'warld')"
-    assert (errors, status) == (f"standard input: {warning}.\n", 0)
-    assert run("--max_length=5", stdin=lines(SOURCES), model=folder_of_words)[1:] == ("", 0)
+    assert (errors.splitlines()[0], status) == (f"standard input: {warning}.", 0)
+    assert "vocabulary" not in run("--max_length=5", stdin=lines(SOURCES), model=folder_of_words)[1]
     _, errors, _ = run("--interactive", "--max_length=5", stdin=lines(texts[:2]), model=folder_of_words)
-    assert errors == "Out-of-vocabulary words (their translations are guesses): 'warld'.\n"
+    assert "Out-of-vocabulary words (their translations are guesses): 'warld'." in errors
+
+
+def test_unfinished_translations_are_counted_at_the_end_and_marked_in_json(run: Run) -> None:
+    limited = lines(["hello world", "", "this is a book", "the cat is black"])
+    output, errors, status = run("--max_length=6", stdin=limited)
+    warning = "2 translations are unfinished, cut off at the length limit or repeating the same words (first: line 3)"
+    assert (output.splitlines()[:2], errors, status) == ([TARGETS[0], ""], f"{warning}.\n", 0)
+    rows = lines(json.dumps({"text": text}) for text in limited.splitlines())
+    output, _, _ = run("--max_length=6", "--format=jsonl", stdin=rows)
+    marks = [json.loads(line).get("unfinished") for line in output.splitlines()]
+    assert marks == [None, None, True, True]
+    _, errors, _ = run("--interactive", "--max_length=6", stdin=limited)
+    assert errors == "Unfinished: the translation reached the length limit, or repeats itself.\n" * 2
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [("auto", "float32"), ("int8", "int8"), ("float16", None)])

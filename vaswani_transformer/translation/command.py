@@ -52,8 +52,12 @@ class TranslationOptions(LineOptions):
             raise UserError(f"--nbest: {problem}. {fix}")
 
 
+@dataclass
 class TranslationFormat(LineFormat[TranslationOptions]):
-    """Input lines of text or JSON, and output lines of translations."""
+    """Input lines of text or JSON, and output lines of translations, the unfinished of which it counts."""
+
+    unfinished: int = 0
+    first_unfinished: int = 0  # its line
 
     def read(self, line: bytes, where: str) -> str:
         text = super().read(line, where)
@@ -75,6 +79,9 @@ class TranslationFormat(LineFormat[TranslationOptions]):
         return value
 
     def write(self, translation: Translation, number: int) -> list[str]:
+        if translation.is_unfinished:
+            self.unfinished += 1
+            self.first_unfinished = self.first_unfinished or number
         if self.options.format == "text":
             return self.write_text(translation, number)
         rows: list[dict[str, Any]] = []
@@ -82,6 +89,8 @@ class TranslationFormat(LineFormat[TranslationOptions]):
             row: dict[str, Any] = {"translation": hypothesis.text}
             if hypothesis.score is not None:
                 row["score"] = round(hypothesis.score, 4)
+            if hypothesis.is_unfinished:
+                row["unfinished"] = True
             rows.append(row)
         result = rows[0] if self.options.nbest is None else {**rows[0], "nbest": rows}
         return [json.dumps(result, ensure_ascii=False)]
@@ -97,6 +106,14 @@ class TranslationFormat(LineFormat[TranslationOptions]):
                 line = f"{number}\t{line}"
             lines.append(line)
         return lines
+
+    def summary(self, count: int) -> str:
+        """Return the number of unfinished translations, or an empty string."""
+        if not self.unfinished:
+            return ""
+        subject = "1 translation is" if self.unfinished == 1 else f"{self.unfinished} translations are"
+        where = f"first: line {self.first_unfinished}"
+        return f"{subject} unfinished, cut off at the length limit or repeating the same words ({where})."
 
 
 def main(arguments: list[str] | None = None) -> None:

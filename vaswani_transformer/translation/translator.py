@@ -24,6 +24,7 @@ from ..tokenizer import check_text, check_vocabulary, source_encoder
 from .unknown_words import unknown_words
 
 DEFAULT_MAX_SOURCE_TOKENS = 1024  # for models without a limit of positions
+REPEATED_TOKENS = 12  # at the end of a target, of one n-gram: the model runs in a circle
 
 TooLong = Literal["truncate", "keep", "error"]
 
@@ -38,11 +39,14 @@ class Hypothesis:
     text: the translation.
     tokens: number of its tokens, including `</s>`.
     score: log P(Y | X) / lp(Y) in nats, or `sequences_scores` of a non-autoregressive model; None without `scores`.
+    is_unfinished: whether it ends at its length limit without `</s>`, or in 12 or more tokens that repeat one n-gram of
+        at most 4.
     """
 
     text: str
     tokens: int
     score: float | None
+    is_unfinished: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,10 +74,19 @@ class Translation:
         return self.hypotheses[0].text
 
     @property
+    def is_unfinished(self) -> bool:
+        """Whether the best translation is unfinished."""
+        return self.hypotheses[0].is_unfinished
+
+    @property
     def warning(self) -> str:
-        """Warning of the unknown words, or an empty string."""
-        words = ", ".join(map(repr, self.unknown_words))
-        return f"Out-of-vocabulary words (their translations are guesses): {words}." if words else ""
+        """Warning of unknown words and of an unfinished translation, or an empty string."""
+        warnings = []
+        if words := ", ".join(map(repr, self.unknown_words)):
+            warnings.append(f"Out-of-vocabulary words (their translations are guesses): {words}.")
+        if self.is_unfinished:
+            warnings.append("Unfinished: the translation reached the length limit, or repeats itself.")
+        return " ".join(warnings)
 
 
 class TooLongError(UserError):
@@ -252,7 +265,8 @@ class Translator:
 
         ids = [target[:length] for target, length in zip(targets, lengths, strict=True)]
         decoded = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
-        hypotheses = [Hypothesis(*values) for values in zip(decoded, lengths, scores, strict=True)]
+        unfinished = [self.is_unfinished(target) for target in ids]
+        hypotheses = [Hypothesis(*values) for values in zip(decoded, lengths, scores, unfinished, strict=True)]
         n = len(hypotheses) // len(sources)
         return [hypotheses[start : start + n] for start in range(0, len(hypotheses), n)]
 
@@ -273,6 +287,16 @@ class Translator:
             ends = [target.index(token) + 1 for token in end_tokens if token in target]
             lengths.append(min(ends, default=length))
         return lengths
+
+    def is_unfinished(self, target: list[int]) -> bool:
+        """Return whether a target, up to its end token, is unfinished as in `Hypothesis`."""
+        end_tokens = as_token_ids(self.settings.values.get("eos_token_id"))
+        words = target[:-1] if target and target[-1] in end_tokens else target
+        if len(words) == len(target) and end_tokens and not is_non_autoregressive(self.model):
+            return True
+        tail = words[-REPEATED_TOKENS:]
+        periods = (3, 4)  # a period of 1 or 2 is one of 4 too
+        return len(tail) == REPEATED_TOKENS and any(tail[n:] == tail[:-n] for n in periods)
 
     def score(self, tokens: Tensor, mask: Tensor, sequences: Tensor, lengths: list[int]) -> Tensor:
         """Return log P(Y | X) / lp(Y) (R,) of the targets in `sequences` (R, T + 1), after the start token."""
