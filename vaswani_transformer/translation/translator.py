@@ -7,13 +7,13 @@ import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal, NoReturn, cast
+from typing import Any, Literal, NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..batching.inference import batches_by_length, log_probabilities, pad_rows
+from ..batching.inference import batches_by_length, pad_rows, token_log_probabilities
 from ..config import as_token_ids
 from ..generation import CallSettings, default_limit
 from ..pretrained import is_of_this_package
@@ -87,6 +87,15 @@ class Translation:
         if self.is_unfinished:
             warnings.append("Unfinished: the translation reached the length limit, or repeats itself.")
         return " ".join(warnings)
+
+
+class EncodedTexts(NamedTuple):
+    """The texts of a window."""
+
+    sources: list[list[int]]  # token ids, truncated where necessary
+    lengths: list[int]  # number of tokens before truncation
+    truncated: set[int]  # indices of truncated texts
+    unknown: list[list[str]]  # unknown words
 
 
 class TooLongError(UserError):
@@ -189,20 +198,10 @@ class Translator:
         self, texts: list[str], first: int, skip: int = 0, progress: Callable[[int], object] | None = None
     ) -> list[Translation]:
         """Return the translations of `texts[skip:]`; `first` is the index of the window's first text."""
-        for index, text in enumerate(texts, start=first):
-            check_text(text, f"Text {index}")
         report = progress or (lambda _: None)
 
         # All texts are encoded, even skipped ones, because the batches depend on the lengths of all.
-        encoder = source_encoder(self.tokenizer)
-        encoded = encoder(texts, return_attention_mask=False, verbose=False)
-        unknown = unknown_words(self.tokenizer, encoded, texts)
-        sources = [row if text.strip() else [] for row, text in zip(encoded["input_ids"], texts, strict=True)]
-        lengths = [len(source) for source in sources]
-        truncated = self.too_long_texts(lengths, first)
-        for index in truncated:
-            shortened = encoder(texts[index], truncation=True, max_length=self.max_source_tokens, verbose=False)
-            sources[index] = shortened["input_ids"]
+        sources, lengths, truncated, unknown = self.encode_window(texts, first)
 
         # Texts without a word keep the empty translation.
         empty = Hypothesis("", 0, 0.0 if self.scores else None)
@@ -231,6 +230,22 @@ class Translator:
             )
             for index in range(skip, len(texts))
         ]
+
+    def encode_window(self, texts: list[str], first: int, keeps_empty: bool = False) -> EncodedTexts:
+        """Return the token ids of texts; those of a text without a word are empty unless `keeps_empty`."""
+        for index, text in enumerate(texts, start=first):
+            check_text(text, f"Text {index}")
+        encoder = source_encoder(self.tokenizer)
+        encoded = encoder(texts, return_attention_mask=False, verbose=False)
+        unknown = unknown_words(self.tokenizer, encoded, texts)
+        rows = zip(encoded["input_ids"], texts, strict=True)
+        sources = [row if keeps_empty or text.strip() else [] for row, text in rows]
+        lengths = [len(source) for source in sources]
+        truncated = self.too_long_texts(lengths, first)
+        for index in truncated:
+            shortened = encoder(texts[index], truncation=True, max_length=self.max_source_tokens, verbose=False)
+            sources[index] = shortened["input_ids"]
+        return EncodedTexts(sources, lengths, truncated, unknown)
 
     def too_long_texts(self, lengths: Sequence[int], first: int) -> set[int]:
         """Return the indices of the texts in a window to truncate; raise TooLongError for one that must not be."""
@@ -308,7 +323,7 @@ class Translator:
         n = len(sequences) // len(tokens)
         tokens = tokens.repeat_interleave(n, dim=0)  # (R, S)
         mask = mask.repeat_interleave(n, dim=0)  # (R, S)
-        sums = log_probabilities(self.model, tokens, mask, labels, sequences[:, :-1])
+        sums = token_log_probabilities(self.model, tokens, mask, labels, sequences[:, :-1]).sum(1)
         alpha = float(settings.get("length_penalty", 1.0))  # torch needs a float for negative powers
         return sums / length_penalty(counts.clamp(min=1), alpha, settings.get("length_penalty_type", "power"))
 
