@@ -134,7 +134,7 @@ COMMANDS = sorted({(page_name(page), shlex.join(words)) for page in PAGES for wo
 def test_shell_command_is_accepted_by_its_own_parser(
     page: str, command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name in ("source.txt", "test.jsonl"):  # files that the page expects
+    for name in ("source.txt", "target.txt", "test.jsonl"):  # files that the page expects
         (tmp_path / name).touch()
     (tmp_path / "training").symlink_to(ROOT / "training")
     monkeypatch.chdir(tmp_path)

@@ -96,9 +96,12 @@ def service(request: pytest.FixtureRequest, models: dict[str, Path]) -> Generato
 
 @pytest.mark.slow
 def test_service_translates_each_sentence_and_reports_its_health(service: Running) -> None:
-    answer = {"translation": "hola mundo\nte amo", "cut": [], "unknown_words": []}
+    answer = {"translation": "hola mundo\nte amo", "cut": [], "unfinished": [], "unknown_words": []}
     assert service.translate("hello world\ni love you\n") == (200, answer)
-    assert service.translate(" \n") == (200, {"translation": "", "cut": [], "unknown_words": []})
+    empty = answer | {"translation": ""}
+    assert service.translate(" \n") == (200, empty)
+    body = json.dumps({"text": ["hello world\ni love you", ""]}).encode()
+    assert service.ask("/translate", body) == (200, [answer, empty])
     status, health = service.ask()
     assert (status, health["status"], health["open_requests"], health["refused"]) == (200, "ok", 0, 0)
     assert health["answered"] > health["cut"]
@@ -126,10 +129,11 @@ def test_service_names_the_sentences_that_it_cut(service: Running) -> None:
         (b'{"text": "hello world", "\\ud800": 1}', 400),
         (b'{"text": "hello", "text": "hello world"}', 400),
         (b'{"text": null}', 400),
-        (b'{"text": ["hello world"]}', 400),
+        (b'{"text": ["hello world", 1]}', 400),
         (b'{"text": "\\ud800"}', 400),
         (b'{"text": "\xed\xa0\x80"}', 400),
         (b'{"text": "%s"}' % (b"x" * 1001), 413),
+        (b'{"text": ["%s", "xx"]}' % (b"x" * 999), 413),
         (b" " * 100_000, 413),
     ],
 )
@@ -262,7 +266,7 @@ def test_batches_are_bounded_in_tokens() -> None:
 def test_text_is_given_up_after_the_batch_in_which_its_time_ends() -> None:
     engine = Slow()
     with pytest.raises(TimeoutError):
-        SERVICE["Service"](engine, DEFAULTS).translate_text(("c " * 300 + ". ") * 10, lambda: bool(engine.batches))
+        SERVICE["Service"](engine, DEFAULTS).translate_texts(["c " * 300 + ". "] * 10, lambda: bool(engine.batches))
     assert len(engine.batches) == 1
 
 
@@ -334,14 +338,43 @@ def test_failure_of_an_engine_is_an_answer_in_json() -> None:
 
 def test_answer_keeps_the_lines_of_a_text() -> None:
     text = " One. Two!\n\n  Three\r\nfour. \n"
-    answer = SERVICE["Service"](Slow(), DEFAULTS).translate_text(text, lambda: False)
-    assert answer["translation"] == "One. Two!\n\nThree\nfour."
+    answers = SERVICE["Service"](Slow(), DEFAULTS).translate_texts([text, "", "Five."], lambda: False)
+    assert [answer["translation"] for answer in answers] == ["One. Two!\n\nThree\nfour.", "", "Five."]
+
+
+@pytest.mark.parametrize("engine", ["CTranslate2Engine", pytest.param("TorchEngine", marks=pytest.mark.slow)])
+def test_sentence_whose_translation_reaches_its_limit_is_listed(
+    engine: str, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = SERVICE[engine](models["torch" if engine == "TorchEngine" else "ctranslate2"], DEFAULTS)
+    if engine == "TorchEngine":
+        started.model.generation_config.max_new_tokens = 3
+    else:
+        monkeypatch.setitem(SERVICE["CTranslate2Engine"].translate.__globals__, "EXTRA_TOKENS", -7)
+    text = "this is a book"  # of nine tokens, and its translation of more than three
+    (answer,) = SERVICE["Service"](started, DEFAULTS).translate_texts([text], lambda: False)
+    assert answer["unfinished"] == [text]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "is_unfinished"),
+    [
+        (["a"] * 12 + ["</s>"], True),
+        (["b"] + ["a", "b", "c", "d"] * 3 + ["</s>"], True),
+        (["a"] * 11 + ["</s>"], False),
+        (["a", "b", "c", "d", "e"] * 4 + ["</s>"], False),
+        (["a"], True),
+        ([], True),
+    ],
+)
+def test_translation_without_an_end_or_with_a_loop_at_it_is_unfinished(tokens: list[str], is_unfinished: bool) -> None:
+    assert SERVICE["is_unfinished"](tokens, end="</s>") == is_unfinished
 
 
 def test_line_break_in_a_translation_adds_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Slow()
     monkeypatch.setattr(engine, "translate", lambda sentences: [SERVICE["Translated"]("a\nb", False, [])])
-    answer = SERVICE["Service"](engine, DEFAULTS).translate_text("hello", lambda: False)
+    (answer,) = SERVICE["Service"](engine, DEFAULTS).translate_texts(["hello"], lambda: False)
     assert answer["translation"] == "a b"
 
 

@@ -43,8 +43,10 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "Decoding": {
         "prepare_for_inference": (),
         "translate": (),
-        "translation.Translation": ("text",),
+        "translation.Translation": ("text", "is_unfinished"),
         "translation.Hypothesis": (),
+        "score_targets": (),
+        "translation.TargetScore": (),
         "to_ctranslate2": (),
     },
     "Importing": {"from_fairseq": (), "from_fsmt": (), "from_marian": (), "convert.ImportResult": ()},

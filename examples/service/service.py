@@ -2,12 +2,14 @@
 
 A folder that `vaswani-convert ctranslate2` wrote runs in CTranslate2, without torch; any other model runs in torch.
 
-    POST /translate  {"text": "..."}  ->  {"translation": "...", "cut": [], "unknown_words": []}
+    POST /translate  {"text": "..."}  ->  {"translation": "...", "cut": [], "unfinished": [], "unknown_words": []}
+    POST /translate  {"text": ["...", "..."]}  ->  [{"translation": "...", ...}, {"translation": "...", ...}]
     GET /health  ->  {"status": "ok", "model": "FOLDER", "open_requests": 0, "answered": 7, "cut": 0, "refused": 0}
 
-A translation keeps the lines of its text. `cut` lists the sentences of which only the first tokens were translated, and
-`unknown_words` the words that the vocabulary lacks. `/health` counts the answers, those that list a cut sentence, and
-requests refused with 503. Work for a client that hangs up ends with its batch.
+A translation keeps the lines of its text. `cut` lists the sentences of which only the first tokens were translated,
+`unfinished` those whose translation reached the length limit or ends in a loop, and `unknown_words` the words that the
+vocabulary lacks. `/health` counts the answers, those that list a cut sentence, and requests refused with 503. Work for
+a client that hangs up ends with its batch.
 
 Size, time and memory of a request are limited. A refused request gets {"error": "..."}, with status 400 (malformed),
 408 (sent too slowly), 413 (too long) or 503 (too many requests, out of time, or stopping).
@@ -43,16 +45,20 @@ EXTRA_TOKENS = 50  # of a translation beyond its source, as in the paper
 BYTES = 12  # of a character in JSON at most: two \uXXXX
 OTHER_BYTES = 1024  # of the JSON around the text
 AGAIN = {"Retry-After": "1"}  # seconds
-EXPECTED = 'expected {"text": "..."}'
+EXPECTED = 'expected {"text": "..."}, or a list of texts'
 
 
 @dataclass(frozen=True)
 class Translated:
-    """A sentence's translation, whether the sentence was cut, and its unknown words."""
+    """A sentence's translation, whether the sentence was cut, its unknown words, and whether the end is missing."""
 
     text: str
     is_cut: bool
     unknown_words: list[str]
+    is_unfinished: bool = False
+
+
+Answer = dict[str, str | list[str]]
 
 
 class Engine(Protocol):
@@ -105,13 +111,16 @@ class CTranslate2Engine:
             patience=2,
             max_input_length=0,  # else CTranslate2 drops tokens after 1,024, which `cut` would not list
             max_decoding_length=max(len(encoding) for encoding in encodings) + EXTRA_TOKENS,
+            return_end_token=True,
         )
         translated = []
         for sentence, encoding, result in zip(sentences, encodings, results, strict=True):
-            found = map(self.tokenizer.token_to_id, result.hypotheses[0])
-            ids = [index for index in found if index is not None]
+            tokens = result.hypotheses[0]
+            ids = [index for index in map(self.tokenizer.token_to_id, tokens) if index is not None]
             is_cut = bool(encoding.overflowing)
-            translated.append(Translated(self.tokenizer.decode(ids), is_cut, unknown_words(sentence, encoding)))
+            words = unknown_words(sentence, encoding)
+            unfinished = is_unfinished(tokens, end=encoding.tokens[-1])
+            translated.append(Translated(self.tokenizer.decode(ids), is_cut, words, unfinished))
         return translated
 
 
@@ -120,6 +129,12 @@ def unknown_words(sentence: str, encoding: Any) -> list[str]:
     unknown = (position for position, token in enumerate(encoding.tokens) if token == "<unk>")
     words = dict.fromkeys(encoding.token_to_word(position) for position in unknown)
     return [sentence[slice(*encoding.word_to_chars(word))].strip() for word in words]
+
+
+def is_unfinished(tokens: list[str], end: str) -> bool:
+    """Return whether a translation has no end, or ends in a loop: twelve tokens that repeat at most four."""
+    tail = tokens[-13:-1]
+    return tokens[-1:] != [end] or (len(tail) == 12 and any(tail[n:] == tail[:-n] for n in (3, 4)))
 
 
 class TorchEngine:
@@ -146,7 +161,10 @@ class TorchEngine:
         results = translate(
             self.model, self.tokenizer, sentences, batch_tokens=BATCH_TOKENS, max_source_tokens=self.tokens
         )
-        return [Translated(result.text, result.is_truncated, result.unknown_words) for result in results]
+        return [
+            Translated(result.text, result.is_truncated, result.unknown_words, result.is_unfinished)
+            for result in results
+        ]
 
 
 class Service:
@@ -181,12 +199,13 @@ class Service:
         limit = BYTES * self.options.characters + OTHER_BYTES
         body = await read_body(request, limit, self.options.seconds)
         text = text_of(body, self.options.characters)
+        texts = [text] if isinstance(text, str) else text
         if self.open_requests >= self.options.parallel + self.options.waiting:
             self.refuse("Too many requests are waiting; send it again later.", AGAIN)
         self.open_requests += 1
         hang_up = asyncio.ensure_future(request.receive())
         try:
-            answer = await self.in_turn(text, hang_up)
+            answers = await self.in_turn(texts, hang_up)
         except TimeoutError:
             if hang_up.done():
                 raise HTTPException(400, "The client hung up.") from None
@@ -197,16 +216,18 @@ class Service:
             self.open_requests -= 1
 
         self.answered += 1
-        self.cut += bool(answer["cut"])
-        return JSONResponse(answer)
+        self.cut += any(answer["cut"] for answer in answers)
+        return JSONResponse(answers[0] if isinstance(text, str) else answers)
 
-    async def in_turn(self, text: str, hang_up: asyncio.Future) -> dict[str, str | list[str]]:
-        """Return the answer to a text; raise TimeoutError if its time ends or its client hangs up."""
+    async def in_turn(self, texts: list[str], hang_up: asyncio.Future) -> list[Answer]:
+        """Return the answer to each text; raise TimeoutError if its time ends or its client hangs up."""
         end = time.monotonic() + self.options.seconds
         async with asyncio.timeout(self.options.seconds):
             await self.turns.acquire()
         try:
-            return await asyncio.to_thread(self.translate_text, text, lambda: hang_up.done() or time.monotonic() > end)
+            return await asyncio.to_thread(
+                self.translate_texts, texts, lambda: hang_up.done() or time.monotonic() > end
+            )
         finally:
             self.turns.release()
 
@@ -224,10 +245,10 @@ class Service:
         if batch:
             yield batch
 
-    def translate_text(self, text: str, is_over: Callable[[], bool]) -> dict[str, str | list[str]]:
-        """Return the answer to a text; raise TimeoutError before the first batch for which `is_over()`."""
-        lines = [[part for part in SENTENCE_END.split(line.strip()) if part] for line in text.strip().splitlines()]
-        sentences = [sentence for line in lines for sentence in line]
+    def translate_texts(self, texts: list[str], is_over: Callable[[], bool]) -> list[Answer]:
+        """Return the answer to each text; raise TimeoutError before the first batch for which `is_over()`."""
+        every = [split_sentences(text) for text in texts]
+        sentences = [sentence for lines in every for line in lines for sentence in line]
 
         translated: list[Translated] = []
         for batch in self.batches(sentences):
@@ -235,12 +256,24 @@ class Service:
                 raise TimeoutError
             translated += self.engine.translate(batch)
 
-        texts = (re.sub(r"[\r\n]", " ", result.text) for result in translated)
-        return {
-            "translation": "\n".join(" ".join(itertools.islice(texts, len(line))) for line in lines),
-            "cut": [text for text, result in zip(sentences, translated, strict=True) if result.is_cut],
-            "unknown_words": [word for result in translated for word in result.unknown_words],
-        }
+        pairs = zip(sentences, translated, strict=True)
+        return [answer_to(lines, list(itertools.islice(pairs, sum(map(len, lines))))) for lines in every]
+
+
+def split_sentences(text: str) -> list[list[str]]:
+    """Return the sentences of each line of a text."""
+    return [[part for part in SENTENCE_END.split(line.strip()) if part] for line in text.strip().splitlines()]
+
+
+def answer_to(lines: list[list[str]], pairs: list[tuple[str, Translated]]) -> Answer:
+    """Return the answer to a text of `lines` of sentences, from all its sentences with their translations."""
+    texts = (re.sub(r"[\r\n]", " ", result.text) for _, result in pairs)
+    return {
+        "translation": "\n".join(" ".join(itertools.islice(texts, len(line))) for line in lines),
+        "cut": [sentence for sentence, result in pairs if result.is_cut],
+        "unfinished": [sentence for sentence, result in pairs if result.is_unfinished],
+        "unknown_words": [word for _, result in pairs for word in result.unknown_words],
+    }
 
 
 async def refusal(request: Request, error: Exception) -> Response:
@@ -276,8 +309,8 @@ def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def text_of(body: bytes, characters: int) -> str:
-    """Return the text in the body of a request; refuse anything else."""
+def text_of(body: bytes, characters: int) -> str | list[str]:
+    """Return the text, or the texts, in the body of a request; refuse anything else."""
     try:
         fields = json.loads(body, object_pairs_hook=unique_fields)
     except (ValueError, RecursionError):
@@ -288,12 +321,13 @@ def text_of(body: bytes, characters: int) -> str:
         if name != "text":
             raise HTTPException(400, f"{name[:40]!a}: unknown field; {EXPECTED}.")
     text = fields.get("text")
-    if not isinstance(text, str):
+    texts = text if isinstance(text, list) else [text]
+    if not all(isinstance(each, str) for each in texts):
         raise HTTPException(400, f"text: missing, or not a string; {EXPECTED}.")
-    if re.search("[\ud800-\udfff]", text):
+    if any(re.search("[\ud800-\udfff]", each) for each in texts):
         raise HTTPException(400, "text: half of a surrogate pair; send valid Unicode.")
-    if len(text) > characters:
-        problem = f"text: too long; got {len(text):,} characters, expected at most {characters:,}."
+    if (count := sum(map(len, texts))) > characters:
+        problem = f"text: too long; got {count:,} characters, expected at most {characters:,}."
         raise HTTPException(413, f"{problem} Send it in parts.")
     return text
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.batches import FLOAT32
 from tests.models import WITH_SCORES, family_of_pairs, small_model, tiny_model
 from vaswani_transformer import VaswaniTransformerTokenizer, parse, prepare_for_inference
-from vaswani_transformer.batching.inference import log_probabilities
+from vaswani_transformer.batching.inference import token_log_probabilities
 from vaswani_transformer.demo.page import page_content
 from vaswani_transformer.demo.steps import RecordingTranslator
 from vaswani_transformer.figures.search import best_finished
@@ -61,7 +61,8 @@ def test_log_p_is_the_sum_over_the_tokens_and_lp_that_of_the_paper(
     translator = recorded(model, letters, num_beams=beams, length_penalty=0.6, max_new_tokens=6)
     for candidate in (each for step in translator.steps for each in step):
         labels = torch.tensor([candidate.tokens])
-        expected = log_probabilities(model, torch.tensor([[4, 5, 2]]), torch.ones(1, 3, dtype=torch.long), labels)
+        mask = torch.ones(1, 3, dtype=torch.long)
+        expected = token_log_probabilities(model, torch.tensor([[4, 5, 2]]), mask, labels).sum(1)
         assert candidate.log_prob == approximately(float(expected))
         assert candidate.length_penalty == approximately(((5 + len(candidate.tokens)) / 6) ** 0.6)
 

@@ -20,6 +20,7 @@ from tests import ROOT
 from tests.commands import Run, command_runner, error_line, lines, user_error
 from tests.forks import ForkedCommand
 from tests.models import (
+    EVERY_FAMILY,
     SOURCES,
     TARGETS,
     family_of_pairs,
@@ -34,6 +35,7 @@ from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
     VaswaniTransformerTokenizer,
     prepare_for_inference,
+    score_targets,
 )
 from vaswani_transformer.cpu import linear
 from vaswani_transformer.cpu.fast_path import PreparedEncoder
@@ -166,8 +168,8 @@ def test_non_autoregressive_model_translates_by_its_options_and_scores_by_its_ow
     model, tokenizer = family_of_pairs(family)
     save(tmp_path, model, tokenizer)
     rows = lines(json.dumps({"text": text}) for text in SOURCES)
-    output, errors, status = run(*options, "--scores", "--format=jsonl", stdin=rows.encode(), model=tmp_path)
-    assert (errors, status) == ("", 0)
+    output, _, status = run(*options, "--scores", "--format=jsonl", stdin=rows.encode(), model=tmp_path)
+    assert status == 0
     actual = [row for line in output.splitlines() for row in json.loads(line).get("nbest", [json.loads(line)])]
     expected = []
     for source in SOURCES:
@@ -177,6 +179,73 @@ def test_non_autoregressive_model_translates_by_its_options_and_scores_by_its_ow
         expected += list(zip(texts, best.sequences_scores.tolist(), strict=True))
     assert [row["translation"] for row in actual] == [text for text, _ in expected]
     assert [row["score"] for row in actual] == pytest.approx([score for _, score in expected], abs=2e-3)
+
+
+def test_given_targets_get_their_log_probabilities(run: Run, folder: str, tmp_path: Path) -> None:
+    """In JSON Lines the targets may be what the command wrote, or a language of a data set."""
+    model = prepare_for_inference(AutoModelForSeq2SeqLM.from_pretrained(folder))
+    expected = list(score_targets(model, load_tokenizer(folder), SOURCES, TARGETS))
+    path = tmp_path / "targets"
+    path.write_text(lines(TARGETS))
+    output, errors, status = run("--score_targets", path, stdin=lines(SOURCES))
+    assert (errors, status) == ("", 0)
+    assert [float(line) for line in output.splitlines()] == [round(each.log_probability, 4) for each in expected]
+
+    path.write_text(lines(json.dumps({"translation": text}) for text in TARGETS))
+    rows = lines(json.dumps({"text": text}) for text in SOURCES)
+    output, _, _ = run("--format=jsonl", "--score_targets", path, stdin=rows)
+    for line, each in zip(output.splitlines(), expected, strict=True):
+        tokens = [round(value, 4) for value in each.token_log_probabilities or ()]
+        total = {"log_probability": round(each.log_probability, 4)}
+        assert json.loads(line) == total | {"tokens": each.tokens, "token_log_probabilities": tokens}
+
+    pairs = zip(SOURCES, TARGETS, strict=True)
+    path.write_text(lines(json.dumps({"translation": {"en": en, "es": es}}) for en, es in pairs))
+    options = ("--format=jsonl", "--source=en", "--target=es", "--score_targets", path)
+    assert run(*options, stdin=path.read_bytes()) == (output, "", 0)
+
+
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_scores_of_targets_resume_to_the_same_bytes_with_every_family(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    save(tmp_path / "model", *family_of_pairs(family))
+    source, targets, uninterrupted, path = (tmp_path / name for name in ("source", "targets", "whole", "path"))
+    source.write_text(lines(json.dumps({"text": text}) for text in SOURCES))
+    rows = [json.dumps({"translation": text}) for text in ["gato " * 50, *TARGETS[1:]]]
+    targets.write_text(lines(rows))
+    arguments = ["--format=jsonl", "--score_targets", targets, "--window=2", "--input", source, "--output"]
+    assert run(*arguments, uninterrupted, model=tmp_path / "model") == ("", "", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(TranslationFormat, "write", interrupted(4))
+        assert run(*arguments, path, model=tmp_path / "model")[2] == 130
+    targets.write_text(lines([rows[1], *rows[1:]]))
+    message = f"{path}: was written from a different input: the first 2 texts differ"
+    assert error_line(run(*arguments, path, model=tmp_path / "model")).startswith(message)
+    targets.write_text(lines(rows))
+    assert run(*arguments, path, model=tmp_path / "model")[2] == 0
+    assert path.read_bytes() == uninterrupted.read_bytes()
+    first = json.loads(path.read_text().splitlines()[0])
+    assert (first["log_probability"] is None) == (family == "ctc")
+    options = ["--format=jsonl", "--input", source, "--output", path]
+    assert "different settings (targets)" in error_line(run(*options, model=tmp_path / "model"))
+
+
+def test_targets_that_do_not_fit_the_lines_end_the_command_with_one_line(run: Run, tmp_path: Path) -> None:
+    source, targets = tmp_path / "source", tmp_path / "targets"
+    source.write_text(lines(SOURCES))
+    targets.write_text(lines(TARGETS[:2]))
+    problem = "needs a line for each line of the input; got 2 lines, expected 6, as in"
+    line = error_line(run("--score_targets", targets, "--input", source, model="nothing"))
+    assert line == f"--score_targets={targets}: {problem} {source}. Correct one.\n"
+    line = error_line(run("--score_targets", targets, stdin=source.read_bytes()))
+    assert line.startswith(f"{targets}: not as many texts as in standard input; got 2, expected one for each.")
+    for option in ("--beams=2", "--scores", "--interactive", "--max_length=3"):
+        name = option.partition("=")[0]
+        message = f"{name}: has no use for given targets; leave it out, or leave out --score_targets.\n"
+        assert error_line(run("--score_targets", targets, option, model="nothing")) == message
+    assert "No such file" in error_line(run("--score_targets=nothing", stdin="cat\n"))
+    assert "--target selects the targets of JSON Lines; add" in error_line(run("--target=de", stdin="cat\n"))
 
 
 @pytest.fixture(scope="module")
@@ -190,10 +259,23 @@ def test_lines_with_unknown_words_are_counted_in_one_line_at_the_end(run: Run, f
     texts = [SOURCES[0], f"{SOURCES[0]} warld", SOURCES[1], "§ \x1b"]
     _, errors, status = run("--max_length=5", stdin=lines(texts), model=folder_of_words)
     warning = "2 lines contain out-of-vocabulary words, so the results are guesses (first: line 2, 'warld')"
-    assert (errors, status) == (f"standard input: {warning}.\n", 0)
-    assert run("--max_length=5", stdin=lines(SOURCES), model=folder_of_words)[1:] == ("", 0)
+    assert (errors.splitlines()[0], status) == (f"standard input: {warning}.", 0)
+    assert "vocabulary" not in run("--max_length=5", stdin=lines(SOURCES), model=folder_of_words)[1]
     _, errors, _ = run("--interactive", "--max_length=5", stdin=lines(texts[:2]), model=folder_of_words)
-    assert errors == "Out-of-vocabulary words (their translations are guesses): 'warld'.\n"
+    assert "Out-of-vocabulary words (their translations are guesses): 'warld'." in errors
+
+
+def test_unfinished_translations_are_counted_at_the_end_and_marked_in_json(run: Run) -> None:
+    limited = lines(["hello world", "", "this is a book", "the cat is black"])
+    output, errors, status = run("--max_length=6", stdin=limited)
+    warning = "2 translations are unfinished, cut off at the length limit or repeating the same words (first: line 3)"
+    assert (output.splitlines()[:2], errors, status) == ([TARGETS[0], ""], f"{warning}.\n", 0)
+    rows = lines(json.dumps({"text": text}) for text in limited.splitlines())
+    output, _, _ = run("--max_length=6", "--format=jsonl", stdin=rows)
+    marks = [json.loads(line).get("unfinished") for line in output.splitlines()]
+    assert marks == [None, None, True, True]
+    _, errors, _ = run("--interactive", "--max_length=6", stdin=limited)
+    assert errors == "Unfinished: the translation reached the length limit, or repeats itself.\n" * 2
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [("auto", "float32"), ("int8", "int8"), ("float16", None)])

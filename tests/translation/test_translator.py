@@ -250,6 +250,28 @@ def test_target_ends_with_its_end_token_or_where_its_padding_begins(pad: int) ->
     assert translator.target_lengths([[5, 6, 8, pad]]) == [4 if pad == 2 else 3]
 
 
+@pytest.mark.parametrize("name", ["autoregressive", *FAMILY])
+@pytest.mark.parametrize(
+    ("target", "is_unfinished"),
+    [
+        ([5, 6, 2], False),
+        ([9, *[5] * 12, 2], True),
+        ([5, 6, 7, 8] * 3 + [2], True),
+        ([5, 6, 7] * 4 + [8, 2], False),
+        ([5] * 11 + [2], False),
+        ([5, 6, 7, 8, 9] * 4 + [2], False),
+        ([5, 6], None),
+        ([], None),
+    ],
+)
+def test_target_without_its_end_or_with_a_loop_at_it_is_unfinished(
+    name: str, target: list[int], is_unfinished: bool | None
+) -> None:
+    """A non-autoregressive model writes its end wherever it stops, so only a loop shows."""
+    expected = name == "autoregressive" if is_unfinished is None else is_unfinished
+    assert Translator(*family_of_pairs(name)).is_unfinished(target) == expected
+
+
 def test_model_of_another_architecture_translates_too() -> None:
     _, tokenizer = model_of_pairs()
     model: Any = tiny_marian(vocab_size=len(tokenizer), max_position_embeddings=40)

@@ -19,15 +19,22 @@ def pad_rows(rows: list[list[int]], value: int, device: torch.device) -> Tensor:
     return torch.tensor([row + [value] * (width - len(row)) for row in rows], device=device)
 
 
+def chosen_log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the log-probabilities (R, T), in float32, of `labels` (R, T) under `logits` (R, T, V); 0 at -100."""
+    logits = logits.float()
+    chosen = logits.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)  # (R, T)
+    return (chosen - logits.logsumexp(-1)).masked_fill(labels == -100, 0.0)
+
+
 @torch.no_grad()
-def log_probabilities(
+def token_log_probabilities(
     model: PreTrainedModel,
     input_ids: Tensor,
     attention_mask: Tensor,
     labels: Tensor,
     decoder_input_ids: Tensor | None = None,
 ) -> Tensor:
-    """Return log P(Y | X) (R,) of the targets in nats, including `</s>`.
+    """Return log P (R, T) in nats of each token of the targets, including `</s>`, and 0 at padding.
 
     Args:
         model: any encoder-decoder of Transformers, in evaluation mode.
@@ -36,18 +43,16 @@ def log_probabilities(
         decoder_input_ids: (R, T), the decoder's input; None for the labels shifted by the model.
     """
     rows = max(1, SCORING_TOKENS // labels.shape[1])
-    sums = []
+    scores = []
     for start in range(0, labels.shape[0], rows):
         batch = slice(start, start + rows)
         gold = labels[batch]
         inputs = {"input_ids": input_ids[batch], "attention_mask": attention_mask[batch], "labels": gold}
         if decoder_input_ids is not None:
             inputs["decoder_input_ids"] = decoder_input_ids[batch]
-        logits = model(**inputs).logits.float()  # (rows, T, V)
-        chosen = logits.gather(-1, gold.clamp(min=0).unsqueeze(-1)).squeeze(-1)  # (rows, T)
-        scores = chosen - logits.logsumexp(-1)
-        sums.append(scores.masked_fill(gold == -100, 0.0).sum(1))
-    return torch.cat(sums)
+        logits = model(**inputs).logits  # (rows, T, V)
+        scores.append(chosen_log_probabilities(logits, gold))
+    return torch.cat(scores)
 
 
 def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:

@@ -4,11 +4,11 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from transformers.utils import logging
 
@@ -16,6 +16,12 @@ from .errors import UserError
 from .files import read_json, write_atomically, write_errors
 
 logger = logging.get_logger(__name__)
+
+
+class Encodable(Protocol):
+    """A text, or what else a line of the input asks for, as bytes."""
+
+    def encode(self) -> bytes: ...
 
 
 @dataclass
@@ -27,7 +33,7 @@ class StreamOutput:
     done = 0  # texts with a result from an earlier command
     fix = "make room, or choose a different --output"
 
-    def write(self, texts: list[str], lines: list[str]) -> None:
+    def write(self, texts: Sequence[Encodable], lines: list[str]) -> None:
         """Write and flush the lines of the results of texts."""
         with write_errors(self.name, self.fix):
             self.stream.writelines(f"{line}\n".encode() for line in lines)
@@ -136,7 +142,7 @@ class ResumableFile(StreamOutput):
         fix = f"rerun the original command, choose a different --output, or remove it and {self.record_path.name}"
         return UserError(f"{self.path}: {problem}; it stays unchanged: {fix}.")
 
-    def skip(self, texts: Iterator[str]) -> None:
+    def skip(self, texts: Iterator[Encodable]) -> None:
         """Read the texts that have results, and check that they have not changed."""
         count = 0
         for text in islice(texts, max(0, self.done)):
@@ -147,7 +153,7 @@ class ResumableFile(StreamOutput):
         if self.is_finished and next(texts, None) is not None:
             raise self.conflict(f"is finished, and the input has more than its {self.done} texts")
 
-    def write(self, texts: list[str], lines: list[str]) -> None:
+    def write(self, texts: Sequence[Encodable], lines: list[str]) -> None:
         """Append the lines of the results of texts, and then record them."""
         super().write(texts, lines)
         for text in texts:

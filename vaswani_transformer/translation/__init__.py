@@ -1,5 +1,6 @@
 """Translation of many texts: the function `translate` and the command `vaswani-translate`."""
 
+from .targets import TargetScore, score_targets
 from .translator import Hypothesis, TooLongError, Translation, Translator, translate
 
-__all__ = ["Hypothesis", "TooLongError", "Translation", "Translator", "translate"]
+__all__ = ["Hypothesis", "TargetScore", "TooLongError", "Translation", "Translator", "score_targets", "translate"]

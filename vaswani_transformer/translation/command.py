@@ -3,14 +3,32 @@
 import json
 import math
 import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, cast
 
 from ..support.command_line import positive_argument
 from ..support.errors import UserError, one_line
+from ..support.loading import load_model_and_tokenizer
 from ..support.modes import is_non_autoregressive
-from .lines import LineFormat, LineOptions, load_translator, make_parser, run
+from .lines import SEARCH, LineFormat, LineOptions, Result, count_lines, load_translator, make_parser, run
+from .targets import Pair, TargetScore, TargetScorer, pairs_of
 from .translator import Translation, Translator
+
+SCORES = (
+    "log_probability", "length_log_probability", "estimated_log_probability", "tokens", "token_log_probabilities",
+)  # fmt: skip
+"""Fields of `TargetScore` in JSON Lines."""
+
+
+def rounded(value: Any) -> Any:
+    """Return a value of JSON with four digits of its numbers, None for minus infinity."""
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    if isinstance(value, float):
+        return round(value, 4) if math.isfinite(value) else None
+    return value
 
 
 @dataclass(frozen=True)
@@ -22,11 +40,32 @@ class TranslationOptions(LineOptions):
     source: str | None = None
     scores: bool = False
     nbest: int | None = None
+    score_targets: Path | None = None
+    target: str | None = None
 
     def check(self) -> None:
         super().check()
         if self.interactive and self.format != "text":
             raise UserError("--interactive reads and writes plain text; leave out --format.")
+        if self.score_targets is not None:
+            self.check_score_targets(self.score_targets)
+
+    def check_score_targets(self, path: Path) -> None:
+        """Raise UserError for an option that scoring does not use, or for a file that does not fit the input."""
+        for option in ("interactive", "scores", "nbest", *SEARCH):
+            if getattr(self, option):
+                raise UserError(
+                    f"--{option}: has no use for given targets; leave it out, or leave out --score_targets."
+                )
+        path.stat()  # raises for a missing file
+        count, expected = count_lines(path), count_lines(self.input)
+        if None not in (count, expected) and count != expected:
+            numbers = f"got {count} lines, expected {expected}, as in {self.input}"
+            raise UserError(f"--score_targets={path}: needs a line for each line of the input; {numbers}. Correct one.")
+
+    def record(self) -> dict[str, Any]:
+        """Return the settings that results depend on, among them whether they are scores of targets."""
+        return {**super().record(), "targets": True if self.score_targets else None}
 
     def translator_settings(self) -> dict[str, Any]:
         settings = super().translator_settings()
@@ -53,15 +92,34 @@ class TranslationOptions(LineOptions):
             raise UserError(f"--nbest: {problem}. {fix}")
 
 
+@dataclass
 class TranslationFormat(LineFormat[TranslationOptions]):
-    """Input lines of text or JSON, and output lines of translations."""
+    """Input lines of text or JSON, and output lines of translations, the unfinished of which it counts."""
+
+    unfinished: int = 0
+    first_unfinished: int = 0  # its line
 
     def read(self, line: bytes, where: str) -> str:
+        language = self.options.source
+        return self.read_field(line, where, language, language or self.options.field or "text")
+
+    def read_all(self, lines: Iterable[bytes], name: str) -> Iterator[str | Pair]:
+        texts = cast(Iterator[str], super().read_all(lines, name))
+        path = self.options.score_targets
+        return texts if path is None else pairs_of(texts, self.read_targets(path), name, str(path))
+
+    def read_targets(self, path: Path) -> Iterator[str]:
+        """Yield the target of each line of a file; a line of JSON has it where `write` and data sets do."""
+        language = self.options.target
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                yield self.read_field(line, f"{path}, line {number}", language, language or "translation")
+
+    def read_field(self, line: bytes, where: str, language: str | None, key: str) -> str:
+        """Return the text of a line, of JSON in the field `key`, or in the translations of `language`."""
         text = super().read(line, where)
         if not text or self.options.format == "text":
             return text
-        language = self.options.source
-        key = language or self.options.field or "text"
         try:
             row = json.loads(text)
             texts = row if language is None else row["translation"]
@@ -72,10 +130,31 @@ class TranslationFormat(LineFormat[TranslationOptions]):
             if language is not None:
                 expected = f'{{"translation": {expected}}}'
             problem = f"got {text[:80]}, expected {expected} ({one_line(error)})"
-            raise UserError(f"{where}: {problem}; correct the line, or change --field or --source.") from error
+            raise UserError(
+                f"{where}: {problem}; correct the line, or change --field, --source or --target."
+            ) from error
         return value
 
-    def write(self, translation: Translation, number: int) -> list[str]:
+    def results(
+        self, translator: Any, window: list[Any], number: int, progress: Callable[[int], object]
+    ) -> Sequence[Result]:
+        if isinstance(translator, TargetScorer):
+            return translator.score_window(window, number, progress)
+        return super().results(translator, window, number, progress)
+
+    def write_score(self, score: TargetScore) -> list[str]:
+        """Return the line of a target's log-probability."""
+        if self.options.format == "text":
+            return [f"{score.log_probability:.4f}"]
+        values = {name: getattr(score, name) for name in SCORES if getattr(score, name) is not None}
+        return [json.dumps({name: rounded(value) for name, value in values.items()}, ensure_ascii=False)]
+
+    def write(self, translation: Translation | TargetScore, number: int) -> list[str]:
+        if isinstance(translation, TargetScore):
+            return self.write_score(translation)
+        if translation.is_unfinished:
+            self.unfinished += 1
+            self.first_unfinished = self.first_unfinished or number
         if self.options.format == "text":
             return self.write_text(translation, number)
         rows: list[dict[str, Any]] = []
@@ -83,6 +162,8 @@ class TranslationFormat(LineFormat[TranslationOptions]):
             row: dict[str, Any] = {"translation": hypothesis.text}
             if hypothesis.score is not None:
                 row["score"] = round(hypothesis.score, 4)
+            if hypothesis.is_unfinished:
+                row["unfinished"] = True
             rows.append(row)
         result = rows[0] if self.options.nbest is None else {**rows[0], "nbest": rows}
         return [json.dumps(result, ensure_ascii=False)]
@@ -99,6 +180,21 @@ class TranslationFormat(LineFormat[TranslationOptions]):
             lines.append(line)
         return lines
 
+    def summary(self, count: int) -> str:
+        """Return the number of unfinished translations, or an empty string."""
+        if not self.unfinished:
+            return ""
+        subject = "1 translation is" if self.unfinished == 1 else f"{self.unfinished} translations are"
+        where = f"first: line {self.first_unfinished}"
+        return f"{subject} unfinished, cut off at the length limit or repeating the same words ({where})."
+
+
+def load_scorer(options: TranslationOptions, layouts: dict[str, str]) -> TargetScorer:
+    """Return the scorer of the command's model, prepared with the recorded `layouts`."""
+    names = ("batch_tokens", "max_source_tokens", "too_long")
+    settings = {name: getattr(options, name) for name in names}
+    return TargetScorer(*load_model_and_tokenizer(options, layouts), **settings)
+
 
 def main(arguments: list[str] | None = None) -> None:
     description = "Translate a text line by line, in order, by the model's own search."
@@ -111,7 +207,14 @@ def main(arguments: list[str] | None = None) -> None:
     lines.add_argument("--scores", action="store_true", help=scores_help)
     nbest_help = "write the N best, each after its line number and a tab"
     lines.add_argument("--nbest", type=positive_argument, metavar="N", help=nbest_help)
+    score_help = "write the log-probability of the target in each line of FILE instead of a translation"
+    lines.add_argument("--score_targets", type=Path, metavar="FILE", help=score_help)
+    target_help = 'its language, in {"translation": {"LANGUAGE": "..."}} (JSON Lines of {"translation": "..."})'
+    lines.add_argument("--target", metavar="LANGUAGE", help=target_help)
     options = TranslationOptions(**vars(parser.parse_args(arguments)))
     if options.format == "text" and (options.field or options.source):
         parser.error("--field and --source select the text of JSON Lines; add --format=jsonl.")
-    run(TranslationFormat(options), lambda layouts: load_translator(options, layouts))
+    if options.target and not (options.score_targets and options.format == "jsonl"):
+        parser.error("--target selects the targets of JSON Lines; add --score_targets=FILE and --format=jsonl.")
+    load = load_translator if options.score_targets is None else load_scorer
+    run(TranslationFormat(options), lambda layouts: load(options, layouts))

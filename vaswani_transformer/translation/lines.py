@@ -7,12 +7,12 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar, get_args
+from typing import Any, BinaryIO, Generic, TypeVar, cast, get_args
 
 import torch
 from tqdm import tqdm
@@ -23,10 +23,12 @@ from ..support.errors import OutputError, UserError, check_open, exit_on_user_er
 from ..support.loading import LoadOptions, add_load_options, load_model_and_tokenizer
 from ..support.modes import is_non_autoregressive
 from ..support.output import ResumableFile, StreamOutput
+from .targets import Pair, TargetScore, TargetScorer
 from .translator import NanError, TooLong, TooLongError, Translation, Translator
 
 RESULTS_DO_NOT_DEPEND_ON = {
     "model", "device", "revision", "trust_remote_code", "input", "output", "interactive", "batch_tokens", "window",
+    "score_targets",
 }  # fmt: skip
 """Options outside the compared settings of a record: the model has a digest, and batches change only rounding."""
 SEARCH = {
@@ -135,6 +137,9 @@ def make_parser(prog: str, description: str, texts: str, results: str) -> tuple[
 
 
 Options = TypeVar("Options", bound=LineOptions)
+AnyTranslator = Translator | TargetScorer
+Result = Translation | TargetScore
+Input = str | Pair
 
 
 @dataclass
@@ -151,7 +156,17 @@ class LineFormat(Generic[Options]):
             fix = "correct the line, or convert the file, for example with iconv."
             raise UserError(f"{where}: not UTF-8 ({error}); {fix}") from error
 
-    def write(self, translation: Translation, number: int) -> list[str]:
+    def read_all(self, lines: Iterable[bytes], name: str) -> Iterator[Input]:
+        """Yield what each line of the input `name` asks for."""
+        return (self.read(line, f"{name}, line {number}") for number, line in enumerate(lines, start=1))
+
+    def results(
+        self, translator: Any, window: list[Any], number: int, progress: Callable[[int], object]
+    ) -> Sequence[Result]:
+        """Return the results of a window, whose first line has the index `number`."""
+        return translator.translate_window(window, number, progress=progress)
+
+    def write(self, translation: Any, number: int) -> list[str]:
         """Return the output lines for input line `number`."""
         raise NotImplementedError
 
@@ -160,7 +175,7 @@ class LineFormat(Generic[Options]):
         return ""
 
 
-Load = Callable[[dict[str, str]], Translator]
+Load = Callable[[dict[str, str]], AnyTranslator]
 """Function from recorded layouts to the translator of a command."""
 
 
@@ -196,7 +211,7 @@ def log(message: str) -> None:
     tqdm.write(message, file=sys.stderr)
 
 
-def warn_of_truncation(translation: Translation, where: str) -> None:
+def warn_of_truncation(translation: Result, where: str) -> None:
     if translation.is_truncated:
         limit = translation.max_source_tokens
         log(f"{where}: {translation.source_tokens} tokens, more than {limit}, so it was truncated; see --too_long.")
@@ -224,8 +239,8 @@ def open_output(options: LineOptions) -> StreamOutput:
 
 
 def count_lines(path: Path | None) -> int | None:
-    """Return the number of lines in a file; None without a file, or without a terminal that shows the progress."""
-    if not sys.stderr.isatty() or path is None or not path.is_file():
+    """Return the number of lines in a file; None without a file."""
+    if path is None or not path.is_file():
         return None
     with path.open("rb") as file:
         return sum(1 for _ in file)
@@ -247,17 +262,17 @@ def line_errors(name: str) -> Generator[None]:
 
 
 def write_results(
-    form: LineFormat[Any], translator: Translator, texts: Iterator[str], output: StreamOutput, name: str
+    form: LineFormat[Any], translator: AnyTranslator, texts: Iterator[Input], output: StreamOutput, name: str
 ) -> None:
     """Write the results of all remaining texts of the input `name`, a window at a time."""
     number = output.done
     unknown_lines = 0
     first_unknown = ""
-    total = count_lines(form.options.input)
+    total = count_lines(form.options.input) if sys.stderr.isatty() else None
     with tqdm(total=total, initial=number, unit="line", disable=None, file=sys.stderr) as bar:  # None: in a terminal
         while window := list(islice(texts, form.options.window)):
             with line_errors(name):
-                translations = translator.translate_window(window, number, progress=bar.update)
+                translations = form.results(translator, window, number, bar.update)
 
             lines: list[str] = []
             for translation in translations:
@@ -289,7 +304,7 @@ def translate_lines(form: LineFormat[Any], load: Load) -> None:
 
     with source, contextlib.closing(open_output(options)) as output:
         layouts: dict[str, str] = {}
-        texts = (form.read(line, f"{name}, line {number}") for number, line in enumerate(source, start=1))
+        texts = form.read_all(source, name)
         if isinstance(output, ResumableFile):
             output.skip(texts)
             if output.is_finished:
@@ -317,7 +332,7 @@ def translate_typed(form: LineFormat[Any], load: Load) -> None:
         where = f"standard input, line {number}"
         try:
             with line_errors("standard input"):
-                (translation,) = translator.translate_window([form.read(line, where)], number - 1)
+                (translation,) = cast(Translator, translator).translate_window([form.read(line, where)], number - 1)
         except UserError as error:
             log(str(error))
             continue

@@ -7,13 +7,13 @@ import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal, NoReturn, cast
+from typing import Any, Literal, NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..batching.inference import batches_by_length, log_probabilities, pad_rows
+from ..batching.inference import batches_by_length, pad_rows, token_log_probabilities
 from ..config import as_token_ids
 from ..generation import CallSettings, default_limit
 from ..pretrained import is_of_this_package
@@ -24,6 +24,7 @@ from ..tokenizer import check_text, check_vocabulary, source_encoder
 from .unknown_words import unknown_words
 
 DEFAULT_MAX_SOURCE_TOKENS = 1024  # for models without a limit of positions
+REPEATED_TOKENS = 12  # at the end of a target, of one n-gram: the model runs in a circle
 
 TooLong = Literal["truncate", "keep", "error"]
 
@@ -38,11 +39,14 @@ class Hypothesis:
     text: the translation.
     tokens: number of its tokens, including `</s>`.
     score: log P(Y | X) / lp(Y) in nats, or `sequences_scores` of a non-autoregressive model; None without `scores`.
+    is_unfinished: whether it ends at its length limit without `</s>`, or in 12 or more tokens that repeat one n-gram of
+        at most 4.
     """
 
     text: str
     tokens: int
     score: float | None
+    is_unfinished: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,10 +74,28 @@ class Translation:
         return self.hypotheses[0].text
 
     @property
+    def is_unfinished(self) -> bool:
+        """Whether the best translation is unfinished."""
+        return self.hypotheses[0].is_unfinished
+
+    @property
     def warning(self) -> str:
-        """Warning of the unknown words, or an empty string."""
-        words = ", ".join(map(repr, self.unknown_words))
-        return f"Out-of-vocabulary words (their translations are guesses): {words}." if words else ""
+        """Warning of unknown words and of an unfinished translation, or an empty string."""
+        warnings = []
+        if words := ", ".join(map(repr, self.unknown_words)):
+            warnings.append(f"Out-of-vocabulary words (their translations are guesses): {words}.")
+        if self.is_unfinished:
+            warnings.append("Unfinished: the translation reached the length limit, or repeats itself.")
+        return " ".join(warnings)
+
+
+class EncodedTexts(NamedTuple):
+    """The texts of a window."""
+
+    sources: list[list[int]]  # token ids, truncated where necessary
+    lengths: list[int]  # number of tokens before truncation
+    truncated: set[int]  # indices of truncated texts
+    unknown: list[list[str]]  # unknown words
 
 
 class TooLongError(UserError):
@@ -176,20 +198,10 @@ class Translator:
         self, texts: list[str], first: int, skip: int = 0, progress: Callable[[int], object] | None = None
     ) -> list[Translation]:
         """Return the translations of `texts[skip:]`; `first` is the index of the window's first text."""
-        for index, text in enumerate(texts, start=first):
-            check_text(text, f"Text {index}")
         report = progress or (lambda _: None)
 
         # All texts are encoded, even skipped ones, because the batches depend on the lengths of all.
-        encoder = source_encoder(self.tokenizer)
-        encoded = encoder(texts, return_attention_mask=False, verbose=False)
-        unknown = unknown_words(self.tokenizer, encoded, texts)
-        sources = [row if text.strip() else [] for row, text in zip(encoded["input_ids"], texts, strict=True)]
-        lengths = [len(source) for source in sources]
-        truncated = self.too_long_texts(lengths, first)
-        for index in truncated:
-            shortened = encoder(texts[index], truncation=True, max_length=self.max_source_tokens, verbose=False)
-            sources[index] = shortened["input_ids"]
+        sources, lengths, truncated, unknown = self.encode_window(texts, first)
 
         # Texts without a word keep the empty translation.
         empty = Hypothesis("", 0, 0.0 if self.scores else None)
@@ -218,6 +230,22 @@ class Translator:
             )
             for index in range(skip, len(texts))
         ]
+
+    def encode_window(self, texts: list[str], first: int, keeps_empty: bool = False) -> EncodedTexts:
+        """Return the token ids of texts; those of a text without a word are empty unless `keeps_empty`."""
+        for index, text in enumerate(texts, start=first):
+            check_text(text, f"Text {index}")
+        encoder = source_encoder(self.tokenizer)
+        encoded = encoder(texts, return_attention_mask=False, verbose=False)
+        unknown = unknown_words(self.tokenizer, encoded, texts)
+        rows = zip(encoded["input_ids"], texts, strict=True)
+        sources = [row if keeps_empty or text.strip() else [] for row, text in rows]
+        lengths = [len(source) for source in sources]
+        truncated = self.too_long_texts(lengths, first)
+        for index in truncated:
+            shortened = encoder(texts[index], truncation=True, max_length=self.max_source_tokens, verbose=False)
+            sources[index] = shortened["input_ids"]
+        return EncodedTexts(sources, lengths, truncated, unknown)
 
     def too_long_texts(self, lengths: Sequence[int], first: int) -> set[int]:
         """Return the indices of the texts in a window to truncate; raise TooLongError for one that must not be."""
@@ -252,7 +280,8 @@ class Translator:
 
         ids = [target[:length] for target, length in zip(targets, lengths, strict=True)]
         decoded = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
-        hypotheses = [Hypothesis(*values) for values in zip(decoded, lengths, scores, strict=True)]
+        unfinished = [self.is_unfinished(target) for target in ids]
+        hypotheses = [Hypothesis(*values) for values in zip(decoded, lengths, scores, unfinished, strict=True)]
         n = len(hypotheses) // len(sources)
         return [hypotheses[start : start + n] for start in range(0, len(hypotheses), n)]
 
@@ -274,6 +303,16 @@ class Translator:
             lengths.append(min(ends, default=length))
         return lengths
 
+    def is_unfinished(self, target: list[int]) -> bool:
+        """Return whether a target, up to its end token, is unfinished as in `Hypothesis`."""
+        end_tokens = as_token_ids(self.settings.values.get("eos_token_id"))
+        words = target[:-1] if target and target[-1] in end_tokens else target
+        if len(words) == len(target) and end_tokens and not is_non_autoregressive(self.model):
+            return True
+        tail = words[-REPEATED_TOKENS:]
+        periods = (3, 4)  # a period of 1 or 2 is one of 4 too
+        return len(tail) == REPEATED_TOKENS and any(tail[n:] == tail[:-n] for n in periods)
+
     def score(self, tokens: Tensor, mask: Tensor, sequences: Tensor, lengths: list[int]) -> Tensor:
         """Return log P(Y | X) / lp(Y) (R,) of the targets in `sequences` (R, T + 1), after the start token."""
         settings = self.settings.values
@@ -284,7 +323,7 @@ class Translator:
         n = len(sequences) // len(tokens)
         tokens = tokens.repeat_interleave(n, dim=0)  # (R, S)
         mask = mask.repeat_interleave(n, dim=0)  # (R, S)
-        sums = log_probabilities(self.model, tokens, mask, labels, sequences[:, :-1])
+        sums = token_log_probabilities(self.model, tokens, mask, labels, sequences[:, :-1]).sum(1)
         alpha = float(settings.get("length_penalty", 1.0))  # torch needs a float for negative powers
         return sums / length_penalty(counts.clamp(min=1), alpha, settings.get("length_penalty_type", "power"))
 
