@@ -21,6 +21,7 @@ from tests.commands import Run, command_runner, error_line, lines, user_error
 from tests.forks import ForkedCommand
 from tests.models import (
     EVERY_FAMILY,
+    FAMILY,
     SOURCES,
     TARGETS,
     family_of_pairs,
@@ -36,6 +37,7 @@ from vaswani_transformer import (
     VaswaniTransformerTokenizer,
     prepare_for_inference,
     score_targets,
+    to_ctranslate2,
 )
 from vaswani_transformer.cpu import linear
 from vaswani_transformer.cpu.fast_path import PreparedEncoder
@@ -183,12 +185,12 @@ def test_non_autoregressive_model_translates_by_its_options_and_scores_by_its_ow
 
 def test_given_targets_get_their_log_probabilities(run: Run, folder: str, tmp_path: Path) -> None:
     """In JSON Lines the targets may be what the command wrote, or a language of a data set."""
-    model = prepare_for_inference(AutoModelForSeq2SeqLM.from_pretrained(folder))
-    expected = list(score_targets(model, load_tokenizer(folder), SOURCES, TARGETS))
     path = tmp_path / "targets"
     path.write_text(lines(TARGETS))
     output, errors, status = run("--score_targets", path, stdin=lines(SOURCES))
     assert (errors, status) == ("", 0)
+    model = prepare_for_inference(AutoModelForSeq2SeqLM.from_pretrained(folder))
+    expected = list(score_targets(model, load_tokenizer(folder), SOURCES, TARGETS))
     assert [float(line) for line in output.splitlines()] == [round(each.log_probability, 4) for each in expected]
 
     path.write_text(lines(json.dumps({"translation": text}) for text in TARGETS))
@@ -240,12 +242,57 @@ def test_targets_that_do_not_fit_the_lines_end_the_command_with_one_line(run: Ru
     assert line == f"--score_targets={targets}: {problem} {source}. Correct one.\n"
     line = error_line(run("--score_targets", targets, stdin=source.read_bytes()))
     assert line.startswith(f"{targets}: not as many texts as in standard input; got 2, expected one for each.")
-    for option in ("--beams=2", "--scores", "--interactive", "--max_length=3"):
+    for option in ("--beams=2", "--length_penalty=0", "--scores", "--interactive", "--prefix=x"):
         name = option.partition("=")[0]
-        message = f"{name}: has no use for given targets; leave it out, or leave out --score_targets.\n"
+        message = f"{name}: has no use for given targets; leave it or --score_targets out.\n"
         assert error_line(run("--score_targets", targets, option, model="nothing")) == message
     assert "No such file" in error_line(run("--score_targets=nothing", stdin="cat\n"))
-    assert "--target selects the targets of JSON Lines; add" in error_line(run("--target=de", stdin="cat\n"))
+    assert "--target selects the targets of JSON Lines; add --format" in error_line(run("--target=de", stdin="cat\n"))
+
+
+def test_translations_continue_the_prefix_of_their_line(run: Run, tmp_path: Path, monkeypatch: Any) -> None:
+    """In JSON Lines the prefixes may be beginnings of a language of a data set; a resumed file has the same bytes."""
+    prefixes = ["", "te amo mucho", "la gata es", "buenas", "", "este"]
+    source, path, whole, part = (tmp_path / name for name in ("source", "prefixes", "whole", "part"))
+    source.write_text(lines(SOURCES))
+    path.write_text(lines(prefixes))
+    options = ["--prefix", path, "--window=2", "--max_length=20", "--input", source]
+    output, _, status = run(*options)
+    assert status == 0
+    texts = output.splitlines()
+    assert all(text.startswith(prefix) for text, prefix in zip(texts, prefixes, strict=True))
+    assert (texts[0], texts[4]) == (TARGETS[0], TARGETS[4])
+
+    assert run(*options, "--output", whole)[2] == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(TranslationFormat, "write", interrupted(4))
+        assert run(*options, "--output", part)[2] == 130
+    changed = "was written with different settings (prefixes)"
+    assert changed in error_line(run(*options[2:], "--output", part))
+    assert run(*options, "--output", part)[2] == 0
+    assert part.read_bytes() == whole.read_bytes() == output.encode()
+
+    pairs = zip(SOURCES, prefixes, strict=True)
+    path.write_text(lines(json.dumps({"translation": {"en": en, "es": es}}) for en, es in pairs))
+    rows = ["--format=jsonl", "--source=en", "--target=es", "--max_length=20", "--prefix", path]
+    output, _, _ = run(*rows, stdin=path.read_bytes())
+    assert [json.loads(line)["translation"] for line in output.splitlines()] == texts
+
+
+@pytest.mark.parametrize("family", [*FAMILY, "ctranslate2", "interactive"])
+def test_prefix_that_cannot_be_continued_ends_the_command_with_one_line(run: Run, tmp_path: Path, family: str) -> None:
+    path, model = tmp_path / "prefixes", tmp_path / "model"
+    path.write_text("el\n")
+    arguments, message = ["--prefix", path], "--prefix: not supported by the model; got a "
+    if family == "ctranslate2":
+        pytest.importorskip("ctranslate2")
+        to_ctranslate2(*model_of_pairs(), model)
+        message = f"{model}: cannot be loaded: "
+    elif family == "interactive":
+        arguments, message = [*arguments, "--interactive"], "--interactive reads only sources; leave out --prefix."
+    else:
+        save(model, *family_of_pairs(family))
+    assert error_line(run(*arguments, stdin="cat\n", model=model)).startswith(message)
 
 
 @pytest.fixture(scope="module")

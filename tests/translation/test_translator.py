@@ -70,7 +70,9 @@ class Echo(Translator):
         super().__init__(*args, **settings)
         self.batches: list[list[list[int]]] = []
 
-    def translate_batch(self, sources: list[list[int]], texts: list[str]) -> list[list[Hypothesis]]:
+    def translate_batch(
+        self, sources: list[list[int]], texts: list[str], prefixes: list[list[int]] | None = None
+    ) -> list[list[Hypothesis]]:
         self.batches.append(sources)
         echoes = self.tokenizer.batch_decode(sources, skip_special_tokens=True)
         return [[Hypothesis(text, len(row), None)] for text, row in zip(echoes, sources, strict=True)]
@@ -270,6 +272,91 @@ def test_target_without_its_end_or_with_a_loop_at_it_is_unfinished(
     """A non-autoregressive model writes its end wherever it stops, so only a loop shows."""
     expected = name == "autoregressive" if is_unfinished is None else is_unfinished
     assert Translator(*family_of_pairs(name)).is_unfinished(target) == expected
+
+
+PREFIXES = ["", "te amo mucho", "la gata es", "buenas", "este", ""]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_beams": 1},
+        {"num_beams": 4, "num_return_sequences": 3},
+        {"length_penalty_type": "power", "num_beams": 4, "early_stopping": True},
+        {"do_sample": True, "num_beams": 1, "num_return_sequences": 2},
+        {"num_beams": 2, "suppress_tokens": [70, 71, 72, 73, 74, 75]},
+    ],
+    ids=str,
+)
+def test_translation_continues_its_prefix(model_and_tokenizer: ModelAndTokenizer, settings: dict[str, Any]) -> None:
+    free = list(translate(*model_and_tokenizer, SOURCES, **settings))
+    for batch_tokens in (1, 2048):
+        limits: dict[str, Any] = {"batch_tokens": batch_tokens, **settings}
+        continued = list(translate(*model_and_tokenizer, SOURCES, prefixes=PREFIXES, **limits))
+        for prefix, translation in zip(PREFIXES, continued, strict=True):
+            assert all(hypothesis.text.startswith(prefix) for hypothesis in translation.hypotheses)
+        if not settings.get("do_sample"):
+            assert [free[row].text for row in (0, 5)] == [continued[row].text for row in (0, 5)]
+
+
+def test_prefix_of_the_own_translation_changes_nothing(model_and_tokenizer: ModelAndTokenizer) -> None:
+    """Also the score, which counts the tokens of the prefix."""
+    begins = [target.rpartition(" ")[0] for target in TARGETS]
+    expected = list(translate(*model_and_tokenizer, SOURCES, scores=True))
+    actual = list(translate(*model_and_tokenizer, SOURCES, scores=True, prefixes=begins))
+    assert [each.text for each in actual] == [each.text for each in expected]
+    for one, other in zip(actual, expected, strict=True):
+        assert one.hypotheses[0].score == pytest.approx(other.hypotheses[0].score, abs=1e-5)
+
+
+def test_prefix_beyond_the_limit_leaves_an_unfinished_translation(model_and_tokenizer: ModelAndTokenizer) -> None:
+    (translation,) = translate(*model_and_tokenizer, ["cat"], prefixes=["el gato es negro"], max_new_tokens=3)
+    assert "el gato es negro".startswith(translation.text)
+    assert translation.is_unfinished
+
+
+def test_text_without_a_word_ignores_its_prefix(model_and_tokenizer: ModelAndTokenizer) -> None:
+    texts = [translation.text for translation in translate(*model_and_tokenizer, [" ", "cat"], prefixes=["el", ""])]
+    assert texts[0] == ""
+
+
+def test_prefix_of_another_architecture_follows_its_forced_first_token() -> None:
+    _, tokenizer = model_of_pairs()
+    model: Any = tiny_marian(vocab_size=len(tokenizer), max_position_embeddings=40)
+    settings: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 12}
+    for forced in (None, 9):
+        model.generation_config.forced_bos_token_id = forced
+        first = "" if forced is None else tokenizer.decode([forced])
+        for translation in translate(model, tokenizer, ["hello world", "cat"], prefixes=["hola", "el"], **settings):
+            begin = "hola" if translation.source == "hello world" else "el"
+            assert translation.text.startswith(f"{first}{begin}")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"prefixes": ["el"]}, "prefixes: not as many texts as in texts; got 1, expected one for each"),
+        ({"prefixes": "el"}, "prefixes is the str 'el'; pass a list with one for each text"),
+        ({"prefixes": ["", 3]}, "Prefix 1: not a text"),
+        (
+            {"prefixes": ["", ""], "num_beams": 2, "do_sample": True},
+            "prefixes: not supported by beams that sample; got",
+        ),
+    ],
+)
+def test_prefixes_that_do_not_fit_are_an_error(
+    model_and_tokenizer: ModelAndTokenizer, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        list(translate(*model_and_tokenizer, ["cat", "cat"], **settings))
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_prefix_is_an_error_before_a_non_autoregressive_model_translates(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"prefixes: not supported by the model; got a Vaswani.*predicts all words at once"
+    ):
+        translate(*family_of_pairs(name), iter(()), prefixes=[])
 
 
 def test_model_of_another_architecture_translates_too() -> None:

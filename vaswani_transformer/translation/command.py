@@ -13,7 +13,8 @@ from ..support.errors import UserError, one_line
 from ..support.loading import load_model_and_tokenizer
 from ..support.modes import is_non_autoregressive
 from .lines import SEARCH, LineFormat, LineOptions, Result, count_lines, load_translator, make_parser, run
-from .targets import Pair, TargetScore, TargetScorer, pairs_of
+from .pairs import Pair, pairs_of
+from .targets import TargetScore, TargetScorer
 from .translator import Translation, Translator
 
 SCORES = (
@@ -41,31 +42,40 @@ class TranslationOptions(LineOptions):
     scores: bool = False
     nbest: int | None = None
     score_targets: Path | None = None
+    prefix: Path | None = None
     target: str | None = None
 
     def check(self) -> None:
         super().check()
         if self.interactive and self.format != "text":
             raise UserError("--interactive reads and writes plain text; leave out --format.")
-        if self.score_targets is not None:
-            self.check_score_targets(self.score_targets)
+        for option in ("interactive", "scores", "nbest", "prefix", *SEARCH):
+            value = getattr(self, option)
+            if self.score_targets and not (value is None or value is False):  # 0 is a length penalty
+                raise UserError(f"--{option}: has no use for given targets; leave it or --score_targets out.")
+        if self.interactive and self.prefix:
+            raise UserError("--interactive reads only sources; leave out --prefix.")
+        for option in ("score_targets", "prefix"):
+            if (path := getattr(self, option)) is not None:
+                self.check_file(path, f"--{option}")
 
-    def check_score_targets(self, path: Path) -> None:
-        """Raise UserError for an option that scoring does not use, or for a file that does not fit the input."""
-        for option in ("interactive", "scores", "nbest", *SEARCH):
-            if getattr(self, option):
-                raise UserError(
-                    f"--{option}: has no use for given targets; leave it out, or leave out --score_targets."
-                )
+    def check_file(self, path: Path, option: str) -> None:
+        """Raise an error for a file of targets that is missing or does not fit the input."""
         path.stat()  # raises for a missing file
         count, expected = count_lines(path), count_lines(self.input)
         if None not in (count, expected) and count != expected:
             numbers = f"got {count} lines, expected {expected}, as in {self.input}"
-            raise UserError(f"--score_targets={path}: needs a line for each line of the input; {numbers}. Correct one.")
+            raise UserError(f"{option}={path}: needs a line for each line of the input; {numbers}. Correct one.")
+
+    @property
+    def target_file(self) -> Path | None:
+        """File with a target, or the prefix of one, for each line."""
+        return self.score_targets or self.prefix
 
     def record(self) -> dict[str, Any]:
-        """Return the settings that results depend on, among them whether they are scores of targets."""
-        return {**super().record(), "targets": True if self.score_targets else None}
+        """Return the settings that results depend on, among them what there is besides sources."""
+        given = {"targets": True if self.score_targets else None, "prefixes": True if self.prefix else None}
+        return {**super().record(), **given}
 
     def translator_settings(self) -> dict[str, Any]:
         settings = super().translator_settings()
@@ -77,6 +87,8 @@ class TranslationOptions(LineOptions):
     def check_search(self, translator: Translator) -> None:
         """Raise UserError for an option that the model does not support, or for more results than the search finds."""
         super().check_search(translator)
+        if self.prefix is not None:
+            translator.check_prefixes("--prefix")
         search = translator.settings.values
         if is_non_autoregressive(translator.model):
             width = search.get("length_beam_size", 1) * search.get("num_latent_samples", 1)
@@ -105,7 +117,7 @@ class TranslationFormat(LineFormat[TranslationOptions]):
 
     def read_all(self, lines: Iterable[bytes], name: str) -> Iterator[str | Pair]:
         texts = cast(Iterator[str], super().read_all(lines, name))
-        path = self.options.score_targets
+        path = self.options.target_file
         return texts if path is None else pairs_of(texts, self.read_targets(path), name, str(path))
 
     def read_targets(self, path: Path) -> Iterator[str]:
@@ -207,14 +219,16 @@ def main(arguments: list[str] | None = None) -> None:
     lines.add_argument("--scores", action="store_true", help=scores_help)
     nbest_help = "write the N best, each after its line number and a tab"
     lines.add_argument("--nbest", type=positive_argument, metavar="N", help=nbest_help)
-    score_help = "write the log-probability of the target in each line of FILE instead of a translation"
+    score_help = "write the log-probability of the target in each line of FILE, instead of translating"
     lines.add_argument("--score_targets", type=Path, metavar="FILE", help=score_help)
-    target_help = 'its language, in {"translation": {"LANGUAGE": "..."}} (JSON Lines of {"translation": "..."})'
+    prefix_help = "begin each translation with the text in its line of FILE; an empty line leaves it free"
+    lines.add_argument("--prefix", type=Path, metavar="FILE", help=prefix_help)
+    target_help = 'language of FILE, in {"translation": {"LANGUAGE": "..."}} (JSON Lines of {"translation": "..."})'
     lines.add_argument("--target", metavar="LANGUAGE", help=target_help)
     options = TranslationOptions(**vars(parser.parse_args(arguments)))
     if options.format == "text" and (options.field or options.source):
         parser.error("--field and --source select the text of JSON Lines; add --format=jsonl.")
-    if options.target and not (options.score_targets and options.format == "jsonl"):
-        parser.error("--target selects the targets of JSON Lines; add --score_targets=FILE and --format=jsonl.")
+    if options.target and not (options.target_file and options.format == "jsonl"):
+        parser.error("--target selects the targets of JSON Lines; add --format=jsonl, and --score_targets or --prefix.")
     load = load_translator if options.score_targets is None else load_scorer
     run(TranslationFormat(options), lambda layouts: load(options, layouts))

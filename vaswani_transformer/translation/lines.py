@@ -23,12 +23,13 @@ from ..support.errors import OutputError, UserError, check_open, exit_on_user_er
 from ..support.loading import LoadOptions, add_load_options, load_model_and_tokenizer
 from ..support.modes import is_non_autoregressive
 from ..support.output import ResumableFile, StreamOutput
-from .targets import Pair, TargetScore, TargetScorer
+from .pairs import Pair
+from .targets import TargetScore, TargetScorer
 from .translator import NanError, TooLong, TooLongError, Translation, Translator
 
 RESULTS_DO_NOT_DEPEND_ON = {
     "model", "device", "revision", "trust_remote_code", "input", "output", "interactive", "batch_tokens", "window",
-    "score_targets",
+    "score_targets", "prefix",
 }  # fmt: skip
 """Options outside the compared settings of a record: the model has a digest, and batches change only rounding."""
 SEARCH = {

@@ -5,7 +5,7 @@ B pairs in a batch, S source, T target.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, zip_longest
+from itertools import islice
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -18,21 +18,10 @@ from ..lengths import LengthHead
 from ..support.errors import UserError
 from ..support.modes import eval_mode, has_likelihood, is_non_autoregressive
 from ..tokenizer import check_text, text_encoder
+from .pairs import Pair, pairs_of
 from .translator import NanError, TooLong, Translator
 
 ESTIMATE_SAMPLES = 8  # of FlowSeq's latents
-ENDED = object()
-
-
-class Pair(NamedTuple):
-    """A source and its target, or the beginning of it."""
-
-    source: str
-    target: str
-
-    def encode(self) -> bytes:
-        """Return the bytes by which a resumable file knows the pair."""
-        return b"\0".join(text.encode() for text in self)
 
 
 @dataclass(frozen=True)
@@ -208,16 +197,6 @@ def score_targets(
     limits: Any = {"max_source_tokens": max_source_tokens, "too_long": too_long}
     scorer = TargetScorer(model, tokenizer, batch_tokens=batch_tokens, window=window, **limits)
     return score_pairs(scorer, pairs_of(sources, targets, "sources", "targets"), window, progress)
-
-
-def pairs_of(sources: Iterable[str], targets: Iterable[str], name: str, target_name: str) -> Iterator[Pair]:
-    """Yield pairs of `name` and `target_name`; raise UserError if one has more texts than the other."""
-    for count, (source, target) in enumerate(zip_longest(sources, targets, fillvalue=ENDED)):
-        if source is ENDED or target is ENDED:
-            got = f"got {count}" if target is ENDED else f"got more than {count}"
-            problem = f"not as many texts as in {name}; {got}"
-            raise UserError(f"{target_name}: {problem}, expected one for each. Add or remove texts.")
-        yield Pair(cast(str, source), cast(str, target))
 
 
 def score_pairs(

@@ -20,7 +20,8 @@ from ..pretrained import is_of_this_package
 from ..search import length_penalty, nan_handler
 from ..support.errors import UserError
 from ..support.modes import eval_mode, is_non_autoregressive
-from ..tokenizer import check_text, check_vocabulary, source_encoder
+from ..tokenizer import check_text, check_vocabulary, source_encoder, text_encoder
+from .pairs import Pair, pairs_of
 from .unknown_words import unknown_words
 
 DEFAULT_MAX_SOURCE_TOKENS = 1024  # for models without a limit of positions
@@ -87,6 +88,32 @@ class Translation:
         if self.is_unfinished:
             warnings.append("Unfinished: the translation reached the length limit, or repeats itself.")
         return " ".join(warnings)
+
+
+class ForcedPrefixes(LogitsProcessor):
+    """Logits processor that begins each target with given tokens.
+
+    Args:
+        prefixes: (B, P), their ids, -1 after the last of each.
+    """
+
+    def __init__(self, prefixes: Tensor) -> None:
+        self.prefixes = prefixes
+
+    def keep(self, sources: Tensor) -> None:
+        """Drop all other targets; `sources` are indices into the current ones."""
+        self.prefixes = self.prefixes[sources]
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Return `scores` (R, V), which for a token of a prefix are -inf at all others."""
+        position = input_ids.shape[1] - 1  # after the start token
+        if position >= self.prefixes.shape[1]:
+            return scores
+        wanted = self.prefixes[:, position].repeat_interleave(len(scores) // len(self.prefixes))[:, None]  # (R, 1)
+        chosen = scores.gather(1, wanted.clamp(min=0))
+        chosen = chosen.masked_fill(chosen == -torch.inf, 0.0)  # a different processor excludes it
+        forced = torch.full_like(scores, -torch.inf).scatter_(1, wanted.clamp(min=0), chosen)
+        return torch.where(wanted < 0, scores, forced)
 
 
 class EncodedTexts(NamedTuple):
@@ -184,9 +211,12 @@ class Translator:
             raise UserError("max_source_tokens, batch_tokens and window must be at least 1.")
 
     def __call__(
-        self, texts: Iterable[str], skip: int = 0, progress: Callable[[int], object] | None = None
+        self, texts: Iterable[str | Pair], skip: int = 0, progress: Callable[[int], object] | None = None
     ) -> Iterator[Translation]:
-        """Yield the translations of all texts after the first `skip`; skipping does not change the batches."""
+        """Yield the translations of all texts after the first `skip`; skipping does not change the batches.
+
+        The target of a `Pair` is the prefix of its translation.
+        """
         remaining = iter(texts)
         first = 0
         while lines := list(islice(remaining, self.window)):
@@ -195,9 +225,15 @@ class Translator:
             first += len(lines)
 
     def translate_window(
-        self, texts: list[str], first: int, skip: int = 0, progress: Callable[[int], object] | None = None
+        self,
+        texts_or_pairs: Sequence[str | Pair],
+        first: int,
+        skip: int = 0,
+        progress: Callable[[int], object] | None = None,
     ) -> list[Translation]:
-        """Return the translations of `texts[skip:]`; `first` is the index of the window's first text."""
+        """Return the translations of the texts after the first `skip`; `first` is the index of the window's first."""
+        texts = [text.source if isinstance(text, Pair) else text for text in texts_or_pairs]
+        prefixes = self.encode_prefixes(texts_or_pairs, first)
         report = progress or (lambda _: None)
 
         # All texts are encoded, even skipped ones, because the batches depend on the lengths of all.
@@ -214,7 +250,10 @@ class Translator:
             if not wanted:
                 continue
             with nan_errors([first + index for index in batch]):
-                results = self.translate_batch([sources[index] for index in batch], [texts[index] for index in batch])
+                prefixed = [[prefixes[index] for index in batch]] if any(prefixes[index] for index in batch) else []
+                results = self.translate_batch(
+                    [sources[index] for index in batch], [texts[index] for index in batch], *prefixed
+                )
             for index, result in zip(batch, results, strict=True):
                 hypotheses[index] = result
             report(wanted)
@@ -247,6 +286,28 @@ class Translator:
             sources[index] = shortened["input_ids"]
         return EncodedTexts(sources, lengths, truncated, unknown)
 
+    def encode_prefixes(self, texts: Sequence[str | Pair], first: int) -> list[list[int]]:
+        """Return the token ids of each text's prefix, without `</s>`; none for a text without a prefix."""
+        prefixes = [text.target if isinstance(text, Pair) else "" for text in texts]
+        if not any(prefixes):
+            return [[] for _ in texts]
+        for index, prefix in enumerate(prefixes, start=first):
+            check_text(prefix, f"Prefix {index}")
+        encoder = text_encoder(self.tokenizer)
+        encoded = encoder(text_target=prefixes, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        begin = as_token_ids(self.settings.values.get("forced_bos_token_id"))  # such as the language of mBART
+        return [[*begin, *ids] if ids else [] for ids in encoded["input_ids"]]
+
+    def check_prefixes(self, name: str) -> None:
+        """Raise UserError, with the `name` of prefixes, if the model or search cannot continue one."""
+        if is_non_autoregressive(self.model):
+            got = f"got a {type(self.model).__name__}, which predicts all words at once"
+            raise UserError(f"{name}: not supported by the model; {got}, expected an autoregressive one. Leave it out.")
+        search = self.settings.values
+        if search.get("do_sample") and search.get("num_beams", 1) > 1:
+            problem = f"not supported by beams that sample; got num_beams={search['num_beams']} with do_sample"
+            raise UserError(f"{name}: {problem}, expected one of the two. Leave do_sample out, or set num_beams to 1.")
+
     def too_long_texts(self, lengths: Sequence[int], first: int) -> set[int]:
         """Return the indices of the texts in a window to truncate; raise TooLongError for one that must not be."""
         limit = self.max_positions if self.too_long == "keep" else self.max_source_tokens
@@ -258,14 +319,19 @@ class Translator:
         return set(too_long)
 
     @torch.no_grad()
-    def translate_batch(self, sources: list[list[int]], texts: list[str]) -> list[list[Hypothesis]]:
-        """Return the n best hypotheses for each text of a batch."""
+    def translate_batch(
+        self, sources: list[list[int]], texts: list[str], prefixes: list[list[int]] | None = None
+    ) -> list[list[Hypothesis]]:
+        """Return the n best hypotheses for each text of a batch; they begin with the tokens of `prefixes`."""
         tokens = pad_rows(sources, self.tokenizer.pad_token_id, self.model.device)  # (B, S)
         mask = pad_rows([[1] * len(source) for source in sources], 0, self.model.device)  # (B, S)
         inputs: dict[str, Any] = {"input_ids": tokens, "attention_mask": mask, **self.generate_kwargs}
         if self.constraint is not None:
             limits = CallSettings(inputs.get("generation_config"), self.model, inputs).target_limits()  # (B,)
             inputs["logits_processor"] = [*(inputs.get("logits_processor") or ()), self.constraint(texts, limits)]
+        if prefixes is not None:
+            forced = ForcedPrefixes(pad_rows(prefixes, -1, self.model.device))
+            inputs["logits_processor"] = [*(inputs.get("logits_processor") or ()), forced]
 
         with eval_mode(self.model):
             output = self.generate(**inputs)
@@ -341,6 +407,7 @@ def translate(
     skip: int = 0,
     progress: Callable[[int], object] | None = None,
     constraint: Constraint | None = None,
+    prefixes: Iterable[str] | None = None,
     **generate_kwargs: Any,
 ) -> Iterator[Translation]:
     """Yield the translations of many texts in order, by the model's generation config.
@@ -365,14 +432,16 @@ def translate(
         skip: number of initial texts to skip, without changing the batches of the others.
         progress: called with the number of newly translated texts.
         constraint: returns the logits processor of a batch, given its texts and limits of new tokens.
+        prefixes: beginning of each text's translation, which the model continues; an empty one leaves it free. Scores
+            and limits count its tokens, and a text of only white space ignores it.
         **generate_kwargs: arguments of `generate()`, such as `num_beams=1` or `num_return_sequences=4`, which override
             the model's generation config. Without a length limit, targets of this package's models have at most 50
             tokens more than their sources, as in the paper.
 
     Raises:
         TypeError: `texts` is a single text, or contains anything but texts.
-        ValueError: the tokenizer has no padding token or does not fit a model of this package, or a setting is out of
-            range, here or in `generate()`.
+        ValueError: the tokenizer has no padding token or does not fit a model of this package, a setting is out of
+            range, here or in `generate()`, or the prefixes are too few, too many or for a non-autoregressive model.
         TooLongError: a text is too long for `too_long="error"`, or for the model's learned positions.
     """
     if isinstance(texts, str):
@@ -388,4 +457,9 @@ def translate(
         constraint=constraint,
         **generate_kwargs,
     )
-    return translator(texts, skip, progress)
+    if prefixes is None:
+        return translator(texts, skip, progress)
+    if isinstance(prefixes, str):
+        raise TypeError(f"prefixes is the str {prefixes!r}; pass a list with one for each text, for example [prefix].")
+    translator.check_prefixes("prefixes")
+    return translator(pairs_of(texts, prefixes, "texts", "prefixes"), skip, progress)
