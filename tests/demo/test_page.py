@@ -72,10 +72,11 @@ def test_model_that_samples_shows_a_search() -> None:
     assert page_content(model, tokenizer, "i love you", max_new_tokens=5) == expected
 
 
-def test_unknown_words_are_named() -> None:
+def test_note_names_unknown_words_and_an_unfinished_translation() -> None:
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["hello world"], vocab_size=60, algorithm="wordpiece")
     content = page_content(tiny_model(vocab_size=len(tokenizer)), tokenizer, "hello zebra", max_new_tokens=3)
-    assert content.note == "Out-of-vocabulary words (their translations are guesses): 'zebra'."
+    unknown = "Out-of-vocabulary words (their translations are guesses): 'zebra'."
+    assert content.note == f"{unknown} Unfinished: the translation reached the length limit, or repeats itself."
 
 
 def page_in(frame: str) -> str:
