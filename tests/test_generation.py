@@ -65,6 +65,27 @@ def test_given_target_positions_count_on_from_the_last_one(way: dict[str, Any], 
     assert torch.equal(found, expected)
 
 
+ENDS = {1: list(range(10, 30)), 3: list(range(26, 30))}
+
+
+@pytest.mark.parametrize("num_beams", ENDS)
+def test_target_positions_stay_with_their_source_when_others_end(num_beams: int) -> None:
+    """Several words end a target, so that sources leave the batch at different steps."""
+    model = small_model(1, vocab_size=30).double()
+    source, positions = random_tokens(8, 5, vocab_size=30), torch.arange(8)[:, None] * 3
+    options: dict[str, Any] = {"max_new_tokens": 9, "eos_token_id": ENDS[num_beams], "num_beams": num_beams}
+    start = torch.zeros(8, 1, dtype=torch.long)
+    together = model.generate(source, decoder_input_ids=start, decoder_position_ids=positions, **options)
+    lengths = set()
+    for row in range(8):
+        only = slice(row, row + 1)
+        inputs = {"decoder_input_ids": start[only], "decoder_position_ids": positions[only]}
+        (single,) = model.generate(source[only], **inputs, **options)
+        assert torch.equal(together[row, : len(single)], single)
+        lengths.add(len(single))
+    assert len(lengths) > 1
+
+
 @settings(max_examples=15)
 @given(prefix=st.integers(1, 7), source=st.integers(1, 8))
 def test_prefix_of_a_target_is_continued_to_the_same_target(prefix: int, source: int) -> None:

@@ -631,6 +631,16 @@ def test_targets_returned_have_the_most_likely_different_lengths_within_the_limi
         model.generate(source, max_new_tokens=3, num_return_sequences=4, **settings)
 
 
+@pytest.mark.parametrize("family", [name for name in LENGTH_FAMILY if name != "cmlm"])
+def test_limit_below_every_length_class_is_the_length(family: str) -> None:
+    """The classes of sources of nine and eight tokens begin at lengths of seven and six."""
+    model = FAMILY[family](min_length_difference=-2)
+    batch = source_batch([9, 8])
+    generated = model.generate(**batch, max_new_tokens=4, length_beam_size=3, return_dict_in_generate=True)
+    assert generated.lengths.tolist() == [4, 4]
+    assert generated.sequences[:, -1].tolist() == [END, END]
+
+
 def test_samples_of_flowseq_share_the_different_lengths_within_the_limit() -> None:
     model, source = FAMILY["flowseq"](), random_tokens(3, 2)
     settings: dict[str, Any] = {"length_beam_size": 5, "latent_temperature": 0.5, "num_latent_samples": 2}
