@@ -79,8 +79,8 @@ def test_target_positions_stay_with_their_source_when_others_end(num_beams: int)
     lengths = set()
     for row in range(8):
         only = slice(row, row + 1)
-        inputs = {"decoder_input_ids": start[only], "decoder_position_ids": positions[only]}
-        (single,) = model.generate(source[only], **inputs, **options)
+        options |= {"decoder_input_ids": start[only], "decoder_position_ids": positions[only]}
+        (single,) = model.generate(source[only], **options)
         assert torch.equal(together[row, : len(single)], single)
         lengths.add(len(single))
     assert len(lengths) > 1
