@@ -1,11 +1,12 @@
 """Loading, checking, tokenization and fingerprints of the pairs of a run."""
 
+import dataclasses
 import hashlib
 import itertools
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypedDict
@@ -37,6 +38,7 @@ MOST_UNKNOWN = 0.01  # share of target tokens above which there is a warning
 Counts = dict[str, dict[str, int]]  # of `tokens` and `unknown` tokens, by side
 SAMPLE = 200  # targets in which spaces are counted
 UNSPACED_LETTER = re.compile("[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uff66-\uff9d]")  # Thai to Chinese
+WORD_BEGINNING = re.compile(r"(?<!\w)(?<!\w['\u2019])\w")
 LONGEST_WORDS = 5  # such letters a word, above which targets are not split into words
 TOKEN_LETTERS = 16  # letters of a long token
 EVALUATION_LENGTHS = 16  # longest text of an evaluation, in units of `data.max_length`
@@ -60,6 +62,7 @@ class Data:
         tokenizer: tokenizer of the shared vocabulary.
         fingerprints: fingerprint of each split.
         unknown: for sources and targets of each split, the number of `tokens` and of `unknown` tokens.
+        variants: number of training pairs that are copies in other letters, by the name of the variant.
         seen: for validation and test, the numbers of pairs and of sources that are in the training pairs too, also in
             those of the models that the run started from, as `count_seen` returns them.
     """
@@ -69,6 +72,7 @@ class Data:
     tokenizer: PreTrainedTokenizerBase
     fingerprints: dict[str, Fingerprint]
     unknown: dict[str, Counts]
+    variants: dict[str, int]
     seen: dict[str, dict[str, int] | None]
 
 
@@ -85,7 +89,7 @@ def load_data(recipe: Recipe, run: Path | None = None, before: Learned | None = 
     `before` has the training pairs of the models that the run starts from.
     """
     with PartialState().main_process_first():  # others read its cache
-        pairs = load_pairs(recipe)
+        pairs, variants = with_variants(recipe, read_pairs(recipe, SPLITS))
         tokenizer = load_tokenizer(str(run)) if run is not None else make_tokenizer(recipe, pairs["train"])
         tokens = tokenize(recipe, pairs, tokenizer)
     fingerprints = {str(split): fingerprint(rows) for split, rows in pairs.items()}
@@ -95,14 +99,19 @@ def load_data(recipe: Recipe, run: Path | None = None, before: Learned | None = 
     for split, counts in seen.items():
         if warning := describe_seen(split, len(pairs[split]), counts):
             logger.warning("%s.", warning)
-    return Data(pairs, tokens, tokenizer, fingerprints, unknown, seen)
+    return Data(pairs, tokens, tokenizer, fingerprints, unknown, variants, seen)
 
 
 # Texts
 
 
 def load_pairs(recipe: Recipe, splits: Iterable[str] = SPLITS) -> DatasetDict:
-    """Load splits of the recipe's pairs in the columns `source` and `target`; `data.distilled` replaces train."""
+    """Load splits of the recipe's pairs in the columns `source` and `target`, with the copies of `data.variants`."""
+    return with_variants(recipe, read_pairs(recipe, splits))[0]
+
+
+def read_pairs(recipe: Recipe, splits: Iterable[str]) -> DatasetDict:
+    """Read splits of the recipe's pairs in the columns `source` and `target`; `data.distilled` replaces train."""
     data = recipe.data
     wanted = {str(split) for split in splits}
     names = {split: getattr(data, split) for split in SPLITS}
@@ -117,14 +126,59 @@ def load_pairs(recipe: Recipe, splits: Iterable[str] = SPLITS) -> DatasetDict:
         if split in needed and name is not None:
             pairs[split] = read_split(data, split, str(name))
     if held_out and "train" in pairs:  # hold out all splits, whichever are requested
-        seed = recipe.seed if data.split_seed is None else data.split_seed
-        pairs.update(hold_out(pairs["train"], held_out, seed, data.max_length))
+        pairs.update(hold_out(pairs["train"], held_out, split_seed(recipe), data.max_length))
 
     if data.distilled is not None and "train" in wanted:
         pairs["train"] = read_files(data, "data.distilled", "json", distilled_files(data.distilled))
     loaded = DatasetDict({split: pairs[split] for split in names if split in wanted and split in pairs})
     log_unspaced(recipe, loaded)
     return loaded
+
+
+def split_seed(recipe: Recipe) -> int:
+    return recipe.seed if recipe.data.split_seed is None else recipe.data.split_seed
+
+
+def title(text: str) -> str:
+    """Return a text with a capital at the beginning of each word; other letters stay, as in McDonald's."""
+    return WORD_BEGINNING.sub(lambda match: match[0].upper(), text)
+
+
+VARIANTS: dict[str, Callable[[str], str]] = {"upper": str.upper, "title": title, "lower": str.lower}
+
+
+def with_variants(recipe: Recipe, pairs: DatasetDict) -> tuple[DatasetDict, dict[str, int]]:
+    """Append the copies of `data.variants` to the training pairs; return all splits, and the number of each variant.
+
+    The hash of seed, variant and pair decides which are copied. A pair that is written so already is not copied.
+    """
+    counts: dict[str, int] = {}
+    if "train" not in pairs:
+        return pairs, counts
+    train = pairs["train"]
+    copies = []
+    for name, share in dataclasses.asdict(recipe.data.variants).items():
+        if share:
+            function = {"name": name, "share": share, "seed": split_seed(recipe)}
+            copies.append(train.map(drawn_variants, batched=True, fn_kwargs=function, desc="Copying"))
+            counts[name] = len(copies[-1])
+    if not copies:
+        return pairs, counts
+    described = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    logger.info("Copies of training pairs in other letters: %s of %s.", described, f"{len(train):,}")
+    return DatasetDict(pairs | {"train": datasets.concatenate_datasets([train, *copies])}), counts
+
+
+def drawn_variants(batch: dict[str, list[str]], name: str, share: float, seed: int) -> dict[str, list[str]]:
+    """Return copies in other letters of about a `share` of the pairs of a batch."""
+    copies: dict[str, list[str]] = {side: [] for side in SIDES}
+    for source, target in zip(batch["source"], batch["target"], strict=True):
+        copy = {"source": VARIANTS[name](source), "target": VARIANTS[name](target)}
+        is_drawn = draw_key(f"{seed} {name} {source}\0{target}") < share * 2**64
+        if is_drawn and copy != {"source": source, "target": target}:
+            for side in SIDES:
+                copies[side].append(copy[side])
+    return copies
 
 
 def log_unspaced(recipe: Recipe, pairs: DatasetDict) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from datasets import Dataset
 from jsonargparse.typing import (
+    ClosedUnitInterval,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -37,6 +38,21 @@ ROLE = re.compile("^(source|target|src|tgt|trg|text|sentence|translation|referen
 CODE = re.compile("([A-Za-z]{2,3})([-_]([A-Za-z]{2}|[A-Z][a-z]{3}|hans|hant|[0-9]{3}))*")
 LONG_CODES = {code[:3] for code in FAIRSEQ_LANGUAGE_CODES} | {"cmn"}  # others of three letters may be words
 OTHER_CODES = {"jp": "ja", "cn": "zh", "kr": "ko"}  # codes of countries that are used for languages
+
+
+@dataclass(frozen=True)
+class Variants:
+    """Copies of training pairs in other letters, as shares of the pairs.
+
+    Args:
+        upper: share of the pairs that are copied in capitals.
+        title: share of the pairs that are copied with a capital at the beginning of each word.
+        lower: share of the pairs that are copied in small letters.
+    """
+
+    upper: ClosedUnitInterval = 0.0
+    title: ClosedUnitInterval = 0.0
+    lower: ClosedUnitInterval = 0.0
 
 
 @dataclass(frozen=True)
@@ -69,7 +85,8 @@ class FileData:
         validation: the same for the validation set, or a number of training pairs to hold out, drawn among those within
             `max_length` whose sentences occur once.
         test: the same for the test set; null for none.
-        split_seed: seed that draws the held-out pairs; null for that of the run.
+        split_seed: seed that draws the held-out pairs, and those to copy; null for that of the run.
+        variants: copies of training pairs in other letters, which the model then also translates.
     """
 
     kind: Literal["json", "csv", "parquet", "text", "hub", "trees"] = "json"
@@ -88,6 +105,7 @@ class FileData:
     validation: PositiveInt | FileName = "validation.jsonl.gz"
     test: PositiveInt | FileName | None = "test.jsonl.gz"
     split_seed: Seed | None = None
+    variants: Variants = field(default_factory=Variants)
 
     @property
     def columns(self) -> tuple[str, str]:

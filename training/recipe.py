@@ -17,7 +17,7 @@ from jsonargparse import ArgumentParser, Namespace
 from transformers import PreTrainedConfig
 
 from training.families import FAMILIES
-from training.fields import Family, FileData, HubData, PaperOptimizer, Recipe, RectifiedOptimizer
+from training.fields import Family, FileData, HubData, PaperOptimizer, Recipe, RectifiedOptimizer, Variants
 from training.machine import trains_slowly_in_bf16
 from vaswani_transformer.support.command_line import did_you_mean
 from vaswani_transformer.support.errors import UserError, one_line
@@ -172,7 +172,7 @@ def check_values(group: object, prefix: str = "") -> None:
     types = get_type_hints(type(group))
     for name, value in vars(group).items():
         if dataclasses.is_dataclass(value):
-            check_values(value, f"{name}.")
+            check_values(value, f"{prefix}{name}.")
         elif NoneType not in get_args(types[name]):
             refuse_null(f"{prefix}{name}", value)
 
@@ -231,6 +231,8 @@ def checked(parser: RecipeParser, values: Namespace) -> Recipe:
             f"data.source, data.target: name the same texts, so a model would learn to copy; got {data.source!r} for "
             "both. Set both fields."
         )
+    if data.kind == "trees" and data.variants != Variants():
+        raise UserError("data.variants: trees have no copies in other letters; leave it out.")
     if names := sorted(TOKENIZER_SETS & recipe.model.keys()):
         raise UserError(f"model.{names[0]}: the tokenizer sets it; see tokenizer.vocab_size and tokenizer.path.")
 

@@ -200,7 +200,8 @@ def write_data(folder: Path, data: Data) -> None:
     with staged_files(folder) as staging:
         data.tokenizer.save_pretrained(staging)
         digests = {path.name: sha256_of(path) for path in sorted(staging.iterdir()) if path.is_file()}
-        write_atomically(folder / DATA, json.dumps({**data.fingerprints, TOKENIZER: digests}, indent=2))
+        record = {**data.fingerprints, "variants": data.variants, TOKENIZER: digests}
+        write_atomically(folder / DATA, json.dumps(record, indent=2))
 
 
 def remove_results(folder: Path) -> None:

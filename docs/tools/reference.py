@@ -142,6 +142,8 @@ def type_words(hint: Any) -> str:
     """Return a type in words: `integer or null`; of a choice its values."""
     if isinstance(hint, str) or hint is Any:
         return "any"
+    if dataclasses.is_dataclass(hint):
+        return "table"
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         return type_words(arguments[0])
@@ -185,6 +187,7 @@ def recipe_tables() -> Iterator[str]:
     groups = {
         "Recipe": [fields.Recipe],
         "data": [fields.FileData, fields.HubData],
+        "data.variants": [fields.Variants],
         "tokenizer": [fields.TokenizerRecipe],
         "training": [
             fields.TrainingRecipe,

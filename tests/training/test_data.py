@@ -119,6 +119,44 @@ def test_split_seed_holds_out_the_same_pairs_whatever_the_seed_of_the_run(tmp_pa
     assert tested("--data.split_seed=null", "--seed=1") == tested("--data.split_seed=1") != tested()
 
 
+def test_variants_copy_a_share_of_the_training_pairs_in_other_letters(tmp_path: Path) -> None:
+    """Other splits stay, added pairs move no copy, and pairs that are written so already are not copied."""
+    lines = [json_line(f"it's tree {number} of McGee", f"baum {number}") for number in range(400)]
+    lines.append(json_line("OK 9", "OK 9"))
+    (tmp_path / "all.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    variants = {"upper": 0.25, "title": 1.0}
+    recipe = recipe_for(tmp_path, variants=variants, validation=9, test=9)
+    pairs = load_pairs(recipe)
+    assert len(pairs["validation"]) == len(pairs["test"]) == 9
+    train = list(zip(*pairs["train"].to_dict().values(), strict=True))
+    originals, copies = train[:383], train[383:]
+    capitals = [pair for pair in copies if pair[0].isupper()]
+    assert 60 < len(capitals) < 130
+    assert {(source.upper(), target.upper()) for source, target in originals} > set(capitals)
+    assert all(
+        "It's Tree" in source and "Of McGee" in source and target[0] == "B"
+        for source, target in copies[len(capitals) :]
+    )
+    assert len(copies) - len(capitals) == sum(source != "OK 9" for source, _ in originals)
+
+    (tmp_path / "more.jsonl").write_text("\n".join([*lines, *lines[:3]]), encoding="utf-8")
+    alone, more = (
+        load_pairs(recipe_for(tmp_path, file, variants={"upper": 0.25}), ["train"])["train"]["source"][:]
+        for file in ("all.jsonl", "more.jsonl")
+    )
+    assert set(alone) == set(more)
+
+
+def test_copies_are_counted_in_the_log_and_in_the_data(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    data = load_data(recipe_for(folder, variants={"upper": 1.0, "lower": 1.0}))
+    assert data.variants == {"upper": 3, "lower": 0}
+    assert data.fingerprints["train"]["pairs"] == 6
+    assert "Copies of training pairs in other letters: upper 3, lower 0 of 3." in caplog.text
+    with user_error("data.variants: trees have no copies"):
+        recipe_for(folder, kind="trees", variants={"upper": 0.1})
+
+
 @pytest.mark.parametrize(
     ("target", "is_logged"),
     [
