@@ -16,6 +16,7 @@ from tests.batches import END, FLOAT32, padded_batch, random_tokens, source_batc
 from tests.models import tiny_ctc
 from vaswani_transformer import ctc
 from vaswani_transformer.alignments import NO_TARGET, best_alignment, state_tokens, words_of
+from vaswani_transformer.prefix_search import prefix_beam_search
 
 BLANK = 1
 
@@ -316,6 +317,19 @@ def test_wide_search_finds_the_best_of_all_targets_by_the_sum_of_their_alignment
         assert [words for words, _ in results[row]][: len(best)] == [words for words, _ in best]
         scores = [score for _, score in results[row]][: len(best)]
         assert scores == pytest.approx([score for _, score in best])
+
+
+@pytest.mark.parametrize("bonus", [0.0, 0.7, -0.5])
+@pytest.mark.parametrize("seed", range(3))
+def test_search_itself_ranks_prefixes_by_the_sum_of_their_alignments(seed: int, bonus: float) -> None:
+    """Before exact scores rank the targets that it has kept: the same word may repeat only after a blank."""
+    numbers = torch.Generator().manual_seed(seed)
+    log_probs = (2 * torch.randn(4, 4, generator=numbers, dtype=torch.float64)).log_softmax(-1)
+    words = [word for word in range(4) if word != BLANK]
+    slots = [([row[word] for word in words], words, row[BLANK]) for row in log_probs.exp().tolist()]
+    found = prefix_beam_search(slots, num_beams=500, bonus=bonus, limit=4)
+    expected = {target: math.log(p) + bonus * len(target) for target, p in likelihoods(log_probs).items()}
+    assert found == sorted(expected, key=lambda target: -expected[target])
 
 
 def test_narrow_search_ranks_distinct_targets_by_their_loss() -> None:

@@ -6,10 +6,12 @@
 import ast
 import gzip
 import json
+import os
 import re
 import runpy
 import shlex
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -117,6 +119,44 @@ def test_own_pairs_become_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [results["data"][split]["pairs"] for split in ("train", "validation", "test")] == [30, 3, 3]
     for name in ("trial", "en-it"):
         assert Path(f"runs/{name}/model.safetensors").exists()
+
+
+TRANSLATE = "from vaswani_transformer.translation.command import main; main()"
+
+
+@pytest.mark.slow
+def test_several_corpora_and_tags_become_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks of docs/own-data.md, with a small model."""
+    monkeypatch.chdir(tmp_path)
+    Path("pairs").mkdir()
+    for saved in model_of_pairs():
+        saved.save_pretrained(tmp_path / "runs" / "reverse")
+    lines = [f"{n} trees and {m} dogs" for n in range(6) for m in range(6)]
+    sides = {"source": lines, "target": [line[::-1] for line in lines]}
+    for side, language in (("source", "en"), ("target", "it")):
+        for name in ("", "more.", "train.", "valid.", "test."):
+            texts = "\n".join(name + text for text in sides[side])
+            Path(f"pairs/{name}{side}.txt").write_text(f"{texts}\n", encoding="utf-8")
+            Path(f"pairs/{name}{language}").write_text(f"{texts}\n", encoding="utf-8")
+    Path("pairs/mono.txt").write_text("one\ntwo\n", encoding="utf-8")
+
+    blocks = blocks_of(DOCS / "own-data.md", "bash")
+    wanted = [block for block in blocks if "runs/two-" in block or "runs/back-" in block]
+    assert len(wanted) == 3
+    small = [argument for argument in SMALL if "validation" not in argument and "test" not in argument]
+    held_out = [argument for argument in SMALL if argument not in small]
+    for block in wanted:
+        shell, _, command = block.partition("python -m training.train ")
+        script = shell.replace("vaswani-translate", f"{sys.executable} -c '{TRANSLATE}'")
+        subprocess.run(["bash", "-ec", script], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        recipe, *arguments = shlex.split(command.replace("\\\n", " "))
+        own = small if "--data.validation" in command else [*small, *held_out]
+        run(load_recipe(ROOT / recipe, [*arguments, *own]))
+    trained = {
+        path.name: json.loads((path / "data.json").read_text())["train"]["pairs"] for path in Path("runs").glob("*-*")
+    }
+    assert trained == {"two-corpora": 3 * 30 + 36, "back-translated": 2 * 36 + 2, "two-directions": 2 * 36}
+    assert "<bt> " in Path("pairs/bt.source.txt").read_text()
 
 
 PAGE, RECIPE = DOCS / "fine-tuning.md", "training/recipes/fine-tune.yaml"

@@ -19,7 +19,8 @@ from accelerate import PartialState
 from datasets import Dataset, DatasetDict, Features, Value
 from transformers import AddedToken, PreTrainedConfig, PreTrainedTokenizerBase
 
-from training.fields import Recipe
+from training.cleaning import report, without
+from training.fields import FileData, Recipe
 from training.machine import allowed_cores
 from training.tasks import bleu_tokenizer
 from training.texts import SIDES, draw_key, read_files, read_split
@@ -89,7 +90,10 @@ def load_data(recipe: Recipe, run: Path | None = None, before: Learned | None = 
     `before` has the training pairs of the models that the run starts from.
     """
     with PartialState().main_process_first():  # others read its cache
-        pairs, variants = with_variants(recipe, read_pairs(recipe, SPLITS))
+        read = read_pairs(recipe, SPLITS)
+        if recipe.data.kind != "trees":
+            logger.info("%s", "\n".join(report("Training pairs", read["train"])))
+        pairs, variants = with_copies(recipe, read)
         tokenizer = load_tokenizer(str(run)) if run is not None else make_tokenizer(recipe, pairs["train"])
         tokens = tokenize(recipe, pairs, tokenizer)
     fingerprints = {str(split): fingerprint(rows) for split, rows in pairs.items()}
@@ -106,12 +110,15 @@ def load_data(recipe: Recipe, run: Path | None = None, before: Learned | None = 
 
 
 def load_pairs(recipe: Recipe, splits: Iterable[str] = SPLITS) -> DatasetDict:
-    """Load splits of the recipe's pairs in the columns `source` and `target`, with the copies of `data.variants`."""
-    return with_variants(recipe, read_pairs(recipe, splits))[0]
+    """Load splits of the recipe's pairs in the columns `source` and `target`, as `read_pairs` and `with_copies` do."""
+    return with_copies(recipe, read_pairs(recipe, splits))[0]
 
 
 def read_pairs(recipe: Recipe, splits: Iterable[str]) -> DatasetDict:
-    """Read splits of the recipe's pairs in the columns `source` and `target`; `data.distilled` replaces train."""
+    """Read splits of the recipe's pairs in the columns `source` and `target`; `data.distilled` replaces train.
+
+    If the corpora of the training pairs have weights, a column `times` has them.
+    """
     data = recipe.data
     wanted = {str(split) for split in splits}
     names = {split: getattr(data, split) for split in SPLITS}
@@ -124,7 +131,7 @@ def read_pairs(recipe: Recipe, splits: Iterable[str]) -> DatasetDict:
     pairs = DatasetDict()
     for split, name in names.items():
         if split in needed and name is not None:
-            pairs[split] = read_split(data, split, str(name))
+            pairs[split] = read_train(data) if split == "train" else read_split(data, split, str(name))
     if held_out and "train" in pairs:  # hold out all splits, whichever are requested
         pairs.update(hold_out(pairs["train"], held_out, split_seed(recipe), data.max_length))
 
@@ -133,6 +140,21 @@ def read_pairs(recipe: Recipe, splits: Iterable[str]) -> DatasetDict:
     loaded = DatasetDict({split: pairs[split] for split in names if split in wanted and split in pairs})
     log_unspaced(recipe, loaded)
     return loaded
+
+
+def read_train(data: FileData) -> Dataset:
+    """Read all corpora of the training pairs, without the pairs of the kinds in `data.drop`."""
+    corpora = [read_split(data, "train", name) for name in data.corpora]
+    if data.weights is not None:
+        weighted = zip(corpora, data.weights, strict=True)
+        corpora = [rows.add_column("times", np.full(len(rows), weight)) for rows, weight in weighted]
+    train = datasets.concatenate_datasets(corpora) if len(corpora) > 1 else corpora[0]
+    if data.drop:
+        train, counts = without(train, data.drop)
+        logger.info("Dropped: %s.", ", ".join(f"{name} {count:,}" for name, count in counts.items()))
+        if not len(train):
+            raise UserError(f"data.drop: leaves no training pair; got {', '.join(data.drop)}. Drop fewer kinds.")
+    return train
 
 
 def split_seed(recipe: Recipe) -> int:
@@ -147,26 +169,40 @@ def title(text: str) -> str:
 VARIANTS: dict[str, Callable[[str], str]] = {"upper": str.upper, "title": title, "lower": str.lower}
 
 
-def with_variants(recipe: Recipe, pairs: DatasetDict) -> tuple[DatasetDict, dict[str, int]]:
-    """Append the copies of `data.variants` to the training pairs; return all splits, and the number of each variant.
+def with_copies(recipe: Recipe, pairs: DatasetDict) -> tuple[DatasetDict, dict[str, int]]:
+    """Repeat training pairs by `data.weights`, and append the copies of `data.variants`.
+
+    Returns:
+        all splits, and the number of each variant.
+    """
+    copied = DatasetDict(pairs)
+    for split, rows in pairs.items():
+        if "times" in rows.column_names:
+            repeated = np.repeat(np.arange(len(rows)), rows["times"][:]) if split == "train" else range(len(rows))
+            copied[split] = rows.remove_columns("times").select(repeated)
+    counts: dict[str, int] = {}
+    if "train" in copied:
+        copied["train"], counts = with_variants(recipe, copied["train"])
+    return copied, counts
+
+
+def with_variants(recipe: Recipe, train: Dataset) -> tuple[Dataset, dict[str, int]]:
+    """Append the copies of `data.variants` to training pairs; return the number of each variant too.
 
     The hash of seed, variant and pair decides which are copied. A pair that is written so already is not copied.
     """
-    counts: dict[str, int] = {}
-    if "train" not in pairs:
-        return pairs, counts
-    train = pairs["train"]
     copies = []
+    counts = {}
     for name, share in dataclasses.asdict(recipe.data.variants).items():
         if share:
-            function = {"name": name, "share": share, "seed": split_seed(recipe)}
-            copies.append(train.map(drawn_variants, batched=True, fn_kwargs=function, desc="Copying"))
+            settings = {"name": name, "share": share, "seed": split_seed(recipe)}
+            copies.append(train.map(drawn_variants, batched=True, fn_kwargs=settings, desc="Copying"))
             counts[name] = len(copies[-1])
     if not copies:
-        return pairs, counts
+        return train, counts
     described = ", ".join(f"{name} {count:,}" for name, count in counts.items())
     logger.info("Copies of training pairs in other letters: %s of %s.", described, f"{len(train):,}")
-    return DatasetDict(pairs | {"train": datasets.concatenate_datasets([train, *copies])}), counts
+    return datasets.concatenate_datasets([train, *copies]), counts
 
 
 def drawn_variants(batch: dict[str, list[str]], name: str, share: float, seed: int) -> dict[str, list[str]]:
@@ -306,21 +342,22 @@ def sample_texts(pairs: Dataset, count: int | None, sides: tuple[str, ...] = SID
 def make_tokenizer(recipe: Recipe, train: Dataset) -> PreTrainedTokenizerBase:
     """Load the recipe's tokenizer, or learn one from the training pairs.
 
-    For parsing it is learned from the sentences, and each label of the trees is an added token. For a CMLM `<mask>` is
-    added after all other tokens.
+    For parsing it is learned from the sentences, and each label of the trees is an added token, as are those of
+    `tokenizer.special_tokens`. For a CMLM `<mask>` is added after all other tokens.
     """
     settings = recipe.tokenizer
-    labels: set[str] = set()
+    added = set(settings.special_tokens)
     if recipe.data.kind == "trees":
-        labels = linear_tokens(sample_texts(train, None, ("target",)))
+        added |= linear_tokens(sample_texts(train, None, ("target",)))
     if settings.path is None:
-        tokenizer = learn_tokenizer(recipe, train, labels)
+        tokenizer = learn_tokenizer(recipe, train, added)
     else:
         tokenizer = load_tokenizer(settings.path)
-        if missing := sorted(labels - tokenizer.get_added_vocab().keys()):
+        if missing := sorted(added - tokenizer.get_added_vocab().keys()):
+            what = "labels of the trees" if recipe.data.kind == "trees" else "tokens of tokenizer.special_tokens"
             raise UserError(
-                f"tokenizer.path: {settings.path} does not contain all labels of the trees, such as {missing[0]!r}. "
-                "Leave it out to learn a vocabulary."
+                f"tokenizer.path: {settings.path} does not contain all {what}, such as {missing[0]!r}. Leave it out to "
+                "learn a vocabulary."
             )
         tokenizer.init_kwargs.pop(ALL_WORDS_KEY, None)  # these texts may have other words
 
@@ -334,19 +371,19 @@ def make_tokenizer(recipe: Recipe, train: Dataset) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def learn_tokenizer(recipe: Recipe, train: Dataset, labels: set[str]) -> PreTrainedTokenizerBase:
-    """Return a tokenizer learned from the training pairs, or for parsing from their sentences, with added labels."""
+def learn_tokenizer(recipe: Recipe, train: Dataset, added: set[str]) -> PreTrainedTokenizerBase:
+    """Return a tokenizer learned from the training pairs, or for parsing from their sentences, with `added` tokens."""
     settings = recipe.tokenizer
     sides = ("source",) if recipe.data.kind == "trees" else SIDES
     texts = sample_texts(train, settings.sample, sides)
-    size = settings.vocab_size - len(labels)
+    size = settings.vocab_size - len(added)
     try:
         tokenizer = VaswaniTransformerTokenizer.train_from_iterator(texts, size, settings.algorithm)
     except ValueError as error:
         raise UserError(f"tokenizer.vocab_size: {error}") from error
     if settings.sample is not None and settings.sample < len(train):
         tokenizer.init_kwargs.pop(ALL_WORDS_KEY, None)  # the other pairs may have other words
-    tokenizer.add_tokens([AddedToken(label, normalized=False) for label in sorted(labels)])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in sorted(added)])
     return tokenizer
 
 

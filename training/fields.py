@@ -32,6 +32,7 @@ from vaswani_transformer.support.errors import UserError, one_line
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])  # what NumPy accepts
 LanguageCode = restricted_string_type("LanguageCode", "^[a-z]{2,3}([-_][A-Za-z0-9]+)*$")
 FileName = restricted_string_type("FileName", r"^(?![-+\d.,_e]+\s*%?$)")  # no number, and no share
+AddedToken = restricted_string_type("AddedToken", r"^(?!(</?s>|<pad>|<unk>|<mask>)$)\S+$")
 Delimiter = restricted_string_type("Delimiter", r'^([^"\r\n]|\\t)$')
 # What may precede a language in the name of a column, as in target_ja; and a code such as de, pt-br or zh_Hans.
 ROLE = re.compile("^(source|target|src|tgt|trg|text|sentence|translation|reference|ref)[-_. ]")
@@ -81,7 +82,11 @@ class FileData:
         distilled: folder of training.distill, or a JSON Lines file, whose pairs replace the training pairs.
         path: folder of the files, in the current folder or else in the clone; or name of the data set on the Hub.
         train: name of a file in `path`, possibly compressed, with {language} in the name for text; for trees also
-            patterns separated by spaces; on the Hub the name of a split.
+            patterns separated by spaces; on the Hub the name of a split. A list names several corpora.
+        weights: how many times an epoch has each pair of each corpus of `train`; null for once.
+        drop: kinds of training pairs to leave out and count: markup, HTML entities, placeholders such as n/a, capitals
+            only, copies of the source, duplicates of an earlier pair, or ratios of lengths that are not a third to
+            three times the usual one.
         validation: the same for the validation set, or a number of training pairs to hold out, drawn among those within
             `max_length` whose sentences occur once.
         test: the same for the test set; null for none.
@@ -101,11 +106,20 @@ class FileData:
     empty: Literal["error", "drop"] = "error"
     distilled: str | None = None
     path: str | None = None
-    train: str = "train.jsonl.gz"
+    train: list[str] | str = "train.jsonl.gz"
+    weights: list[PositiveInt] | None = None
+    drop: list[Literal["markup", "entities", "placeholders", "capitals", "copies", "duplicates", "ratios"]] = field(
+        default_factory=list
+    )
     validation: PositiveInt | FileName = "validation.jsonl.gz"
     test: PositiveInt | FileName | None = "test.jsonl.gz"
     split_seed: Seed | None = None
     variants: Variants = field(default_factory=Variants)
+
+    @property
+    def corpora(self) -> list[str]:
+        """Return the names of all corpora of the training pairs."""
+        return [self.train] if isinstance(self.train, str) else self.train
 
     @property
     def columns(self) -> tuple[str, str]:
@@ -155,12 +169,14 @@ class TokenizerRecipe:
         vocab_size: size of a learned vocabulary, including special tokens.
         path: folder, or name on the Hub, of a tokenizer to load; null to learn one.
         sample: number of training pairs, evenly spaced over the training set, to learn from; null for all.
+        special_tokens: texts such as <2de>, without spaces, that are always one token; they count in `vocab_size`.
     """
 
     algorithm: Literal["bpe", "wordpiece"] = "bpe"
     vocab_size: PositiveInt = 37000
     path: str | None = None
     sample: PositiveInt | None = None
+    special_tokens: list[AddedToken] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

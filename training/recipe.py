@@ -231,8 +231,12 @@ def checked(parser: RecipeParser, values: Namespace) -> Recipe:
             f"data.source, data.target: name the same texts, so a model would learn to copy; got {data.source!r} for "
             "both. Set both fields."
         )
-    if data.kind == "trees" and data.variants != Variants():
-        raise UserError("data.variants: trees have no copies in other letters; leave it out.")
+    if data.kind == "trees" and (data.variants != Variants() or data.drop):
+        name = "drop" if data.drop else "variants"
+        raise UserError(f"data.{name}: trees stay as they are; leave it out.")
+    if data.weights is not None and len(data.weights) != len(data.corpora):
+        problem = f"has a number for each corpus of data.train; got {len(data.weights)}, expected {len(data.corpora)}"
+        raise UserError(f"data.weights: {problem}. Correct it.")
     if names := sorted(TOKENIZER_SETS & recipe.model.keys()):
         raise UserError(f"model.{names[0]}: the tokenizer sets it; see tokenizer.vocab_size and tokenizer.path.")
 

@@ -132,6 +132,7 @@ RANGES = {
     "LanguageCode": "language code",
     "FileName": "text",
     "Delimiter": "character",
+    "AddedToken": "text",
     "PositiveFloat": "number above 0",
     "NonNegativeFloat": "number of at least 0",
     "ClosedUnitInterval": "number from 0 to 1",

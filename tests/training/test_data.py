@@ -29,6 +29,8 @@ from training.fields import Recipe
 from training.recipe import RECIPES, load_recipe, recipe_of
 from training.train import prepared_name
 from vaswani_transformer import VaswaniTransformerTokenizer
+from vaswani_transformer.support.loading import load_tokenizer
+from vaswani_transformer.tokenizer import source_encoder
 
 PAIRS = [("one tree", "ein baum"), ("two trees", "zwei bäume"), ("  three </s> ", "drei <pad>")]
 SPLITS = ("train", "validation", "test")
@@ -119,6 +121,34 @@ def test_split_seed_holds_out_the_same_pairs_whatever_the_seed_of_the_run(tmp_pa
     assert tested("--data.split_seed=null", "--seed=1") == tested("--data.split_seed=1") != tested()
 
 
+@pytest.mark.parametrize("algorithm", ["bpe", "wordpiece"])
+def test_special_tokens_of_a_recipe_are_never_split(algorithm: str, tmp_path: Path) -> None:
+    """Neither where they stand, nor after saving and loading; control tokens in a text still are."""
+    pairs = [(f"<2de> <bt> tree {number}", f"baum {number}<2de> a</s>b") for number in range(30)]
+    (tmp_path / "all.jsonl").write_text("\n".join(json_line(*pair) for pair in pairs), encoding="utf-8")
+    settings = {"vocab_size": 300, "algorithm": algorithm, "special_tokens": ["<bt>", "<2de>"]}
+    recipe = recipe_for(tmp_path, tokenizer=settings)
+    tokenizer = make_tokenizer(recipe, load_pairs(recipe)["train"])
+    tokenizer.save_pretrained(tmp_path / "saved")
+    loaded = load_tokenizer(str(tmp_path / "saved"))
+    for text in ("<2de> <bt> tree 7", "tree<2de>tree", "a</s>b <bt>"):
+        ids = [source_encoder(one)(text)["input_ids"] for one in (tokenizer, loaded)]
+        assert ids[0] == ids[1]
+        tokens = loaded.convert_ids_to_tokens(ids[0])
+        assert [token for token in tokens if token in settings["special_tokens"]] == re.findall("<2de>|<bt>", text)
+        assert tokens.count("</s>") == 1
+        assert loaded.decode(ids[0][:-1]) == text
+    assert len(loaded) <= 300
+    assert make_tokenizer(
+        recipe_for(tmp_path, tokenizer=settings | {"path": str(tmp_path / "saved")}), pairs
+    ).vocab_size
+    with user_error("does not contain all tokens of tokenizer.special_tokens, such as '<2fr>'"):
+        path = {"path": str(tmp_path / "saved"), "special_tokens": ["<2fr>"]}
+        make_tokenizer(recipe_for(tmp_path, tokenizer=path), pairs)
+    with user_error("tokenizer.special_tokens"):
+        recipe_for(tmp_path, tokenizer=settings | {"special_tokens": ["</s>"]})
+
+
 def test_variants_copy_a_share_of_the_training_pairs_in_other_letters(tmp_path: Path) -> None:
     """Other splits stay, added pairs move no copy, and pairs that are written so already are not copied."""
     lines = [json_line(f"it's tree {number} of McGee", f"baum {number}") for number in range(400)]
@@ -153,7 +183,7 @@ def test_copies_are_counted_in_the_log_and_in_the_data(folder: Path, caplog: pyt
     assert data.variants == {"upper": 3, "lower": 0}
     assert data.fingerprints["train"]["pairs"] == 6
     assert "Copies of training pairs in other letters: upper 3, lower 0 of 3." in caplog.text
-    with user_error("data.variants: trees have no copies"):
+    with user_error("data.variants: trees stay as they are"):
         recipe_for(folder, kind="trees", variants={"upper": 0.1})
 
 
