@@ -17,14 +17,14 @@ from tests.batches import random_tokens, source_batch, targets
 from tests.models import tiny_flowseq, tiny_model
 
 # Bytes; the matrix of 99 by 32 float32 numbers has 12,672, a layer of the encoder about 34,000.
-MAX_MEMORY = {"memory": None, "memory and disk": {"cpu": 100_000}, "disk": {"cpu": 20_000}}
+MAX_MEMORY = {"memory": None, "memory and disk": {"cpu": 200_000}, "disk": {"cpu": 20_000}}
 EMBEDDINGS = ("model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens")
 
 
 @pytest.mark.filterwarnings("ignore:Attempting to save a model with offloaded modules:UserWarning")
 @pytest.mark.parametrize("memory", MAX_MEMORY)
 def test_shared_matrix_stays_tied_and_is_saved_once(memory: str, tmp_path: Path) -> None:
-    model, call = tiny_model(), source_batch([5, 3], max_new_tokens=9)
+    model, call = tiny_model().double(), source_batch([5, 3], max_new_tokens=9)
     model.save_pretrained(tmp_path / "model")
     again = AutoModelForSeq2SeqLM.from_pretrained(
         tmp_path / "model", device_map="auto", max_memory=MAX_MEMORY[memory], offload_folder=tmp_path / "offloaded"
