@@ -1,6 +1,6 @@
 """`nox` runs the fast tests on the oldest and on the newest supported torch, Transformers and Python.
 
-`nox --list` names the other sessions. Arguments after `--` are those of pytest, in the session `next` a requirement.
+`nox --list` names the other sessions; `lint` and `slow` run in the environment of the project. Arguments after `--` are those of pytest, in the session `next` a requirement.
 """
 
 import re
@@ -23,6 +23,20 @@ TESTS = ["python", "-m", "pytest", "-rs"]
 def install(session: nox.Session, *requirements: str) -> None:
     """Install the project as README does, with pip, which some tests call."""
     session.install("pip", "-e", ".[dev]", *requirements)
+
+
+@nox.session(venv_backend="none")
+def lint(session: nox.Session) -> None:
+    """The checks that run no code of the project."""
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("ty", "check")
+
+
+@nox.session(venv_backend="none")
+def slow(session: nox.Session) -> None:
+    """The tests that take more than a second."""
+    session.run(*TESTS, "-m", "slow", *session.posargs)
 
 
 @nox.session(python=PYTHONS[0])
