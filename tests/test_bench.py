@@ -21,7 +21,9 @@ from tests.commands import error_line, run_main, write_pairs
 from tests.forks import ForkedCommand, run_forked
 from tests.models import PAIRS, family_of_pairs, model_of_pairs, save
 from training.recipe import load_recipe
+from vaswani_transformer import rerank
 from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.translation.targets import TargetScorer
 
 # Each module's arguments and a column of its table
 COMMANDS: dict[str, tuple[list[str], str]] = {
@@ -32,6 +34,9 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
         [
             "--model=AR=MADE/ar",
             "--model=CMLM=MADE/cmlm",
+            "--model=CTC=MADE/ctc",
+            "--rerank=MADE/ar",
+            "--length_bonuses=0.5",
             "--data=MADE/pairs.jsonl",
             "--history=2",
             "--refinement",
@@ -59,7 +64,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with models, pairs, lines and a recipe."""
     folder = tmp_path_factory.mktemp("made")
     save(folder / "ar", *model_of_pairs())
-    save(folder / "cmlm", *family_of_pairs("cmlm"))
+    for kind in ("cmlm", "ctc"):
+        save(folder / kind, *family_of_pairs(kind))
     write_pairs(folder / "pairs.jsonl", 2 * list(PAIRS.items()))
     (folder / "lines.txt").write_text("\n".join(PAIRS), encoding="utf-8")
     write_recipe(folder)
@@ -165,7 +171,7 @@ def test_comparison_of_the_family_resumes_and_prints_commands_minutes_and_a_tabl
     assert output.count("python -m training.train") == 3
     assert output.count("# finished before, ") == 3
     models = [line.split(" | ")[0] for line in output.splitlines() if line.startswith("| ")][2:]
-    searches = ["teacher, beam 1", "teacher, beam 4", "nat, l = 1", "nat, l = 5", "ctc, l = 1"]
+    searches = ["teacher, beam 1", "teacher, beam 4", "nat, l = 1", "nat, l = 5", "ctc, best path", "ctc, beam 8"]
     assert models == [f"| {search}" for search in searches]
     assert output.endswith(" minutes in all.\n")
     assert "was started with other settings" in run_main(family.main, [*arguments, "--steps=3"], capsys)[1]
@@ -242,6 +248,35 @@ def test_every_search_of_a_cmlm_has_a_name_of_its_own() -> None:
     options = argparse.Namespace(lengths=[1, 5], iterations=[1, 10])
     names = [name for name, *_ in decode_family.searches(model, options)]
     assert names == ["l = 1; i = 1", "l = 1; i = 10", "l = 5; i = 1", "l = 5; i = 10"]
+
+
+def test_teacher_of_the_benchmark_chooses_what_the_command_chooses() -> None:
+    teacher = model_of_pairs()
+    model, tokenizer = family_of_pairs("nat")
+    arm = decode_family.Arm("NAT", "NAT, l = 3", model, tokenizer, "1", {"length_beam_size": 3}, is_distilled=True)
+    (reranked,) = decode_family.reranked(arm, TargetScorer(*teacher))
+    assert (reranked.name, reranked.single is not arm.single) == ("NAT, l = 3, reranked", True)
+    rows = decode_family.encode([arm], list(PAIRS))
+    expected = [each.text for each in rerank(model, tokenizer, *teacher, PAIRS, length_beam_size=3)]
+    assert decode_family.translations(reranked, rows) == expected
+    arm.settings["length_beam_size"] = 1
+    assert decode_family.reranked(arm, TargetScorer(*teacher)) == []
+
+
+def test_length_bonus_of_ctc_is_the_best_on_validation_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arm = decode_family.Arm("CTC", "CTC, beam 3", *family_of_pairs("ctc"), "1", {"num_beams": 3}, is_distilled=True)
+    options = argparse.Namespace(
+        data=tmp_path, source="en", target="de", tokenize="none", length_bonuses=[0.0, 0.5, 1.0]
+    )
+    references = list(PAIRS.values())
+    monkeypatch.setattr(decode_family, "read_data", lambda *_: (list(PAIRS), references))
+    outputs = {0.0: references[::-1], 0.5: references, 1.0: references[::-1]}
+    monkeypatch.setattr(decode_family, "translations", lambda *_, length_bonus: outputs[length_bonus])
+    decode_family.choose_length_bonus([arm], options)
+    assert arm.settings["length_bonus"] == 0.5
+    options.data = tmp_path / "test.jsonl"
+    with pytest.raises(UserError, match=r"chosen on validation data; got a file"):
+        decode_family.choose_length_bonus([arm], options)
 
 
 def test_significance_has_a_p_value_for_each_pair_of_searches_and_a_better_one_differs() -> None:
