@@ -7,6 +7,10 @@ of `--ctc_beams`. The models have to share a vocabulary, up to `<mask>`. With `-
 non-autoregressive model that finds several translations is also measured with this teacher's choice among them; its
 time includes the tokenization of the candidates.
 
+Models of `--untimed`, such as those of further seeds, are only scored. `--counts=FOLDER` writes a file for each model
+with the counts of each sentence, from which `bench.family_table` computes all scores. They include the likelihood under
+a language model of the targets in `--lm`, the folder of a distillation.
+
 The search of CTC adds a `length_bonus` for each word. Of several `--length_bonuses` all CTC models get the one with the
 highest mean BLEU on validation.jsonl.gz.
 
@@ -30,14 +34,16 @@ from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
 from transformers.utils import logging
 
-from bench.measuring import Row, clock, make_parser, median_ratio, report, report_more, rotated, sources_of
-from training.metrics import bleu, bleu_metric, chrf, p_value, paired_test, text_statistics
-from vaswani_transformer import prepare_for_inference
+from bench.measuring import Row, clock, make_parser, median_ratio, peak_mib, report, report_more, rotated, sources_of
+from bench.sentence_counts import translation_counts, write_counts
+from training.metrics import TrigramModel, bleu, bleu_metric, chrf, p_value, paired_test, text_statistics
+from vaswani_transformer import prepare_for_inference, score_targets
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.loading import load_model, load_tokenizer
 from vaswani_transformer.support.modes import is_non_autoregressive
@@ -116,6 +122,10 @@ def load_arms(options: argparse.Namespace) -> list[Arm]:
     return arms
 
 
+def is_timed(arm: Arm, options: argparse.Namespace) -> bool:
+    return arm.model_name not in options.untimed
+
+
 def load_prepared(folder: str, dtype: str) -> tuple[Any, Any]:
     """Return the model of a folder, prepared for the CPU unless `dtype` is plain, and its tokenizer."""
     model = load_model(folder)
@@ -130,7 +140,7 @@ def reranked(arm: Arm, teacher: TargetScorer) -> list[Arm]:
     if candidates == 1:
         return []
     settings = {**arm.settings, "num_return_sequences": candidates}
-    name = f"{arm.name}, reranked"
+    name = f"{arm.name}; reranked"
     return [Arm(arm.model_name, name, arm.model, arm.tokenizer, arm.passes, settings, arm.is_distilled, teacher)]
 
 
@@ -274,6 +284,34 @@ def translations(arm: Arm, rows: list[list[int]], **settings: Any) -> list[str]:
     return texts
 
 
+def write_all_counts(arms: list[Arm], sources: list[str], references: list[str], options: argparse.Namespace) -> None:
+    """Write the counts of each model's searches, and the likelihood of the references, into the folder `--counts`."""
+    language_model = None
+    if options.lm is not None:
+        files = sorted(options.lm.glob("*.jsonl"))
+        lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+        language_model = TrigramModel(json.loads(line)["translation"][options.target] for line in lines)
+    options.counts.mkdir(parents=True, exist_ok=True)
+    for name, arms_of_model in groupby(arms, key=lambda arm: arm.model_name):
+        searches_of_model = list(arms_of_model)
+        own = likelihoods(searches_of_model[0], sources, references)
+        counts = {}
+        for arm in searches_of_model:
+            rows = translation_counts(arm.texts, references, sources, options.tokenize, language_model)
+            rows[:, -own.shape[1] :] = own
+            counts[arm.name.removeprefix(f"{name}, ")] = rows
+        write_counts(options.counts / f"{name}.csv.gz", counts)
+
+
+def likelihoods(arm: Arm, sources: list[str], references: list[str]) -> np.ndarray:
+    """Return the columns `nll`, `length_nll` and `tokens` (N, 3) of the references under an arm's model."""
+    rows = []
+    for score in score_targets(arm.model, arm.tokenizer, sources, references):
+        total, of_length = score.log_probability, score.length_log_probability
+        rows.append((-total, np.nan if of_length is None else -of_length, len(score.tokens)))
+    return np.array(rows)
+
+
 def bootstrap_intervals(arms: list[Arm], references: list[str], tokenize: str) -> list[str]:
     """Return the 95% interval of each arm's BLEU over 1,000 bootstrap samples of the sentences."""
     metrics: dict[str, Any] = {"BLEU": bleu_metric(tokenize)}
@@ -331,7 +369,14 @@ def speed(arm: Arm, baselines: list[Arm], threads: int, sentences: int) -> Row:
     return row
 
 
-def results(arms: list[Arm], references: list[str], options: argparse.Namespace) -> list[Row]:
+def memory(arm: Arm, rows: list[list[int]]) -> Row:
+    """Return the MiB of a model's weights, and how many more the batch with the longest sources needs at its peak."""
+    sources = sources_of([rows[index] for index in groups_by_length(rows)[-1]])
+    peak = peak_mib(lambda: arm.generate(sources))
+    return {"MiB of weights": arm.model.get_memory_footprint() / 2**20, "MiB more, batch 32": peak}
+
+
+def results(arms: list[Arm], sources: list[list[int]], references: list[str], options: argparse.Namespace) -> list[Row]:
     """Return a row for each arm and number of threads; speed-ups are over the first autoregressive model."""
     autoregressive = [arm for arm in arms if arm.passes == "m"]
     baselines = [arm for arm in autoregressive if arm.model_name == autoregressive[0].model_name]
@@ -346,6 +391,7 @@ def results(arms: list[Arm], references: list[str], options: argparse.Namespace)
                 row["length bonus"] = arm.settings["length_bonus"]
             row.update(scores)
             row.update(speed(arm, baselines, threads, len(references)))
+            row.update(memory(arm, sources))
             row["signature"] = signature
             rows.append(row)
     return rows
@@ -471,6 +517,14 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     bonuses = [0.0, 0.25, 0.5, 0.75, 1.0]
     bonus_help = f"CTC's length bonus; of several the best on validation data ({' '.join(map(str, bonuses))})"
     parser.add_argument("--length_bonuses", type=float, nargs="+", default=bonuses, metavar="B", help=bonus_help)
+    untimed = "models that are only scored, such as those of further seeds"
+    parser.add_argument("--untimed", nargs="+", default=[], metavar="NAME", help=untimed)
+    parser.add_argument(
+        "--counts", type=Path, metavar="FOLDER", help="write the counts of each sentence to this folder"
+    )
+    parser.add_argument(
+        "--lm", type=Path, metavar="FOLDER", help="distilled targets for the language model of --counts"
+    )
     parser.add_argument("--rerank", metavar="FOLDER", help="also measure the choice of this teacher among translations")
     parser.add_argument("--sentences", type=int, default=300, help="sentences timed one by one (300)")
     parser.add_argument("--warmup", type=int, default=20, help="untimed sentences before them (20)")
@@ -492,9 +546,14 @@ def main(arguments: list[str] | None = None) -> None:
         arms = load_arms(options)
         rows = encode(arms, sources)
         choose_length_bonus(arms, options)
+        every_arm, arms = arms, [arm for arm in arms if is_timed(arm, options)]
         for threads in options.threads:
             measure(arms, rows, threads, options)
-        report(results(arms, references, options), options)
+        for arm in every_arm:
+            arm.texts = arm.texts or translations(arm, rows)
+        if options.counts is not None:
+            write_all_counts(every_arm, sources, references, options)
+        report(results(arms, rows, references, options), options)
         if options.significance:
             report_more("significance", significance(arms, references, options.tokenize), options)
         if options.reference_lengths:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench import decode_family, family, kills, latent_price, layer_complexity, serving, table3
+from bench import decode_family, family, family_table, kills, latent_price, layer_complexity, serving, table3
 from bench.kills import write_recipe
 from tests import ROOT
 from tests.commands import error_line, run_main, write_pairs
@@ -55,6 +55,7 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
     "serving": (["MADE/ar", "MADE/lines.txt", "--engines", "plain", "CTranslate2 int8"], "resident MiB"),
     "serving calls": (["MADE/ar", "MADE/lines.txt", "--calls"], "ratio to generate"),
     "serving clients": (["MADE/ar", "MADE/lines.txt", "--clients=2"], "ms at half load, 99%"),
+    "step_times": (["MADE/splits", "--tokenizer=MADE/cmlm"], "steps in 40 minutes"),
     "train_against_marian": ([], "ours to it"),
 }
 
@@ -68,6 +69,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         save(folder / kind, *family_of_pairs(kind))
     write_pairs(folder / "pairs.jsonl", 2 * list(PAIRS.items()))
     (folder / "lines.txt").write_text("\n".join(PAIRS), encoding="utf-8")
+    (folder / "splits").mkdir()
+    write_splits(folder / "splits")
     write_recipe(folder)
     return folder
 
@@ -143,19 +146,25 @@ def test_rows_of_table_3_are_trained_once(
     assert run_main(table3.main, arguments, capsys).output == output
 
 
+def write_splits(folder: Path) -> None:
+    """Write pairs of the shipped task as the files of a comparison."""
+    with gzip.open(ROOT / "training" / "quickstart" / "train.jsonl.gz", "rt", encoding="utf-8") as lines:
+        for split, count in (("train", 80), ("validation", 4), ("test", 8)):
+            rows = [json.loads(line) for line in itertools.islice(lines, count)]
+            pairs = "".join(f"{json.dumps({'en': row['en'], 'de': row['es']})}\n" for row in rows)
+            (folder / f"{split}.jsonl.gz").write_bytes(gzip.compress(pairs.encode()))
+
+
 @pytest.mark.slow
 def test_comparison_of_the_family_resumes_and_prints_commands_minutes_and_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "data").mkdir()
-    with gzip.open(ROOT / "training" / "quickstart" / "train.jsonl.gz", "rt", encoding="utf-8") as lines:
-        for split, count in (("train", 60), ("validation", 4), ("test", 8)):
-            rows = [json.loads(line) for line in itertools.islice(lines, count)]
-            pairs = "".join(f"{json.dumps({'en': row['en'], 'de': row['es']})}\n" for row in rows)
-            (tmp_path / "data" / f"{split}.jsonl.gz").write_bytes(gzip.compress(pairs.encode()))
+    write_splits(tmp_path / "data")
     monkeypatch.setattr("bench.family.Popen", ForkedStep)
     monkeypatch.setattr(ForkedStep, "modules", [])
-    arguments = ["--tiny", tmp_path / "data", f"--output_dir={tmp_path / 'runs'}", "--models", "nat", "ctc"]
+    arguments = ["--tiny", "--pairs=60", tmp_path / "data", f"--output_dir={tmp_path / 'runs'}"]
+    arguments += ["--models", "nat", "ctc", "--seeds", "2017", "2018"]
 
     # A file in the way of the fourth step ends the first command.
     (tmp_path / "runs").mkdir()
@@ -166,13 +175,31 @@ def test_comparison_of_the_family_resumes_and_prints_commands_minutes_and_a_tabl
     output, errors, status = run_main(family.main, arguments, capsys)
     assert (errors, status) == ("", 0)
     trained = ["training.train", "training.distill", "training.train", "training.train"]
-    assert ForkedStep.modules == [*trained, "training.train", "bench.decode_family"]
+    assert ForkedStep.modules == [*trained, "training.train", "training.train", "bench.decode_family"]
 
-    assert output.count("python -m training.train") == 3
+    assert output.startswith("4 trainings, about ")
+    assert output.count("python -m training.train") == 4
     assert output.count("# finished before, ") == 3
-    models = [line.split(" | ")[0] for line in output.splitlines() if line.startswith("| ")][2:]
-    searches = ["teacher, beam 1", "teacher, beam 4", "nat, l = 1", "nat, l = 5", "ctc, best path", "ctc, beam 8"]
-    assert models == [f"| {search}" for search in searches]
+    records = [json.loads(path.read_text()) for path in (tmp_path / "runs" / "distilled").glob("*.record")]
+    assert sum(record["done"] for record in records) == 60  # of 80 pairs
+    rows = [line.split(" | ") for line in output.splitlines() if line.startswith("| ") and " - " not in line][2:]
+    seeds = {row[0]: row[1] for row in rows if not row[0].startswith("| comparison")}
+    searches = ["best path", "beam 8", "beam 8; reranked"]
+    expected = dict.fromkeys(["| teacher, beam 1", "| teacher, beam 4"], "1")
+    expected.update(dict.fromkeys([f"| nat, l = {length}" for length in ("1", "5", "5; reranked")], "1"))
+    assert {name: count for name, count in seeds.items() if count.isdecimal()} == expected | {
+        f"| ctc, {search}": "2" for search in searches
+    }
+    assert "| ctc, beam 8 - teacher, beam 4 | " in output
+
+    # The table comes from the kept files alone, which have no text.
+    kept = tmp_path / "runs" / "kept"
+    table = run_main(family_table.main, [kept], capsys).output
+    assert table.partition("| model")[2] == output.partition("| model")[2].rpartition("\n\n")[0] + "\n"
+    names = {"teacher", "nat", "ctc", "ctc-2018"}
+    files = {f"{name}{end}" for name in names for end in (".json", ".csv.gz")}
+    assert {path.name for path in kept.iterdir()} == files | {"decoding.json"}
+    assert all("examples" not in json.loads((kept / f"{name}.json").read_text())["test"] for name in names)
     assert output.endswith(" minutes in all.\n")
     assert "was started with other settings" in run_main(family.main, [*arguments, "--steps=3"], capsys)[1]
 
@@ -214,13 +241,20 @@ def test_comparison_resumes_with_a_different_spelling_of_its_folder(
     assert commands[0] == commands[1] == commands[2]
 
 
-def test_comparison_with_a_different_seed_trains_every_model_with_it_in_a_folder_of_its_own(
+def test_comparison_trains_some_models_with_every_seed_and_the_others_with_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    options = family.parse_arguments([str(tmp_path), "--output_dir=.", "--seed=2018", "--models", "nat", "ctc"])
+    arguments = [str(tmp_path), "--output_dir=.", "--seeds", "2018", "2020", "--models", "nat", "ctc"]
+    options = family.parse_arguments(arguments)
     trained = [step for step in family.steps_of(options) if "training.train" in step.arguments]
     assert [step.name for step in trained if "--seed=2018" in step.arguments] == ["teacher", "nat", "ctc"]
+    assert [step.name for step in trained if "--seed=2020" in step.arguments] == ["ctc-2020"]
+    measurement = list(family.steps_of(options))[-1].arguments
+    assert measurement[measurement.index("--untimed") + 1] == "ctc-2020"
+    assert family.expected_minutes(options) == family.TEACHER_MINUTES + 3 * family.MINUTES
+    options.minutes = 10
+    assert family.expected_minutes(options) == 40
     family.Record(options).save()
     with pytest.raises(UserError, match="was started with other settings"):
         family.Record(family.parse_arguments([str(tmp_path), "--output_dir=."]))
@@ -255,7 +289,7 @@ def test_teacher_of_the_benchmark_chooses_what_the_command_chooses() -> None:
     model, tokenizer = family_of_pairs("nat")
     arm = decode_family.Arm("NAT", "NAT, l = 3", model, tokenizer, "1", {"length_beam_size": 3}, is_distilled=True)
     (reranked,) = decode_family.reranked(arm, TargetScorer(*teacher))
-    assert (reranked.name, reranked.single is not arm.single) == ("NAT, l = 3, reranked", True)
+    assert (reranked.name, reranked.single is not arm.single) == ("NAT, l = 3; reranked", True)
     rows = decode_family.encode([arm], list(PAIRS))
     expected = [each.text for each in rerank(model, tokenizer, *teacher, PAIRS, length_beam_size=3)]
     assert decode_family.translations(reranked, rows) == expected
@@ -315,9 +349,11 @@ def test_models_that_predict_lengths_can_be_measured_at_those_of_the_references(
 @pytest.mark.parametrize("name", family.MODELS)
 def test_model_of_the_comparison_has_a_valid_recipe(name: str, tmp_path: Path) -> None:
     options = family.parse_arguments([str(tmp_path), f"--output_dir={tmp_path}", "--models", name])
-    _, _, step, _ = family.steps_of(options)
+    _, _, step, *_ = family.steps_of(options)
     _, module, recipe, *fields = step.arguments
-    assert (module, load_recipe(recipe, fields).training.precision) == ("training.train", "fp32")
+    loaded: Any = load_recipe(recipe, fields)
+    assert (module, loaded.training.precision, loaded.training.steps) == ("training.train", "fp32", family.STEPS[name])
+    assert (loaded.training.learning_rate_scale, loaded.model["dropout"]) == (0.7, 0.1)  # equal care for all
 
 
 def test_gpu_command_needs_no_extra() -> None:
