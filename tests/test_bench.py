@@ -180,8 +180,9 @@ def test_comparison_of_the_family_resumes_and_prints_commands_minutes_and_a_tabl
     assert output.startswith("4 trainings, about ")
     assert output.count("python -m training.train") == 4
     assert output.count("# finished before, ") == 3
-    records = [json.loads(path.read_text()) for path in (tmp_path / "runs" / "distilled").glob("*.record")]
-    assert sum(record["done"] for record in records) == 60  # of 80 pairs
+    assert output.count(f"--data.path={tmp_path / 'runs' / 'data'} ") == 5  # of the trainings and the distillation
+    limited = gzip.decompress((tmp_path / "runs" / "data" / "train.jsonl.gz").read_bytes())
+    assert limited.count(b"\n") == 60  # of 80 pairs
     rows = [line.split(" | ") for line in output.splitlines() if line.startswith("| ") and " - " not in line][2:]
     seeds = {row[0]: row[1] for row in rows if not row[0].startswith("| comparison")}
     searches = ["best path", "beam 8", "beam 8; reranked"]
