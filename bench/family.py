@@ -247,15 +247,23 @@ class Record:
 
 
 def keep_results(options: argparse.Namespace) -> None:
-    """Copy the results of each run, without its examples, to the files that the table is computed from."""
+    """Copy the results of each run to the files that the table is computed from, without texts and local paths."""
     for name in ("teacher", *runs_of(options)):
         results = json.loads((options.output_dir / name / "results.json").read_text(encoding="utf-8"))
         results.get("test", {}).pop("examples", None)
         write_atomically(options.output_dir / KEPT / f"{name}.json", json.dumps(results, indent=2, ensure_ascii=False))
+    drop_paths(options.output_dir / KEPT / "decoding.json")
+
+
+def drop_paths(measurement: Path) -> None:
+    """Drop the options of a measurement, which name folders of this machine."""
+    tree = json.loads(measurement.read_text(encoding="utf-8"))
+    tree.pop("options", None)
+    write_atomically(measurement, json.dumps(tree, indent=2) + "\n")
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    parser = make_parser("family", __doc__, {"pairs": 200, "steps": 2, "sentences": 4, "warmup": 2})
+    parser = make_parser("family", __doc__, {"pairs": 200, "steps": 2, "sentences": 4, "warmup": 2, "samples": 20})
     files = "folder with train.jsonl.gz, validation.jsonl.gz and test.jsonl.gz, from training.prepare"
     parser.add_argument("data", type=Path, metavar="FOLDER", help=files)
     parser.add_argument("--output_dir", type=Path, required=True, metavar="DIR", help="folder for all runs")
@@ -268,6 +276,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=PositiveFloat, metavar="M", help="minutes of each training (no limit)")
     parser.add_argument("--sentences", type=int, default=150, help="sentences timed one by one (150)")
     parser.add_argument("--warmup", type=int, default=20, help="untimed sentences before them (20)")
+    parser.add_argument("--samples", type=int, default=10_000, help="bootstrap samples (10000)")
     options = parser.parse_args(arguments)
     options.data = options.data.resolve()  # the same commands, however a resumed comparison spells the folder
     return options
@@ -286,7 +295,7 @@ def main(arguments: list[str] | None = None) -> None:
         for step in steps_of(options):
             record.take(step)
         keep_results(options)
-        table = [str(options.output_dir / KEPT)]
+        table = [str(options.output_dir / KEPT), f"--samples={options.samples}"]
         family_table.main(table if options.output is None else [*table, f"--output={options.output}"])
         print(f"\n{sum(record.minutes(name) for name in record.steps):.1f} minutes in all.")
 

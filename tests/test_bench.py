@@ -195,11 +195,12 @@ def test_comparison_of_the_family_resumes_and_prints_commands_minutes_and_a_tabl
 
     # The table comes from the kept files alone, which have no text.
     kept = tmp_path / "runs" / "kept"
-    table = run_main(family_table.main, [kept], capsys).output
+    table = run_main(family_table.main, [kept, "--samples=20"], capsys).output
     assert table.partition("| model")[2] == output.partition("| model")[2].rpartition("\n\n")[0] + "\n"
     names = {"teacher", "nat", "ctc", "ctc-2018"}
     files = {f"{name}{end}" for name in names for end in (".json", ".csv.gz")}
     assert {path.name for path in kept.iterdir()} == files | {"decoding.json"}
+    assert not [path for path in kept.glob("*.json") if str(tmp_path) in path.read_text()]
     assert all("examples" not in json.loads((kept / f"{name}.json").read_text())["test"] for name in names)
     assert output.endswith(" minutes in all.\n")
     assert "was started with other settings" in run_main(family.main, [*arguments, "--steps=3"], capsys)[1]
