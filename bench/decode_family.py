@@ -2,8 +2,17 @@
 
 `python -m bench.decode_family --model "AR=runs/teacher" --model "NAT=runs/nat" --data=FOLDER --tokenize=none` measures
 arms, each a model with a search. An autoregressive model searches with every beam of `--beams`, a model that predicts
-lengths with every length beam of `--lengths`, and a CMLM also with every number of `--iterations`. The models have to
-share a vocabulary, up to `<mask>`.
+lengths with every length beam of `--lengths`, a CMLM also with every number of `--iterations`, and CTC with every beam
+of `--ctc_beams`. The models have to share a vocabulary, up to `<mask>`. With `--rerank=FOLDER` each search of a
+non-autoregressive model that finds several translations is also measured with this teacher's choice among them; its
+time includes the tokenization of the candidates.
+
+Models of `--untimed`, such as those of further seeds, are only scored. `--counts=FOLDER` writes a file for each model
+with the counts of each sentence, from which `bench.family_table` computes all scores. They include the likelihood under
+a language model of the targets in `--lm`, the folder of a distillation.
+
+The search of CTC adds a `length_bonus` for each word. Of several `--length_bonuses` all CTC models get the one with the
+highest mean BLEU on validation.jsonl.gz.
 
 Models are prepared for the CPU. A time is that of one `generate()`, from token ids to token ids. All arms translate a
 sentence, or a batch, before the next one, and each time a different arm begins. The first `--warmup` sentences do not
@@ -16,26 +25,32 @@ import argparse
 import gzip
 import json
 import statistics
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
 from transformers.utils import logging
 
-from bench.measuring import Row, clock, make_parser, median_ratio, report, report_more, rotated, sources_of
-from training.metrics import bleu, bleu_metric, chrf, p_value, paired_test, text_statistics
-from vaswani_transformer import prepare_for_inference
+from bench.measuring import Row, clock, make_parser, median_ratio, peak_mib, report, report_more, rotated, sources_of
+from bench.sentence_counts import translation_counts, write_counts
+from training.metrics import TrigramModel, bleu, bleu_metric, chrf, p_value, paired_test, text_statistics
+from vaswani_transformer import prepare_for_inference, score_targets
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.loading import load_model, load_tokenizer
 from vaswani_transformer.support.modes import is_non_autoregressive
 from vaswani_transformer.tokenizer import check_vocabulary, text_encoder
+from vaswani_transformer.translation.reranking import teacher_scores
+from vaswani_transformer.translation.targets import TargetScorer
+from vaswani_transformer.translation.translator import Translator, has_beams
 
 BATCH = 32
 
@@ -50,6 +65,7 @@ class Arm:
         passes: passes of the decoder over a target; "m" for one pass per token.
         settings: arguments of `generate()`.
         is_distilled: whether the model was trained on distilled data.
+        teacher: scorer of the model that chooses among the candidates of the search (`--rerank`).
         texts: its translations of the complete test set.
         single: the seconds of each sentence at batch 1, by number of threads.
         batched: the seconds of each batch of 32, by number of threads.
@@ -62,12 +78,22 @@ class Arm:
     passes: str
     settings: dict[str, Any]
     is_distilled: bool
+    teacher: TargetScorer | None = None
     texts: list[str] = field(default_factory=list)
     single: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     batched: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def generate(self, inputs: dict[str, Tensor], **settings: Any) -> Any:
-        return self.model.generate(**inputs, **self.settings, **settings)
+        output = self.model.generate(**inputs, **self.settings, **settings)
+        return output if self.teacher is None else self.teachers_choice(inputs["input_ids"], output)
+
+    def teachers_choice(self, sources: Tensor, candidates: Tensor) -> Tensor:
+        """Return the candidate of each source (B, S) that the teacher finds best among `candidates` (n B, T)."""
+        texts = self.decode(candidates)
+        count = len(candidates) // len(sources)
+        grouped = [texts[start : start + count] for start in range(0, len(texts), count)]
+        scores = torch.tensor(teacher_scores(cast(TargetScorer, self.teacher), self.decode(sources), grouped))  # (B, n)
+        return candidates[scores.argmax(1) + count * torch.arange(len(sources))]
 
     def decode(self, tokens: Tensor) -> list[str]:
         return self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
@@ -76,24 +102,58 @@ class Arm:
 def load_arms(options: argparse.Namespace) -> list[Arm]:
     """Return the arms of every model."""
     arms: list[Arm] = []
+    teacher = None
+    if options.rerank is not None:
+        model, tokenizer = load_prepared(options.rerank, options.dtype)
+        teacher = TargetScorer(model, tokenizer)
     for name, _, folder in (pair.partition("=") for pair in options.model):
-        model = load_model(folder)
-        tokenizer = load_tokenizer(folder)
-        check_vocabulary(model, tokenizer)
-        if options.dtype != "plain":
-            model = prepare_for_inference(model, options.dtype)
+        model, tokenizer = load_prepared(folder, options.dtype)
         is_distilled = name in options.distilled
-        for search, passes, settings in searches(model.eval(), options):
-            arms.append(Arm(name, f"{name}, {search}", model, tokenizer, passes, settings, is_distilled))
+        for search, passes, settings in searches(model, options):
+            arm = Arm(name, f"{name}, {search}", model, tokenizer, passes, settings, is_distilled)
+            arms.append(arm)
+            if teacher is not None and is_non_autoregressive(model):
+                arms += reranked(arm, teacher)
+    if teacher is not None and all(arm.teacher is None for arm in arms):
+        raise UserError(
+            f"--rerank={options.rerank}: no search finds more than one translation; expected one with several lengths "
+            "or beams. Choose larger --lengths or --ctc_beams."
+        )
     return arms
+
+
+def is_timed(arm: Arm, options: argparse.Namespace) -> bool:
+    return arm.model_name not in options.untimed
+
+
+def load_prepared(folder: str, dtype: str) -> tuple[Any, Any]:
+    """Return the model of a folder, prepared for the CPU unless `dtype` is plain, and its tokenizer."""
+    model = load_model(folder)
+    tokenizer = load_tokenizer(folder)
+    check_vocabulary(model, tokenizer)
+    return (model if dtype == "plain" else prepare_for_inference(model, dtype)).eval(), tokenizer
+
+
+def reranked(arm: Arm, teacher: TargetScorer) -> list[Arm]:
+    """Return the arm in which a teacher chooses among all candidates of the search, or none if there is only one."""
+    candidates = int(Translator(arm.model, arm.tokenizer, **arm.settings).most_hypotheses)
+    if candidates == 1:
+        return []
+    settings = {**arm.settings, "num_return_sequences": candidates}
+    name = f"{arm.name}; reranked"
+    return [Arm(arm.model_name, name, arm.model, arm.tokenizer, arm.passes, settings, arm.is_distilled, teacher)]
 
 
 def searches(model: Any, options: argparse.Namespace) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield the name, the passes and the settings of each search of a model."""
+    if is_non_autoregressive(model) and has_beams(model):
+        for beams in options.ctc_beams:
+            settings: dict[str, Any] = {"num_beams": beams, "length_bonus": 0.0}
+            yield "best path" if beams == 1 else f"beam {beams}", "1", settings
+        return
     if is_non_autoregressive(model):
-        length_beams = options.lengths if model.num_length_classes > 1 else [1]
         iteration_counts = options.iterations if "num_iterations" in model.family_settings else [1]
-        for length_beam in length_beams:
+        for length_beam in options.lengths:
             for iterations in iteration_counts:
                 settings = {"num_iterations": iterations, "length_beam_size": length_beam}
                 name = f"l = {length_beam}"
@@ -117,9 +177,9 @@ def searches(model: Any, options: argparse.Namespace) -> Iterator[tuple[str, str
         yield f"beam {beams}", "m", {"generation_config": config}
 
 
-def read_data(options: argparse.Namespace) -> tuple[list[str], list[str]]:
-    """Return the sources and targets of `--data`, a JSON Lines file or a folder with `test.jsonl.gz`."""
-    path = options.data / "test.jsonl.gz" if options.data.is_dir() else options.data
+def read_data(options: argparse.Namespace, split: str = "test") -> tuple[list[str], list[str]]:
+    """Return the sources and targets of `--data`, a JSON Lines file or a folder with a file of each split."""
+    path = options.data / f"{split}.jsonl.gz" if options.data.is_dir() else options.data
     open_text = gzip.open if path.suffix == ".gz" else open
     with open_text(path, "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file if line.strip()]
@@ -130,8 +190,8 @@ def read_data(options: argparse.Namespace) -> tuple[list[str], list[str]]:
 
 
 def last_arms(arms: list[Arm]) -> list[Arm]:
-    """Return the last arm of each model, whose search has the most passes and lengths."""
-    return list({arm.model_name: arm for arm in arms}.values())
+    """Return the last arm of each model, whose own search has the most passes and lengths."""
+    return list({arm.model_name: arm for arm in arms if arm.teacher is None}.values())
 
 
 def encode(arms: list[Arm], sources: list[str]) -> list[list[int]]:
@@ -160,6 +220,12 @@ def interleaved(
             yield arm, number, now() - start, tokens
 
 
+def groups_by_length(rows: list[list[int]]) -> list[list[int]]:
+    """Return the indices of sources in batches of 32 of similar lengths."""
+    order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
+    return [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
+
+
 def measure(arms: list[Arm], rows: list[list[int]], threads: int, options: argparse.Namespace) -> None:
     """Time every arm at batch 1 and 32 on `threads` threads, and keep its translations."""
     torch.set_num_threads(threads)
@@ -172,8 +238,7 @@ def measure(arms: list[Arm], rows: list[list[int]], threads: int, options: argpa
             arm.single[threads].append(seconds)
 
     # In batches of similar lengths, the first of which is also the warm-up.
-    order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
-    groups = [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
+    groups = groups_by_length(rows)
     batches = [[rows[index] for index in group] for group in groups]
     for _ in interleaved(arms, batches[:1], now):
         pass
@@ -182,6 +247,69 @@ def measure(arms: list[Arm], rows: list[list[int]], threads: int, options: argpa
         arm.texts = arm.texts or [""] * len(rows)
         for index, text in zip(groups[number], arm.decode(tokens), strict=True):
             arm.texts[index] = text
+
+
+def choose_length_bonus(arms: list[Arm], options: argparse.Namespace) -> None:
+    """Set the `length_bonus` of every search of CTC to the best one of `--length_bonuses` on validation data."""
+    searching = [arm for arm in arms if arm.settings.get("num_beams", 1) > 1]
+    if not searching:
+        return
+    bonus, *others = options.length_bonuses
+    if others:
+        if not options.data.is_dir():
+            raise UserError(
+                f"--data={options.data}: the length bonus of CTC is chosen on validation data; got a file, expected a "
+                "folder with validation.jsonl.gz too. Or set --length_bonuses to one number."
+            )
+        sources, references = read_data(options, "validation")
+        rows = encode(arms, sources)
+        scores = {}
+        for bonus in options.length_bonuses:
+            texts = [translations(arm, rows, length_bonus=bonus) for arm in searching if arm.teacher is None]
+            scores[bonus] = statistics.mean(bleu(text, references, options.tokenize)["score"] for text in texts)
+            print(f"length_bonus {bonus:g}: {scores[bonus]:.2f} BLEU on validation", file=sys.stderr, flush=True)
+        bonus = max(scores, key=scores.__getitem__)
+    for arm in searching:
+        arm.settings["length_bonus"] = bonus
+
+
+def translations(arm: Arm, rows: list[list[int]], **settings: Any) -> list[str]:
+    """Return an arm's translations of sources, with further arguments of `generate()`, in batches of 32."""
+    texts = [""] * len(rows)
+    for group in groups_by_length(rows):
+        settings_of_batch = {**arm.settings, **settings}
+        tokens = replace(arm, settings=settings_of_batch).generate(sources_of([rows[index] for index in group]))
+        for index, text in zip(group, arm.decode(tokens), strict=True):
+            texts[index] = text
+    return texts
+
+
+def write_all_counts(arms: list[Arm], sources: list[str], references: list[str], options: argparse.Namespace) -> None:
+    """Write the counts of each model's searches, and the likelihood of the references, into the folder `--counts`."""
+    language_model = None
+    if options.lm is not None:
+        files = sorted(options.lm.glob("*.jsonl"))
+        lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+        language_model = TrigramModel(json.loads(line)["translation"][options.target] for line in lines)
+    options.counts.mkdir(parents=True, exist_ok=True)
+    for name, arms_of_model in groupby(arms, key=lambda arm: arm.model_name):
+        searches_of_model = list(arms_of_model)
+        own = likelihoods(searches_of_model[0], sources, references)
+        counts = {}
+        for arm in searches_of_model:
+            rows = translation_counts(arm.texts, references, sources, options.tokenize, language_model)
+            rows[:, -own.shape[1] :] = own
+            counts[arm.name.removeprefix(f"{name}, ")] = rows
+        write_counts(options.counts / f"{name}.csv.gz", counts)
+
+
+def likelihoods(arm: Arm, sources: list[str], references: list[str]) -> np.ndarray:
+    """Return the columns `nll`, `length_nll` and `tokens` (N, 3) of the references under an arm's model."""
+    rows = []
+    for score in score_targets(arm.model, arm.tokenizer, sources, references):
+        total, of_length = score.log_probability, score.length_log_probability
+        rows.append((-total, np.nan if of_length is None else -of_length, len(score.tokens)))
+    return np.array(rows)
 
 
 def bootstrap_intervals(arms: list[Arm], references: list[str], tokenize: str) -> list[str]:
@@ -241,7 +369,14 @@ def speed(arm: Arm, baselines: list[Arm], threads: int, sentences: int) -> Row:
     return row
 
 
-def results(arms: list[Arm], references: list[str], options: argparse.Namespace) -> list[Row]:
+def memory(arm: Arm, rows: list[list[int]]) -> Row:
+    """Return the MiB of a model's weights, and how many more the batch with the longest sources needs at its peak."""
+    sources = sources_of([rows[index] for index in groups_by_length(rows)[-1]])
+    peak = peak_mib(lambda: arm.generate(sources))
+    return {"MiB of weights": arm.model.get_memory_footprint() / 2**20, "MiB more, batch 32": peak}
+
+
+def results(arms: list[Arm], sources: list[list[int]], references: list[str], options: argparse.Namespace) -> list[Row]:
     """Return a row for each arm and number of threads; speed-ups are over the first autoregressive model."""
     autoregressive = [arm for arm in arms if arm.passes == "m"]
     baselines = [arm for arm in autoregressive if arm.model_name == autoregressive[0].model_name]
@@ -252,8 +387,11 @@ def results(arms: list[Arm], references: list[str], options: argparse.Namespace)
         signature = scores.pop("signature")  # long, so it is the last column
         for threads in options.threads:
             row: Row = {"model": arm.name, "distilled": arm.is_distilled, "passes": arm.passes, "threads": threads}
+            if "length_bonus" in arm.settings:
+                row["length bonus"] = arm.settings["length_bonus"]
             row.update(scores)
             row.update(speed(arm, baselines, threads, len(references)))
+            row.update(memory(arm, sources))
             row["signature"] = signature
             rows.append(row)
     return rows
@@ -371,10 +509,23 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         ("beams", [1, 4], "beams of autoregressive models"),
         ("lengths", [1, 5], "length beams of models that predict lengths"),
         ("iterations", [1, 4, 10], "iterations of a CMLM"),
+        ("ctc_beams", [1, 8], "beams of CTC; 1 for the best path"),
         ("threads", [1, 2], "numbers of threads"),
     ):
         shown = " ".join(map(str, default))
         parser.add_argument(f"--{name}", type=int, nargs="+", default=default, help=f"{meaning} ({shown})")
+    bonuses = [0.0, 0.25, 0.5, 0.75, 1.0]
+    bonus_help = f"CTC's length bonus; of several the best on validation data ({' '.join(map(str, bonuses))})"
+    parser.add_argument("--length_bonuses", type=float, nargs="+", default=bonuses, metavar="B", help=bonus_help)
+    untimed = "models that are only scored, such as those of further seeds"
+    parser.add_argument("--untimed", nargs="+", default=[], metavar="NAME", help=untimed)
+    parser.add_argument(
+        "--counts", type=Path, metavar="FOLDER", help="write the counts of each sentence to this folder"
+    )
+    parser.add_argument(
+        "--lm", type=Path, metavar="FOLDER", help="distilled targets for the language model of --counts"
+    )
+    parser.add_argument("--rerank", metavar="FOLDER", help="also measure the choice of this teacher among translations")
     parser.add_argument("--sentences", type=int, default=300, help="sentences timed one by one (300)")
     parser.add_argument("--warmup", type=int, default=20, help="untimed sentences before them (20)")
     dtypes = ("plain", "float32", "bfloat16", "int8")
@@ -394,9 +545,15 @@ def main(arguments: list[str] | None = None) -> None:
         sources, references = read_data(options)
         arms = load_arms(options)
         rows = encode(arms, sources)
+        choose_length_bonus(arms, options)
+        every_arm, arms = arms, [arm for arm in arms if is_timed(arm, options)]
         for threads in options.threads:
             measure(arms, rows, threads, options)
-        report(results(arms, references, options), options)
+        for arm in every_arm:
+            arm.texts = arm.texts or translations(arm, rows)
+        if options.counts is not None:
+            write_all_counts(every_arm, sources, references, options)
+        report(results(arms, rows, references, options), options)
         if options.significance:
             report_more("significance", significance(arms, references, options.tokenize), options)
         if options.reference_lengths:

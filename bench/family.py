@@ -2,15 +2,20 @@
 
 FOLDER contains `train.jsonl.gz`, `validation.jsonl.gz` and `test.jsonl.gz`, as `python -m training.prepare
 multi30k-tokenized --output=FOLDER` writes them. The command trains a teacher, translates the training sources with it,
-trains each model on these translations, and measures all of them in turn. It prints the command of each step and the
-minutes that it took, and at the end a table and the sum of the minutes. If it is interrupted, run the same command
-again: it skips the finished steps, and the interrupted step resumes where it stopped.
+trains each model on these translations, and measures all of them in turn. The models of `SEVERAL_SEEDS` are trained
+with each of `--seeds`, the others and the teacher with the first.
 
-`--tiny` tries the command in minutes, with two training steps for each model; the scores then mean nothing. `--steps`
-and `--minutes` limit the training of each model.
+It prints the expected minutes of training in all before it starts, the command of each step and the minutes that it
+took, and at the end the table and the tests of `bench.family_table`. DIR/kept has all that these need, and no texts. If
+it is interrupted, run the same command again: it skips the finished steps, and the interrupted step resumes where it
+stopped.
+
+`--tiny` tries the command in minutes, with a few pairs and two training steps for each model; the scores then mean
+nothing. `--pairs`, `--steps` and `--minutes` limit the training of each model.
 """
 
 import argparse
+import gzip
 import json
 import os
 import shlex
@@ -24,7 +29,8 @@ from typing import Any
 
 from jsonargparse.typing import PositiveFloat
 
-from bench.measuring import ROOT, Row, make_parser, report
+from bench import family_table
+from bench.measuring import ROOT, make_parser
 from vaswani_transformer.support.command_line import positive_argument
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import read_json, write_atomically
@@ -35,30 +41,37 @@ FAST = ["--training.learning_rate_scale=0.7", "--model.dropout=0.1"]
 GLANCING = "--training.glancing=[0.5, 0.3]"
 DISCRETE = ["--model.latent=discrete", "--model.label_smoothing=0"]
 WITHOUT_LATENT = ["--model.latent=discrete", "--model.hint=false"]
-MODELS: dict[str, tuple[str, list[str]]] = {  # the recipe of each model, and what its run changes
-    "student": ("multi30k-student", ["--training.steps=14400"]),
-    "nat": ("multi30k-nat", [*FAST, "--training.steps=11200"]),
-    "glat": ("multi30k-glat", [*FAST, "--training.steps=9100"]),
-    "glat-by-layer": ("multi30k-iterative-vae", [*WITHOUT_LATENT, GLANCING, "--training.steps=4650"]),
-    "cmlm": ("multi30k-cmlm", ["--training.steps=14200"]),
+MODELS: dict[str, tuple[str, list[str]]] = {  # the recipe of each model, and what its run changes besides its steps
+    "student": ("multi30k-student", FAST),
+    "nat": ("multi30k-nat", FAST),
+    "glat": ("multi30k-glat", FAST),
+    "glat-by-layer": ("multi30k-iterative-vae", [*WITHOUT_LATENT, GLANCING]),
+    "cmlm": ("multi30k-cmlm", FAST),
     "iterative-vae-revealed": ("multi30k-iterative-vae", []),
-    "iterative-vae-discrete": ("multi30k-iterative-vae", [*DISCRETE, "--training.steps=3070"]),
-    "ctc": ("multi30k-ctc", ["--training.glancing=null", "--training.steps=4670"]),
+    "iterative-vae-discrete": ("multi30k-iterative-vae", DISCRETE),
+    "ctc": ("multi30k-ctc", ["--training.glancing=null"]),
     "ctc-glat": ("multi30k-ctc", []),
-    "flowseq": ("multi30k-flowseq", []),
+    "flowseq": ("multi30k-flowseq", FAST),
 }
-"""They make the steps that took 40 minutes of one core with AMX (FlowSeq: without)."""
-COLUMNS = (  # of `bench.decode_family` that the table repeats
-    "model",
-    "passes",
-    "BLEU",
-    "95% interval",
-    "BP",
-    "BLEU without repeats",
-    "repeats",
-    "ms a sentence, median",
-    "sentences a second, batch 32",
-)
+"""The recipes of CTC and IterativeVAE have FAST's values; all models have the same learning rate and dropout."""
+STEPS = {
+    "student": 14400,
+    "nat": 11200,
+    "glat": 9100,
+    "glat-by-layer": 4650,
+    "cmlm": 14200,
+    "iterative-vae-revealed": 9800,
+    "iterative-vae-discrete": 3070,
+    "ctc": 4670,
+    "ctc-glat": 3900,
+    "flowseq": 2700,
+}
+"""Steps that take MINUTES of one core with AMX (FlowSeq: without); `bench.step_times` measures them."""
+MINUTES = 40
+TEACHER_STEPS = 8000
+TEACHER_MINUTES = 30  # of one core
+SEVERAL_SEEDS = ("ctc", "iterative-vae-revealed", "student")
+KEPT = "kept"
 
 
 @dataclass(frozen=True)
@@ -74,18 +87,39 @@ class Step:
         return shlex.join(["python", *self.arguments])
 
 
+def runs_of(options: argparse.Namespace) -> dict[str, tuple[str, int]]:
+    """Return the model and the seed of each run by its name: that of the model, and of a further seed with the seed."""
+    runs = {}
+    for model in options.models:
+        first, *others = options.seeds
+        runs[model] = model, first
+        for seed in others if model in SEVERAL_SEEDS else []:
+            runs[f"{model}-{seed}"] = model, seed
+    return runs
+
+
+def expected_minutes(options: argparse.Namespace) -> float:
+    """Return the minutes of one core that all trainings together take, without evaluations and measurement."""
+    total = 0.0
+    full = {"teacher": (TEACHER_STEPS, TEACHER_MINUTES)}
+    full.update({run: (STEPS[model], MINUTES) for run, (model, _) in runs_of(options).items()})
+    for steps, minutes in full.values():
+        share = 1.0 if options.steps is None else min(1.0, options.steps / steps)
+        total += min(minutes * share, options.minutes or minutes)
+    return total
+
+
 def steps_of(options: argparse.Namespace) -> Iterator[Step]:
     """Yield the steps in order: the teacher, its translations, the models, and the measurement of all."""
-    data = f"--data.path={options.data}"
+    data = f"--data.path={data_folder(options)}"
     runs = options.output_dir
     teacher = runs / "teacher"
     distilled = runs / "distilled"
-    seed = f"--seed={options.seed}"
     limits = training_limits(options)
 
     # The teacher, and its translations of the training sources.
     recipe_of_teacher = [str(RECIPES / "multi30k-teacher.yaml"), data]
-    fields = [seed, *limits]
+    fields = [f"--seed={options.seeds[0]}", *limits]
     if options.steps is not None:  # a teacher that has hardly trained never ends a translation
         fields.append("--decoding.max_source_relative_length=0")
     yield training_step("teacher", [*recipe_of_teacher, *fields], runs)
@@ -94,19 +128,40 @@ def steps_of(options: argparse.Namespace) -> Iterator[Step]:
 
     # The models, which start from the teacher's encoder and learn its translations.
     fields = [f"--tokenizer.path={teacher}", f"--training.encoder_from={teacher}", f"--data.distilled={distilled}"]
-    fields.append(seed)
-    for name in options.models:
-        recipe, changes = MODELS[name]
-        yield training_step(name, [str(RECIPES / f"{recipe}.yaml"), data, *fields, *changes, *limits], runs)
+    names = runs_of(options)
+    for name, (model, seed) in names.items():
+        recipe, changes = MODELS[model]
+        changes = [f"--seed={seed}", *changes, f"--training.steps={STEPS[model]}", *limits]
+        yield training_step(name, [str(RECIPES / f"{recipe}.yaml"), data, *fields, *changes], runs)
 
     # The measurement.
     measurement = ["-m", "bench.decode_family"]
-    measurement += [f"--model={name}={runs / name}" for name in ("teacher", *options.models)]
-    measurement += [f"--data={options.data}", "--beams", "1", "4", "--iterations", "1", "10", "--threads", "1"]
+    measurement += [f"--model={name}={runs / name}" for name in ("teacher", *names)]
+    measurement += [f"--data={data_folder(options)}", "--beams", "1", "4", "--iterations", "4", "10", "--threads", "1"]
     measurement += [f"--sentences={options.sentences}", f"--warmup={options.warmup}", "--tokenize=none"]
-    measurement += [f"--output={runs / 'decoding.json'}", "--significance"]
-    measurement += ["--distilled", *options.models]
+    measurement += [f"--output={runs / KEPT / 'decoding.json'}", f"--counts={runs / KEPT}", f"--lm={distilled}"]
+    measurement += [f"--rerank={teacher}", "--refinement", "--reference_lengths"]
+    if further := [name for name, (model, _) in names.items() if name != model]:
+        measurement += ["--untimed", *further]
+    measurement += ["--distilled", *names]
     yield Step("decoding", measurement)
+
+
+def data_folder(options: argparse.Namespace) -> Path:
+    """Return the folder of the data: the given one, or the one with the first `--pairs` of it."""
+    return options.data if options.pairs is None else (options.output_dir / "data").resolve()
+
+
+def limit_pairs(options: argparse.Namespace) -> None:
+    """Write the first `--pairs` training pairs, and the other splits, into the run's own folder."""
+    if options.pairs is None:
+        return
+    folder = data_folder(options)
+    folder.mkdir(exist_ok=True)
+    for name in DATA_FILES:
+        lines = gzip.decompress((options.data / name).read_bytes()).splitlines(keepends=True)
+        count = options.pairs if name == "train.jsonl.gz" else len(lines)
+        (folder / name).write_bytes(gzip.compress(b"".join(lines[:count]), mtime=0))
 
 
 def check_data(folder: Path) -> None:
@@ -138,12 +193,12 @@ class Record:
     """The seconds that each step has taken, and the command of each finished step, in a file of the folder.
 
     Raises:
-        UserError: the folder was started with a different seed, or other data, steps or minutes.
+        UserError: the folder was started with other seeds, data, pairs, steps or minutes.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.path = options.output_dir / "steps.json"
-        settings = {name: getattr(options, name) for name in ("seed", "steps", "minutes")}
+        settings = {name: getattr(options, name) for name in ("seeds", "steps", "minutes", "pairs")}
         settings["data"] = str(options.data)
         self.tree: dict[str, Any] = {"settings": settings, "steps": {}}
         if self.path.exists():
@@ -191,30 +246,37 @@ class Record:
         return round(self.steps[name]["seconds"] / 60, 1)
 
 
-def comparison(record: Record, decoded: list[Row]) -> list[Row]:
-    """Return the rows of the table: the measurement of each search, and the minutes of each model's training."""
-    rows = []
-    for measured in decoded:
-        row = {column: measured[column] for column in COLUMNS}
-        name = measured["model"].rpartition(", ")[0]  # without its search
-        row["minutes of training"] = record.minutes(name)
-        rows.append(row)
-    return rows
+def keep_results(options: argparse.Namespace) -> None:
+    """Copy the results of each run to the files that the table is computed from, without texts and local paths."""
+    for name in ("teacher", *runs_of(options)):
+        results = json.loads((options.output_dir / name / "results.json").read_text(encoding="utf-8"))
+        results.get("test", {}).pop("examples", None)
+        write_atomically(options.output_dir / KEPT / f"{name}.json", json.dumps(results, indent=2, ensure_ascii=False))
+    drop_paths(options.output_dir / KEPT / "decoding.json")
+
+
+def drop_paths(measurement: Path) -> None:
+    """Drop the options of a measurement, which name folders of this machine."""
+    tree = json.loads(measurement.read_text(encoding="utf-8"))
+    tree.pop("options", None)
+    write_atomically(measurement, json.dumps(tree, indent=2) + "\n")
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    parser = make_parser("family", __doc__, {"steps": 2, "sentences": 4, "warmup": 2})
+    parser = make_parser("family", __doc__, {"pairs": 200, "steps": 2, "sentences": 4, "warmup": 2, "samples": 20})
     files = "folder with train.jsonl.gz, validation.jsonl.gz and test.jsonl.gz, from training.prepare"
     parser.add_argument("data", type=Path, metavar="FOLDER", help=files)
     parser.add_argument("--output_dir", type=Path, required=True, metavar="DIR", help="folder for all runs")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="models to compare (all)")
-    seed = "seed of each training; repeat the comparison with a different seed and --output_dir (2017)"
-    parser.add_argument("--seed", type=int, default=2017, metavar="N", help=seed)
+    seeds = f"seeds of {', '.join(SEVERAL_SEEDS)}; the others have the first (2017 2018 2019)"
+    parser.add_argument("--seeds", type=int, nargs="+", default=[2017, 2018, 2019], metavar="N", help=seeds)
+    parser.add_argument("--pairs", type=positive_argument, metavar="N", help="training pairs (all)")
     limit = "optimizer steps of each model (the recipe's)"
     parser.add_argument("--steps", type=positive_argument, metavar="N", help=limit)
     parser.add_argument("--minutes", type=PositiveFloat, metavar="M", help="minutes of each training (no limit)")
     parser.add_argument("--sentences", type=int, default=150, help="sentences timed one by one (150)")
     parser.add_argument("--warmup", type=int, default=20, help="untimed sentences before them (20)")
+    parser.add_argument("--samples", type=int, default=10_000, help="bootstrap samples (10000)")
     options = parser.parse_args(arguments)
     options.data = options.data.resolve()  # the same commands, however a resumed comparison spells the folder
     return options
@@ -226,10 +288,15 @@ def main(arguments: list[str] | None = None) -> None:
         check_data(options.data)
         options.output_dir.mkdir(parents=True, exist_ok=True)
         record = Record(options)
+        (options.output_dir / KEPT).mkdir(exist_ok=True)
+        limit_pairs(options)
+        minutes = expected_minutes(options)
+        print(f"{len(runs_of(options)) + 1} trainings, about {minutes:,.0f} minutes of one core, and evaluations.\n")
         for step in steps_of(options):
             record.take(step)
-        decoded = json.loads((options.output_dir / "decoding.json").read_text(encoding="utf-8"))["rows"]
-        report(comparison(record, decoded), options)
+        keep_results(options)
+        table = [str(options.output_dir / KEPT), f"--samples={options.samples}"]
+        family_table.main(table if options.output is None else [*table, f"--output={options.output}"])
         print(f"\n{sum(record.minutes(name) for name in record.steps):.1f} minutes in all.")
 
 

@@ -14,14 +14,16 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench import decode_family, family, kills, latent_price, layer_complexity, serving, table3
+from bench import decode_family, family, family_table, kills, latent_price, layer_complexity, serving, table3
 from bench.kills import write_recipe
 from tests import ROOT
 from tests.commands import error_line, run_main, write_pairs
 from tests.forks import ForkedCommand, run_forked
 from tests.models import PAIRS, family_of_pairs, model_of_pairs, save
 from training.recipe import load_recipe
+from vaswani_transformer import rerank
 from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.translation.targets import TargetScorer
 
 # Each module's arguments and a column of its table
 COMMANDS: dict[str, tuple[list[str], str]] = {
@@ -32,6 +34,9 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
         [
             "--model=AR=MADE/ar",
             "--model=CMLM=MADE/cmlm",
+            "--model=CTC=MADE/ctc",
+            "--rerank=MADE/ar",
+            "--length_bonuses=0.5",
             "--data=MADE/pairs.jsonl",
             "--history=2",
             "--refinement",
@@ -50,6 +55,7 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
     "serving": (["MADE/ar", "MADE/lines.txt", "--engines", "plain", "CTranslate2 int8"], "resident MiB"),
     "serving calls": (["MADE/ar", "MADE/lines.txt", "--calls"], "ratio to generate"),
     "serving clients": (["MADE/ar", "MADE/lines.txt", "--clients=2"], "ms at half load, 99%"),
+    "step_times": (["MADE/splits", "--tokenizer=MADE/cmlm"], "steps in 40 minutes"),
     "train_against_marian": ([], "ours to it"),
 }
 
@@ -59,9 +65,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with models, pairs, lines and a recipe."""
     folder = tmp_path_factory.mktemp("made")
     save(folder / "ar", *model_of_pairs())
-    save(folder / "cmlm", *family_of_pairs("cmlm"))
+    for kind in ("cmlm", "ctc"):
+        save(folder / kind, *family_of_pairs(kind))
     write_pairs(folder / "pairs.jsonl", 2 * list(PAIRS.items()))
     (folder / "lines.txt").write_text("\n".join(PAIRS), encoding="utf-8")
+    (folder / "splits").mkdir()
+    write_splits(folder / "splits")
     write_recipe(folder)
     return folder
 
@@ -137,19 +146,25 @@ def test_rows_of_table_3_are_trained_once(
     assert run_main(table3.main, arguments, capsys).output == output
 
 
+def write_splits(folder: Path) -> None:
+    """Write pairs of the shipped task as the files of a comparison."""
+    with gzip.open(ROOT / "training" / "quickstart" / "train.jsonl.gz", "rt", encoding="utf-8") as lines:
+        for split, count in (("train", 80), ("validation", 4), ("test", 8)):
+            rows = [json.loads(line) for line in itertools.islice(lines, count)]
+            pairs = "".join(f"{json.dumps({'en': row['en'], 'de': row['es']})}\n" for row in rows)
+            (folder / f"{split}.jsonl.gz").write_bytes(gzip.compress(pairs.encode()))
+
+
 @pytest.mark.slow
 def test_comparison_of_the_family_resumes_and_prints_commands_minutes_and_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "data").mkdir()
-    with gzip.open(ROOT / "training" / "quickstart" / "train.jsonl.gz", "rt", encoding="utf-8") as lines:
-        for split, count in (("train", 60), ("validation", 4), ("test", 8)):
-            rows = [json.loads(line) for line in itertools.islice(lines, count)]
-            pairs = "".join(f"{json.dumps({'en': row['en'], 'de': row['es']})}\n" for row in rows)
-            (tmp_path / "data" / f"{split}.jsonl.gz").write_bytes(gzip.compress(pairs.encode()))
+    write_splits(tmp_path / "data")
     monkeypatch.setattr("bench.family.Popen", ForkedStep)
     monkeypatch.setattr(ForkedStep, "modules", [])
-    arguments = ["--tiny", tmp_path / "data", f"--output_dir={tmp_path / 'runs'}", "--models", "nat", "ctc"]
+    arguments = ["--tiny", "--pairs=60", tmp_path / "data", f"--output_dir={tmp_path / 'runs'}"]
+    arguments += ["--models", "nat", "ctc", "--seeds", "2017", "2018"]
 
     # A file in the way of the fourth step ends the first command.
     (tmp_path / "runs").mkdir()
@@ -160,13 +175,33 @@ def test_comparison_of_the_family_resumes_and_prints_commands_minutes_and_a_tabl
     output, errors, status = run_main(family.main, arguments, capsys)
     assert (errors, status) == ("", 0)
     trained = ["training.train", "training.distill", "training.train", "training.train"]
-    assert ForkedStep.modules == [*trained, "training.train", "bench.decode_family"]
+    assert ForkedStep.modules == [*trained, "training.train", "training.train", "bench.decode_family"]
 
-    assert output.count("python -m training.train") == 3
+    assert output.startswith("4 trainings, about ")
+    assert output.count("python -m training.train") == 4
     assert output.count("# finished before, ") == 3
-    models = [line.split(" | ")[0] for line in output.splitlines() if line.startswith("| ")][2:]
-    searches = ["teacher, beam 1", "teacher, beam 4", "nat, l = 1", "nat, l = 5", "ctc, l = 1"]
-    assert models == [f"| {search}" for search in searches]
+    assert output.count(f"--data.path={tmp_path / 'runs' / 'data'} ") == 5  # of the trainings and the distillation
+    limited = gzip.decompress((tmp_path / "runs" / "data" / "train.jsonl.gz").read_bytes())
+    assert limited.count(b"\n") == 60  # of 80 pairs
+    rows = [line.split(" | ") for line in output.splitlines() if line.startswith("| ") and " - " not in line][2:]
+    seeds = {row[0]: row[1] for row in rows if not row[0].startswith("| comparison")}
+    searches = ["best path", "beam 8", "beam 8; reranked"]
+    expected = dict.fromkeys(["| teacher, beam 1", "| teacher, beam 4"], "1")
+    expected.update(dict.fromkeys([f"| nat, l = {length}" for length in ("1", "5", "5; reranked")], "1"))
+    assert {name: count for name, count in seeds.items() if count.isdecimal()} == expected | {
+        f"| ctc, {search}": "2" for search in searches
+    }
+    assert "| ctc, beam 8 - teacher, beam 4 | " in output
+
+    # The table comes from the kept files alone, which have no text.
+    kept = tmp_path / "runs" / "kept"
+    table = run_main(family_table.main, [kept, "--samples=20"], capsys).output
+    assert table.partition("| model")[2] == output.partition("| model")[2].rpartition("\n\n")[0] + "\n"
+    names = {"teacher", "nat", "ctc", "ctc-2018"}
+    files = {f"{name}{end}" for name in names for end in (".json", ".csv.gz")}
+    assert {path.name for path in kept.iterdir()} == files | {"decoding.json"}
+    assert not [path for path in kept.glob("*.json") if str(tmp_path) in path.read_text()]
+    assert all("examples" not in json.loads((kept / f"{name}.json").read_text())["test"] for name in names)
     assert output.endswith(" minutes in all.\n")
     assert "was started with other settings" in run_main(family.main, [*arguments, "--steps=3"], capsys)[1]
 
@@ -208,13 +243,20 @@ def test_comparison_resumes_with_a_different_spelling_of_its_folder(
     assert commands[0] == commands[1] == commands[2]
 
 
-def test_comparison_with_a_different_seed_trains_every_model_with_it_in_a_folder_of_its_own(
+def test_comparison_trains_some_models_with_every_seed_and_the_others_with_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    options = family.parse_arguments([str(tmp_path), "--output_dir=.", "--seed=2018", "--models", "nat", "ctc"])
+    arguments = [str(tmp_path), "--output_dir=.", "--seeds", "2018", "2020", "--models", "nat", "ctc"]
+    options = family.parse_arguments(arguments)
     trained = [step for step in family.steps_of(options) if "training.train" in step.arguments]
     assert [step.name for step in trained if "--seed=2018" in step.arguments] == ["teacher", "nat", "ctc"]
+    assert [step.name for step in trained if "--seed=2020" in step.arguments] == ["ctc-2020"]
+    measurement = list(family.steps_of(options))[-1].arguments
+    assert measurement[measurement.index("--untimed") + 1] == "ctc-2020"
+    assert family.expected_minutes(options) == family.TEACHER_MINUTES + 3 * family.MINUTES
+    options.minutes = 10
+    assert family.expected_minutes(options) == 40
     family.Record(options).save()
     with pytest.raises(UserError, match="was started with other settings"):
         family.Record(family.parse_arguments([str(tmp_path), "--output_dir=."]))
@@ -242,6 +284,35 @@ def test_every_search_of_a_cmlm_has_a_name_of_its_own() -> None:
     options = argparse.Namespace(lengths=[1, 5], iterations=[1, 10])
     names = [name for name, *_ in decode_family.searches(model, options)]
     assert names == ["l = 1; i = 1", "l = 1; i = 10", "l = 5; i = 1", "l = 5; i = 10"]
+
+
+def test_teacher_of_the_benchmark_chooses_what_the_command_chooses() -> None:
+    teacher = model_of_pairs()
+    model, tokenizer = family_of_pairs("nat")
+    arm = decode_family.Arm("NAT", "NAT, l = 3", model, tokenizer, "1", {"length_beam_size": 3}, is_distilled=True)
+    (reranked,) = decode_family.reranked(arm, TargetScorer(*teacher))
+    assert (reranked.name, reranked.single is not arm.single) == ("NAT, l = 3; reranked", True)
+    rows = decode_family.encode([arm], list(PAIRS))
+    expected = [each.text for each in rerank(model, tokenizer, *teacher, PAIRS, length_beam_size=3)]
+    assert decode_family.translations(reranked, rows) == expected
+    arm.settings["length_beam_size"] = 1
+    assert decode_family.reranked(arm, TargetScorer(*teacher)) == []
+
+
+def test_length_bonus_of_ctc_is_the_best_on_validation_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arm = decode_family.Arm("CTC", "CTC, beam 3", *family_of_pairs("ctc"), "1", {"num_beams": 3}, is_distilled=True)
+    options = argparse.Namespace(
+        data=tmp_path, source="en", target="de", tokenize="none", length_bonuses=[0.0, 0.5, 1.0]
+    )
+    references = list(PAIRS.values())
+    monkeypatch.setattr(decode_family, "read_data", lambda *_: (list(PAIRS), references))
+    outputs = {0.0: references[::-1], 0.5: references, 1.0: references[::-1]}
+    monkeypatch.setattr(decode_family, "translations", lambda *_, length_bonus: outputs[length_bonus])
+    decode_family.choose_length_bonus([arm], options)
+    assert arm.settings["length_bonus"] == 0.5
+    options.data = tmp_path / "test.jsonl"
+    with pytest.raises(UserError, match=r"chosen on validation data; got a file"):
+        decode_family.choose_length_bonus([arm], options)
 
 
 def test_significance_has_a_p_value_for_each_pair_of_searches_and_a_better_one_differs() -> None:
@@ -280,9 +351,11 @@ def test_models_that_predict_lengths_can_be_measured_at_those_of_the_references(
 @pytest.mark.parametrize("name", family.MODELS)
 def test_model_of_the_comparison_has_a_valid_recipe(name: str, tmp_path: Path) -> None:
     options = family.parse_arguments([str(tmp_path), f"--output_dir={tmp_path}", "--models", name])
-    _, _, step, _ = family.steps_of(options)
+    _, _, step, *_ = family.steps_of(options)
     _, module, recipe, *fields = step.arguments
-    assert (module, load_recipe(recipe, fields).training.precision) == ("training.train", "fp32")
+    loaded: Any = load_recipe(recipe, fields)
+    assert (module, loaded.training.precision, loaded.training.steps) == ("training.train", "fp32", family.STEPS[name])
+    assert (loaded.training.learning_rate_scale, loaded.model["dropout"]) == (0.7, 0.1)  # equal care for all
 
 
 def test_gpu_command_needs_no_extra() -> None:

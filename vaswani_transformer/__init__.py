@@ -23,7 +23,7 @@ from .nat import VaswaniNatConfig, VaswaniNatForConditionalGeneration, VaswaniNa
 from .pretrained import VaswaniTransformerPreTrainedModel
 from .registration import register
 from .tokenizer import VaswaniTransformerTokenizer
-from .translation import score_targets, translate
+from .translation import rerank, score_targets, translate
 
 if TYPE_CHECKING:
     from .convert import from_fairseq, from_fsmt, from_marian, to_ctranslate2
@@ -66,6 +66,7 @@ __all__ = [
     "paper_schedule",
     "parse",
     "prepare_for_inference",
+    "rerank",
     "score_targets",
     "to_ctranslate2",
     "translate",

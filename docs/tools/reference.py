@@ -45,6 +45,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "translate": (),
         "translation.Translation": ("text", "is_unfinished"),
         "translation.Hypothesis": (),
+        "rerank": (),
         "score_targets": (),
         "translation.TargetScore": (),
         "to_ctranslate2": (),

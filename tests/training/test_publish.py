@@ -2,6 +2,7 @@
 
 import ast
 import getpass
+import gzip
 import json
 import re
 import socket
@@ -15,8 +16,9 @@ from tests import ROOT
 from tests.commands import error_line, run_main, run_python, user_error
 from tests.hub import Hub, client_environment, serving
 from tests.models import model_of_pairs, save, tiny_config
+from tests.published import PUBLISHED_FILES, assert_same_results, load_without_the_package
 from tests.training.invented_results import REPOSITORY, results_of
-from tests.training.runs import FinishedRun, equal, results_in, weights
+from tests.training.runs import LANGUAGE, SPLITS, FinishedRun, equal, results_in, train_in, weights
 from training import publish as publish_module
 from training.fields import to_dict
 from training.publish import main, upload
@@ -25,6 +27,17 @@ from vaswani_transformer.generation import CallSettings
 from vaswani_transformer.support.loading import load_model
 
 RESULTS_PAGE = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+RECIPES_OF_THE_PAGE = {
+    "ctc": "multi30k-ctc",
+    "glat": "multi30k-glat",
+    "cmlm": "multi30k-cmlm",
+    "iterative-vae": "multi30k-iterative-vae",
+    "student": "multi30k-student",
+}
+TINY_FIELDS = [  # of runs of two steps
+    *("--tokenizer.vocab_size=280", "--model.d_model=16", "--model.d_ff=16", "--model.num_heads=2"),
+    *("--training.steps=2", "--training.evaluation_steps=2", "--training.checkpoint_steps=2"),
+]
 
 
 @pytest.fixture
@@ -174,3 +187,32 @@ def test_public_repository_gets_no_private_model(api: Mock, tmp_path: Path) -> N
     with user_error("^somebody/own: exists and is public; make it private on the Hub, or choose a new name"):
         upload(tmp_path, REPOSITORY, True, None)
     api.create_commit.assert_not_called()
+
+
+PAGE = (ROOT / "docs" / "publishing.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_every_model_of_the_page_is_published_with_code_that_loads_it_without_the_package(tmp_path: Path) -> None:
+    """The runs have two steps of the recipes that the page names, and its commands publish them into folders."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for split in SPLITS:
+        pairs = "".join(f"{json.dumps({'en': text, 'de': text[::-1]})}\n" for text in LANGUAGE)
+        (data / f"{split}.jsonl.gz").write_bytes(gzip.compress(pairs.encode()))
+    pattern = r"^python -m training\.publish runs/(\S+) (OWNER/\S+)\s+(?:\\\n\s+)?--dry_run=(\S+)$"
+    commands = re.findall(pattern, PAGE, flags=re.MULTILINE)
+    assert [name for name, *_ in commands] == list(RECIPES_OF_THE_PAGE)
+
+    published = []
+    for name, repository, folder in commands:
+        recipe = str(ROOT / "training" / "recipes" / f"{RECIPES_OF_THE_PAGE[name]}.yaml")
+        train_in([recipe, f"--data.path={data}", *TINY_FIELDS], tmp_path / "runs" / name)
+        main([str(tmp_path / "runs" / name), repository, f"--dry_run={tmp_path / folder}"])
+        kind = {"student": "transformer", "glat": "nat"}.get(name, name.replace("-", "_"))
+        code = {path.name for path in (tmp_path / folder).glob("*.py")}
+        assert code == PUBLISHED_FILES[kind]
+        published.append(tmp_path / folder)
+    loaded = load_without_the_package(tmp_path / "home", *((str(folder), "main") for folder in published))
+    for results, folder in zip(loaded, published, strict=True):
+        assert_same_results(results, folder)

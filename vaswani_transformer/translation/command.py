@@ -10,17 +10,20 @@ from typing import Any, Literal, cast
 
 from ..support.command_line import positive_argument
 from ..support.errors import UserError, one_line
-from ..support.loading import load_model_and_tokenizer
-from ..support.modes import is_non_autoregressive
+from ..support.loading import LoadOptions, load_model_and_tokenizer
 from .lines import SEARCH, LineFormat, LineOptions, Result, count_lines, load_translator, make_parser, run
 from .pairs import Pair, pairs_of
+from .reranking import Reranker
 from .targets import TargetScore, TargetScorer
-from .translator import Translation, Translator
+from .translator import Translation, Translator, has_beams
 
 SCORES = (
     "log_probability", "length_log_probability", "estimated_log_probability", "tokens", "token_log_probabilities",
 )  # fmt: skip
 """Fields of `TargetScore` in JSON Lines."""
+
+LIMITS_OF_TEXTS = ("batch_tokens", "max_source_tokens", "too_long")
+"""Settings of a `Translator` that a `TargetScorer` has too."""
 
 
 def rounded(value: Any) -> Any:
@@ -42,6 +45,7 @@ class TranslationOptions(LineOptions):
     scores: bool = False
     nbest: int | None = None
     score_targets: Path | None = None
+    rerank: str | None = None
     prefix: Path | None = None
     target: str | None = None
 
@@ -49,7 +53,7 @@ class TranslationOptions(LineOptions):
         super().check()
         if self.interactive and self.format != "text":
             raise UserError("--interactive reads and writes plain text; leave out --format.")
-        for option in ("interactive", "scores", "nbest", "prefix", *SEARCH):
+        for option in ("interactive", "scores", "nbest", "rerank", "prefix", *SEARCH):
             value = getattr(self, option)
             if self.score_targets and not (value is None or value is False):  # 0 is a length penalty
                 raise UserError(f"--{option}: has no use for given targets; leave it or --score_targets out.")
@@ -75,7 +79,12 @@ class TranslationOptions(LineOptions):
     def record(self) -> dict[str, Any]:
         """Return the settings that results depend on, among them what there is besides sources."""
         given = {"targets": True if self.score_targets else None, "prefixes": True if self.prefix else None}
-        return {**super().record(), **given}
+        teacher = None if self.rerank is None else self.teacher().digest()
+        return {**super().record(), **given, "rerank": teacher}
+
+    def teacher(self) -> LoadOptions:
+        """Return the options for loading the teacher of `--rerank`; `--revision` is that of the model alone."""
+        return LoadOptions(str(self.rerank), self.device, self.dtype, trust_remote_code=self.trust_remote_code)
 
     def translator_settings(self) -> dict[str, Any]:
         settings = super().translator_settings()
@@ -89,19 +98,11 @@ class TranslationOptions(LineOptions):
         super().check_search(translator)
         if self.prefix is not None:
             translator.check_prefixes("--prefix")
-        search = translator.settings.values
-        if is_non_autoregressive(translator.model):
-            width = search.get("length_beam_size", 1) * search.get("num_latent_samples", 1)
-            fix = "Use a larger --length_beam, or a smaller --nbest."
-            if "num_beams" in translator.model.family_settings:
-                width = search.get("num_beams", 1)
-                fix = "Use more --beams, or a smaller --nbest."
-        else:
-            width = math.inf if search.get("do_sample") else search.get("num_beams", 1)
-            fix = "Use more --beams, or a smaller --nbest."
+        width = translator.most_hypotheses
         if self.nbest is not None and self.nbest > width:
             problem = f"more than the search finds; got {self.nbest}, expected at most {width}"
-            raise UserError(f"--nbest: {problem}. {fix}")
+            more = "more --beams" if has_beams(translator.model) else "a larger --length_beam"
+            raise UserError(f"--nbest: {problem}. Use {more}, or a smaller --nbest.")
 
 
 @dataclass
@@ -173,7 +174,7 @@ class TranslationFormat(LineFormat[TranslationOptions]):
         for hypothesis in translation.hypotheses:
             row: dict[str, Any] = {"translation": hypothesis.text}
             if hypothesis.score is not None:
-                row["score"] = round(hypothesis.score, 4)
+                row["score"] = rounded(hypothesis.score)
             if hypothesis.is_unfinished:
                 row["unfinished"] = True
             rows.append(row)
@@ -203,9 +204,20 @@ class TranslationFormat(LineFormat[TranslationOptions]):
 
 def load_scorer(options: TranslationOptions, layouts: dict[str, str]) -> TargetScorer:
     """Return the scorer of the command's model, prepared with the recorded `layouts`."""
-    names = ("batch_tokens", "max_source_tokens", "too_long")
-    settings = {name: getattr(options, name) for name in names}
+    settings = {name: getattr(options, name) for name in LIMITS_OF_TEXTS}
     return TargetScorer(*load_model_and_tokenizer(options, layouts), **settings)
+
+
+def load_reranker(options: TranslationOptions, layouts: dict[str, str]) -> Reranker:
+    """Return the translator of a command whose teacher chooses, both prepared with the recorded `layouts`."""
+    model, tokenizer = load_model_and_tokenizer(options, layouts)
+    teacher, teacher_tokenizer = load_model_and_tokenizer(options.teacher(), layouts)
+    layouts.update(getattr(teacher, "layouts", {}))
+    settings = {**options.translator_settings(), "scores": False}  # they are the teacher's
+    scorer = TargetScorer(teacher, teacher_tokenizer, **{name: settings[name] for name in LIMITS_OF_TEXTS})
+    reranker = Reranker(model, tokenizer, scorer, **settings)
+    options.check_search(reranker)
+    return reranker
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -221,6 +233,8 @@ def main(arguments: list[str] | None = None) -> None:
     lines.add_argument("--nbest", type=positive_argument, metavar="N", help=nbest_help)
     score_help = "write the log-probability of the target in each line of FILE, instead of translating"
     lines.add_argument("--score_targets", type=Path, metavar="FILE", help=score_help)
+    rerank_help = "write, of all lengths, latents or beams of the search, the translation that this model finds best"
+    lines.add_argument("--rerank", metavar="TEACHER", help=rerank_help)
     prefix_help = "begin each translation with the text in its line of FILE; an empty line leaves it free"
     lines.add_argument("--prefix", type=Path, metavar="FILE", help=prefix_help)
     target_help = 'language of FILE, in {"translation": {"LANGUAGE": "..."}} (JSON Lines of {"translation": "..."})'
@@ -230,5 +244,9 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error("--field and --source select the text of JSON Lines; add --format=jsonl.")
     if options.target and not (options.target_file and options.format == "jsonl"):
         parser.error("--target selects the targets of JSON Lines; add --format=jsonl, and --score_targets or --prefix.")
-    load = load_translator if options.score_targets is None else load_scorer
+    load: Callable[..., Translator | TargetScorer] = load_translator
+    if options.score_targets is not None:
+        load = load_scorer
+    elif options.rerank is not None:
+        load = load_reranker
     run(TranslationFormat(options), lambda layouts: load(options, layouts))

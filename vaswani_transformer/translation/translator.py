@@ -4,6 +4,7 @@ B texts in a batch, S source, T target, V vocabulary, n translations per text, R
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -88,6 +89,11 @@ class Translation:
         if self.is_unfinished:
             warnings.append("Unfinished: the translation reached the length limit, or repeats itself.")
         return " ".join(warnings)
+
+
+def has_beams(model: object) -> bool:
+    """Return whether a model's search can keep several targets, as opposed to trying several lengths."""
+    return not is_non_autoregressive(model) or "num_beams" in model.family_settings
 
 
 class ForcedPrefixes(LogitsProcessor):
@@ -209,6 +215,16 @@ class Translator:
         self.max_source_tokens = min(wanted, self.max_positions or wanted)
         if min(self.max_source_tokens, batch_tokens, window) < 1:
             raise UserError("max_source_tokens, batch_tokens and window must be at least 1.")
+
+    @property
+    def most_hypotheses(self) -> float:
+        """Largest number of translations of a text that the search finds; infinite if it samples."""
+        search = self.settings.values
+        if search.get("do_sample") and not is_non_autoregressive(self.model):
+            return math.inf
+        if has_beams(self.model):
+            return search.get("num_beams", 1)
+        return search.get("length_beam_size", 1) * search.get("num_latent_samples", 1)
 
     def __call__(
         self, texts: Iterable[str | Pair], skip: int = 0, progress: Callable[[int], object] | None = None
