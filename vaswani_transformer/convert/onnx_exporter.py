@@ -1,7 +1,7 @@
 """Export to ONNX, in the layout that transformers.js loads; needs the extra `onnx`.
 
-B batch, H heads, S source, T new target tokens, P earlier ones, V vocabulary. E is the number of source tokens whose keys
-and values are cached: 0 in the first step of a search, S in the others. So one decoder does all steps.
+B batch, H heads, S source, T new target tokens, P earlier ones, V vocabulary. E is the number of source tokens whose
+keys and values are cached: 0 in the first step of a search, S in the others. So one decoder does all steps.
 """
 
 import contextlib
@@ -162,7 +162,7 @@ def cache_names(layers: int) -> list[str]:
 def example_inputs(model: VaswaniTransformerForConditionalGeneration) -> tuple[Tensor, Tensor, Tensor, CacheTensors]:
     """Return inputs of a `DecoderGraph`; sizes differ, and exceed 1, which torch treats as constant."""
     config = model.config
-    batch, source, target, past, cached = 2, 7, 3, 4, 5
+    batch, source, target, past, cached = 2, 6, 3, 4, 5
 
     def heads(length: int) -> tuple[Tensor, Tensor]:
         shapes = [(batch, config.num_heads, length, width) for width in (config.head_dim, config.value_head_dim)]
@@ -177,8 +177,10 @@ def example_inputs(model: VaswaniTransformerForConditionalGeneration) -> tuple[T
 def write_graphs(model: VaswaniTransformerForConditionalGeneration, folder: Path) -> None:
     """Write encoder and decoder, for any batch and lengths."""
     # A name of a dimension has a meaning: transformers.js looks "batch_size" up.
-    batch, source, target = (torch.export.Dim(name) for name in ("batch_size", "source_length", "target_length"))
-    past, cached = torch.export.Dim("past_target_length"), torch.export.Dim("past_source_length")
+    is_learned = model.config.position_embedding == "learned"
+    source = torch.export.Dim("source_length", max=model.config.max_position_embeddings if is_learned else None)
+    names = ("batch_size", "target_length", "past_target_length", "past_source_length")
+    batch, target, past, cached = (torch.export.Dim(name) for name in names)
     text, new = {0: batch, 1: source}, {0: batch, 1: target}
     layer = (*({0: batch, 2: past},) * 2, *({0: batch, 2: cached},) * 2)
     names = cache_names(model.config.decoder_layers)
@@ -206,6 +208,18 @@ def write_graphs(model: VaswaniTransformerForConditionalGeneration, folder: Path
         external_data=False,
         verbose=False,
     )
+
+
+def strip_notes(folder: Path) -> None:
+    """Remove torch's notes on each node, with lines of code and paths of this machine."""
+    import onnx
+
+    for name in (ENCODER, DECODER):
+        path = folder / f"{name}.onnx"
+        model = onnx.load(path)
+        for node in model.graph.node:
+            del node.metadata_props[:]
+        onnx.save(model, path)
 
 
 def quantize(folder: Path) -> None:
@@ -321,6 +335,7 @@ def to_onnx(
                 save_tokenizer(tokenizer, folder)
             with silenced():
                 write_graphs(model, graphs)
+                strip_notes(graphs)
                 quantize(graphs)
         difference, equal_tokens = check_graphs(model, graphs, str(output_dir))
     return OnnxExport(Path(output_dir), difference, equal_tokens)
