@@ -174,39 +174,51 @@ def example_inputs(model: VaswaniTransformerForConditionalGeneration) -> tuple[T
     return mask, tokens, memory, [(*heads(past), *heads(cached)) for _ in range(config.decoder_layers)]
 
 
-def write_graphs(model: VaswaniTransformerForConditionalGeneration, folder: Path) -> None:
-    """Write encoder and decoder, for any batch and lengths."""
-    # A name of a dimension has a meaning: transformers.js looks "batch_size" up.
-    is_learned = model.config.position_embedding == "learned"
-    source = torch.export.Dim("source_length", max=model.config.max_position_embeddings if is_learned else None)
-    names = ("batch_size", "target_length", "past_target_length", "past_source_length")
-    batch, target, past, cached = (torch.export.Dim(name) for name in names)
-    text, new = {0: batch, 1: source}, {0: batch, 1: target}
-    layer = (*({0: batch, 2: past},) * 2, *({0: batch, 2: cached},) * 2)
-    names = cache_names(model.config.decoder_layers)
-    mask, tokens, memory, cache = example_inputs(model)
+def export_graph(
+    graph: nn.Module, path: Path, inputs: dict[str, tuple[Any, Any]], input_names: list[str], output_names: list[str]
+) -> None:
+    """Write a graph; `inputs` are its arguments by name, each with the names of its dimensions that vary."""
     torch.onnx.export(
-        EncoderGraph(model).eval(),
-        (torch.zeros_like(mask), mask),
-        folder / f"{ENCODER}.onnx",
-        input_names=["input_ids", "attention_mask"],
-        output_names=["last_hidden_state"],
-        dynamic_shapes=(text, text),
+        graph.eval(),
+        tuple(value for value, _ in inputs.values()),
+        path,
+        input_names=input_names,
+        output_names=output_names,
+        dynamic_shapes=tuple(shapes for _, shapes in inputs.values()),
         dynamo=True,
         external_data=False,
         verbose=False,
     )
-    inputs = ["encoder_attention_mask", "input_ids", "encoder_hidden_states"]
-    torch.onnx.export(
-        DecoderGraph(model).eval(),
-        (mask, tokens, memory, cache),
+
+
+def write_graphs(model: VaswaniTransformerForConditionalGeneration, folder: Path) -> None:
+    """Write encoder and decoder, for any batch and lengths."""
+    # The dimensions that vary; transformers.js looks "batch_size" up.
+    config = model.config
+    longest = config.max_position_embeddings if config.position_embedding == "learned" else None
+    source = torch.export.Dim("source_length", max=longest)
+    batch, target, past, cached = (
+        torch.export.Dim(name) for name in ("batch_size", "target_length", "past_target_length", "past_source_length")
+    )
+    of_source, of_target = {0: batch, 1: source}, {0: batch, 1: target}
+    of_layer = (*({0: batch, 2: past},) * 2, *({0: batch, 2: cached},) * 2)
+
+    mask, tokens, memory, cache = example_inputs(model)
+    inputs = {"input_ids": (torch.zeros_like(mask), of_source), "attention_mask": (mask, of_source)}
+    export_graph(EncoderGraph(model), folder / f"{ENCODER}.onnx", inputs, [*inputs], ["last_hidden_state"])
+
+    inputs = {
+        "encoder_attention_mask": (mask, of_source),
+        "input_ids": (tokens, of_target),
+        "encoder_hidden_states": (memory, of_source),
+    }
+    names = cache_names(config.decoder_layers)
+    export_graph(
+        DecoderGraph(model),
         folder / f"{DECODER}.onnx",
-        input_names=[*inputs, *(f"past_key_values.{name}" for name in names)],
-        output_names=["logits", *(f"present.{name}" for name in names)],
-        dynamic_shapes=(text, new, text, [layer] * len(cache)),
-        dynamo=True,
-        external_data=False,
-        verbose=False,
+        {**inputs, "past": (cache, [of_layer] * len(cache))},
+        [*inputs, *(f"past_key_values.{name}" for name in names)],
+        ["logits", *(f"present.{name}" for name in names)],
     )
 
 
@@ -281,8 +293,8 @@ def write_json(path: Path, settings: dict[str, Any]) -> None:
 def write_settings(model: VaswaniTransformerForConditionalGeneration, folder: Path) -> None:
     """Write config.json, of a type that transformers.js knows, and generation_config.json for its greedy search."""
     config = model.config
-    ids = {"bos_token_id": config.bos_token_id, "pad_token_id": config.pad_token_id}
-    ids |= {"eos_token_id": config.eos_token_id, "decoder_start_token_id": start_token_id(model)}
+    ids = {name: getattr(config, name) for name in ("bos_token_id", "pad_token_id", "eos_token_id")}
+    ids["decoder_start_token_id"] = start_token_id(model)
     heads = {f"{stack}_attention_heads": config.num_heads for stack in ("encoder", "decoder")}
     layers = {"encoder_layers": config.encoder_layers, "decoder_layers": config.decoder_layers}
     sizes = {"d_model": config.d_model, "vocab_size": config.vocab_size}
