@@ -103,7 +103,6 @@ def test_every_python_block_runs(page: Path, page_outputs: PageOutputs) -> None:
 
 
 TWO = ["the dogs sleep.", "the old woman sees a house."]
-THREE = ["the cats eat.", "the young man sees the house.", "the dogs run."]
 
 
 @pytest.mark.slow
@@ -113,7 +112,6 @@ THREE = ["the cats eat.", "the young man sees the house.", "the dogs run."]
         ("torch.compile", TWO, {}),
         ("offload_folder", TWO, {}),
         ("prepare_for_inference(model", TWO, {}),
-        ("ExportedModel", THREE, {"num_beams": 1, "max_new_tokens": 30}),
     ],
 )
 def test_another_way_of_running_the_model_gives_its_translations(

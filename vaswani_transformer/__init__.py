@@ -26,7 +26,7 @@ from .tokenizer import VaswaniTransformerTokenizer
 from .translation import rerank, score_targets, translate
 
 if TYPE_CHECKING:
-    from .convert import from_fairseq, from_fsmt, from_marian, to_ctranslate2
+    from .convert import from_fairseq, from_fsmt, from_marian, to_ctranslate2, to_onnx
     from .figures import attention_maps, attention_page
     from .parsing import parse
 
@@ -69,11 +69,12 @@ __all__ = [
     "rerank",
     "score_targets",
     "to_ctranslate2",
+    "to_onnx",
     "translate",
 ]
 
 # Imported on first use, to keep importing the package fast.
-LAZY_NAMES = dict.fromkeys(("from_fairseq", "from_fsmt", "from_marian", "to_ctranslate2"), "convert")
+LAZY_NAMES = dict.fromkeys(("from_fairseq", "from_fsmt", "from_marian", "to_ctranslate2", "to_onnx"), "convert")
 LAZY_NAMES |= dict.fromkeys(("attention_maps", "attention_page"), "figures")
 LAZY_NAMES["parse"] = "parsing"
 

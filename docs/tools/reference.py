@@ -49,6 +49,8 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "score_targets": (),
         "translation.TargetScore": (),
         "to_ctranslate2": (),
+        "to_onnx": (),
+        "convert.OnnxExport": (),
     },
     "Importing": {"from_fairseq": (), "from_fsmt": (), "from_marian": (), "convert.ImportResult": ()},
     "Parsing": {

@@ -86,6 +86,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], None], str, str]] = {
     "interactive": (translate.main, "{model} --interactive", LOADS),
     "parse": (parse.main, "{model} --input={text}", LOADS),
     "ctranslate2": (convert.main, "ctranslate2 {model} {out}", LOADS),
+    "onnx": (convert.main, "onnx {model} {out}", LOADS),
     "fsmt": (convert.main, "fsmt {model} {out}", LOADS),
     "marian": (convert.main, "marian {model} {out}", LOADS),
     "fairseq": (convert.main, "fairseq {model}/own.pt {out}", "own.pt"),

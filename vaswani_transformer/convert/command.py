@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from safetensors import SafetensorError
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..config import VaswaniTransformerConfig
@@ -15,6 +16,7 @@ from ..support.loading import load_model, load_tokenizer
 from .ctranslate2_exporter import QUANTIZATIONS, ctranslate2_specs, to_ctranslate2
 from .fairseq import from_fairseq
 from .foreign import ImportResult, check_type, from_fsmt, from_marian
+from .onnx_exporter import onnx_runtime, to_onnx
 
 INPUTS = ("model", "dict", "codes", "config")
 
@@ -33,7 +35,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         metavar="N",
         help="tokens of the longest text (1024); ignored with learned positions, whose table has a fixed size",
     )
-    ctranslate2.add_argument("--revision", default="main", help="branch, tag or commit of a model on the Hub (main)")
+
+    onnx = formats.add_parser("onnx", help="a model of this package to ONNX, for transformers.js and onnxruntime")
+    onnx.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+
+    for exporter in (ctranslate2, onnx):
+        exporter.add_argument("--revision", default="main", help="branch, tag or commit of a model on the Hub (main)")
 
     fairseq = formats.add_parser("fairseq", help="a checkpoint of fairseq to this package")
     fairseq.add_argument("model", type=Path, metavar="CHECKPOINT", help="the .pt file; no code in it runs")
@@ -58,15 +65,29 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def convert_to_ctranslate2(options: argparse.Namespace) -> None:
-    ctranslate2_specs()  # before the model is loaded
+def load_for_export(
+    options: argparse.Namespace,
+) -> tuple[VaswaniTransformerForConditionalGeneration, PreTrainedTokenizerBase]:
     check_type(options.model, VaswaniTransformerConfig.model_type, revision=options.revision)
     tokenizer = load_tokenizer(options.model, revision=options.revision)
-    model = load_model(options.model, VaswaniTransformerForConditionalGeneration, revision=options.revision)
+    return load_model(options.model, VaswaniTransformerForConditionalGeneration, revision=options.revision), tokenizer
+
+
+def convert_to_ctranslate2(options: argparse.Namespace) -> None:
+    ctranslate2_specs()  # before the model is loaded
+    model, tokenizer = load_for_export(options)
     to_ctranslate2(
         model, tokenizer, options.output, options.quantization, positions=options.positions, force=options.force
     )
     say(f"{options.output}: {options.model} for CTranslate2, {options.quantization or 'float32'}")
+
+
+def convert_to_onnx(options: argparse.Namespace) -> None:
+    onnx_runtime()  # before the model is loaded
+    exported = to_onnx(*load_for_export(options), options.output, force=options.force)
+    say(f"{options.output}: {options.model} for transformers.js and onnxruntime, float32 and int8")
+    say(f"Largest difference of logits on random tokens: {exported.difference:.1e} in float32")
+    say(f"Most probable next tokens that are equal in int8, on random tokens: {exported.equal_tokens:.0%}")
 
 
 def import_model(options: argparse.Namespace) -> ImportResult:
@@ -113,5 +134,7 @@ def main(arguments: list[str] | None = None) -> None:
         check_new_folder(options.output, options.force)
         if options.format == "ctranslate2":
             convert_to_ctranslate2(options)
+        elif options.format == "onnx":
+            convert_to_onnx(options)
         else:
             save(import_model(options), options)

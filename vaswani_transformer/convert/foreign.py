@@ -139,14 +139,8 @@ def build_model(original: ForeignModel, name: str) -> VaswaniTransformerForCondi
     return model
 
 
-@torch.no_grad()
-def check_equivalence(ours: VaswaniTransformerForConditionalGeneration, theirs: PreTrainedModel, name: str) -> float:
-    """Check that two models agree on random sentences; return the largest difference of log-probabilities.
-
-    Logits may differ by a constant at each position.
-    """
-    # Eight sentences of random lengths.
-    config = ours.config
+def random_sentences(config: VaswaniTransformerConfig) -> dict[str, Tensor]:
+    """Return eight sources of at most 24 random tokens with their mask, and the start of their targets (B, T)."""
     generator = torch.Generator().manual_seed(0)
     longest = min(24, config.max_position_embeddings)
     lengths = torch.randint(1, longest + 1, (8, 1), generator=generator)
@@ -160,8 +154,16 @@ def check_equivalence(ours: VaswaniTransformerForConditionalGeneration, theirs: 
     sources, targets = ordinary[torch.randint(len(ordinary), (2, *mask.shape), generator=generator)]
     sources = sources.masked_fill(mask == 0, pad)
     targets[:, 0] = start
+    return {"input_ids": sources, "attention_mask": mask, "decoder_input_ids": targets}
 
-    inputs = {"input_ids": sources, "attention_mask": mask, "decoder_input_ids": targets, "use_cache": False}
+
+@torch.no_grad()
+def check_equivalence(ours: VaswaniTransformerForConditionalGeneration, theirs: PreTrainedModel, name: str) -> float:
+    """Check that two models agree on random sentences; return the largest difference of log-probabilities.
+
+    Logits may differ by a constant at each position.
+    """
+    inputs = random_sentences(ours.config) | {"use_cache": False}
     our_log_probs = ours.eval()(**inputs).logits.float().log_softmax(-1)
     their_log_probs = theirs.eval()(**inputs).logits.float().log_softmax(-1)
     difference = (our_log_probs - their_log_probs).abs().max().item()
