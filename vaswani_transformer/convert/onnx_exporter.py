@@ -300,7 +300,7 @@ def write_settings(model: VaswaniTransformerForConditionalGeneration, folder: Pa
     config = model.config
     ids = {name: getattr(config, name) for name in ("bos_token_id", "pad_token_id", "eos_token_id")}
     ids["decoder_start_token_id"] = start_token_id(model)
-    heads = {f"{stack}_attention_heads": config.num_heads for stack in ("encoder", "decoder")}
+    heads = dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), config.num_heads)
     layers = {"encoder_layers": config.encoder_layers, "decoder_layers": config.decoder_layers}
     sizes = {"d_model": config.d_model, "vocab_size": config.vocab_size}
     kind = {"model_type": "marian", "architectures": ["MarianMTModel"], "is_encoder_decoder": True}
