@@ -31,6 +31,7 @@ from .foreign import random_sentences
 FOLDER = "onnx"  # of the graphs, in a model's folder
 ENCODER, DECODER = "encoder_model", "decoder_model_merged"
 INT8 = "_quantized"  # ends the names of the graphs in int8
+BATCH = "batch_size"  # the first dimension, which transformers.js finds by this name
 LIMIT = 256  # tokens of a translation
 TOLERANCE = 1e-4  # of logits, relative to the largest one
 
@@ -193,13 +194,12 @@ def export_graph(
 
 def write_graphs(model: VaswaniTransformerForConditionalGeneration, folder: Path) -> None:
     """Write encoder and decoder, for any batch and lengths."""
-    # The dimensions that vary; transformers.js looks "batch_size" up.
+    # The dimensions that vary.
     config = model.config
     longest = config.max_position_embeddings if config.position_embedding == "learned" else None
     source = torch.export.Dim("source_length", max=longest)
-    batch, target, past, cached = (
-        torch.export.Dim(name) for name in ("batch_size", "target_length", "past_target_length", "past_source_length")
-    )
+    names = (BATCH, "target_length", "past_target_length", "past_source_length")
+    batch, target, past, cached = (torch.export.Dim(name) for name in names)
     of_source, of_target = {0: batch, 1: source}, {0: batch, 1: target}
     of_layer = (*({0: batch, 2: past},) * 2, *({0: batch, 2: cached},) * 2)
 
@@ -212,23 +212,28 @@ def write_graphs(model: VaswaniTransformerForConditionalGeneration, folder: Path
         "input_ids": (tokens, of_target),
         "encoder_hidden_states": (memory, of_source),
     }
-    names = cache_names(config.decoder_layers)
+    tensors = cache_names(config.decoder_layers)
     export_graph(
         DecoderGraph(model),
         folder / f"{DECODER}.onnx",
         {**inputs, "past": (cache, [of_layer] * len(cache))},
-        [*inputs, *(f"past_key_values.{name}" for name in names)],
-        ["logits", *(f"present.{name}" for name in names)],
+        [*inputs, *(f"past_key_values.{name}" for name in tensors)],
+        ["logits", *(f"present.{name}" for name in tensors)],
     )
 
 
-def strip_notes(folder: Path) -> None:
-    """Remove torch's notes on each node, with lines of code and paths of this machine."""
+def tidy(folder: Path) -> None:
+    """Name the first dimension of inputs and outputs as transformers.js expects, and remove torch's notes.
+
+    The notes have lines of code and paths of this machine; torch may replace the names of dimensions.
+    """
     import onnx
 
     for name in (ENCODER, DECODER):
         path = folder / f"{name}.onnx"
         model = onnx.load(path)
+        for value in (*model.graph.input, *model.graph.output):
+            value.type.tensor_type.shape.dim[0].dim_param = BATCH
         for node in model.graph.node:
             del node.metadata_props[:]
         onnx.save(model, path)
@@ -295,7 +300,7 @@ def write_settings(model: VaswaniTransformerForConditionalGeneration, folder: Pa
     config = model.config
     ids = {name: getattr(config, name) for name in ("bos_token_id", "pad_token_id", "eos_token_id")}
     ids["decoder_start_token_id"] = start_token_id(model)
-    heads = {f"{stack}_attention_heads": config.num_heads for stack in ("encoder", "decoder")}
+    heads = dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), config.num_heads)
     layers = {"encoder_layers": config.encoder_layers, "decoder_layers": config.decoder_layers}
     sizes = {"d_model": config.d_model, "vocab_size": config.vocab_size}
     kind = {"model_type": "marian", "architectures": ["MarianMTModel"], "is_encoder_decoder": True}
@@ -347,7 +352,7 @@ def to_onnx(
                 save_tokenizer(tokenizer, folder)
             with silenced():
                 write_graphs(model, graphs)
-                strip_notes(graphs)
+                tidy(graphs)
                 quantize(graphs)
         difference, equal_tokens = check_graphs(model, graphs, str(output_dir))
     return OnnxExport(Path(output_dir), difference, equal_tokens)
