@@ -1,6 +1,7 @@
 """`nox` runs the fast tests on the oldest and on the newest supported torch, Transformers and Python.
 
-`nox --list` names the other sessions; `lint` and `slow` run in the environment of the project. Arguments after `--` are those of pytest, in the session `next` a requirement.
+`nox --list` names the other sessions; `lint` and `slow` run in the environment of the project. Arguments after `--` are
+those of pytest, in the session `next` a requirement.
 """
 
 import re

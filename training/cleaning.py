@@ -1,6 +1,7 @@
 """What is often wrong with sentence pairs: the rows of each kind, with an example, and which of them to drop."""
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import pandas
@@ -58,7 +59,8 @@ def find_rows(pairs: Dataset) -> dict[str, Rows]:
 
 def text_keys(texts: pa.ChunkedArray) -> NDArray[np.uint64]:
     """Return a hash of each text."""
-    return pandas.util.hash_array(texts.to_numpy(), categorize=False)
+    hash_array: Any = pandas.util.hash_array
+    return hash_array(texts.to_numpy(), categorize=False)
 
 
 def repetitions(keys: NDArray[np.uint64]) -> Rows:

@@ -1,6 +1,7 @@
 """The report on sentence pairs that look wrong, and dropping them."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import datasets
@@ -37,7 +38,7 @@ FOUND = {
 }
 
 
-def dataset(pairs: list[tuple[str, str]]) -> datasets.Dataset:
+def dataset(pairs: Iterable[tuple[str, str]]) -> datasets.Dataset:
     return datasets.Dataset.from_list([dict(zip(SIDES, pair, strict=True)) for pair in pairs])
 
 

@@ -128,7 +128,8 @@ def test_special_tokens_of_a_recipe_are_never_split(algorithm: str, tmp_path: Pa
     (tmp_path / "all.jsonl").write_text("\n".join(json_line(*pair) for pair in pairs), encoding="utf-8")
     settings = {"vocab_size": 300, "algorithm": algorithm, "special_tokens": ["<bt>", "<2de>"]}
     recipe = recipe_for(tmp_path, tokenizer=settings)
-    tokenizer = make_tokenizer(recipe, load_pairs(recipe)["train"])
+    train = load_pairs(recipe)["train"]
+    tokenizer = make_tokenizer(recipe, train)
     tokenizer.save_pretrained(tmp_path / "saved")
     loaded = load_tokenizer(str(tmp_path / "saved"))
     for text in ("<2de> <bt> tree 7", "tree<2de>tree", "a</s>b <bt>"):
@@ -139,12 +140,10 @@ def test_special_tokens_of_a_recipe_are_never_split(algorithm: str, tmp_path: Pa
         assert tokens.count("</s>") == 1
         assert loaded.decode(ids[0][:-1]) == text
     assert len(loaded) <= 300
-    assert make_tokenizer(
-        recipe_for(tmp_path, tokenizer=settings | {"path": str(tmp_path / "saved")}), pairs
-    ).vocab_size
+    again = {"path": str(tmp_path / "saved")}
+    assert len(make_tokenizer(recipe_for(tmp_path, tokenizer=settings | again), train)) == len(tokenizer)
     with user_error("does not contain all tokens of tokenizer.special_tokens, such as '<2fr>'"):
-        path = {"path": str(tmp_path / "saved"), "special_tokens": ["<2fr>"]}
-        make_tokenizer(recipe_for(tmp_path, tokenizer=path), pairs)
+        make_tokenizer(recipe_for(tmp_path, tokenizer=again | {"special_tokens": ["<2fr>"]}), train)
     with user_error("tokenizer.special_tokens"):
         recipe_for(tmp_path, tokenizer=settings | {"special_tokens": ["</s>"]})
 
@@ -158,7 +157,7 @@ def test_variants_copy_a_share_of_the_training_pairs_in_other_letters(tmp_path: 
     recipe = recipe_for(tmp_path, variants=variants, validation=9, test=9)
     pairs = load_pairs(recipe)
     assert len(pairs["validation"]) == len(pairs["test"]) == 9
-    train = list(zip(*pairs["train"].to_dict().values(), strict=True))
+    train = list(zip(pairs["train"]["source"], pairs["train"]["target"], strict=True))
     originals, copies = train[:383], train[383:]
     capitals = [pair for pair in copies if pair[0].isupper()]
     assert 60 < len(capitals) < 130
