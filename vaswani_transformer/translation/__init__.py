@@ -1,6 +1,16 @@
 """Translation of many texts: the function `translate` and the command `vaswani-translate`."""
 
+from .details import Details
 from .targets import TargetScore, score_targets
 from .translator import Hypothesis, TooLongError, Translation, Translator, translate
 
-__all__ = ["Hypothesis", "TargetScore", "TooLongError", "Translation", "Translator", "score_targets", "translate"]
+__all__ = [
+    "Details",
+    "Hypothesis",
+    "TargetScore",
+    "TooLongError",
+    "Translation",
+    "Translator",
+    "score_targets",
+    "translate",
+]

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from ..cpu.model import Prepared
 from ..support.command_line import positive_argument
 from ..support.errors import UserError, one_line
-from ..support.loading import load_model_and_tokenizer
+from ..support.loading import load_model, load_model_and_tokenizer
 from ..support.modes import is_non_autoregressive
 from .lines import SEARCH, LineFormat, LineOptions, Result, count_lines, load_translator, make_parser, run
 from .pairs import Pair, pairs_of
@@ -44,12 +45,14 @@ class TranslationOptions(LineOptions):
     score_targets: Path | None = None
     prefix: Path | None = None
     target: str | None = None
+    details: bool = False
+    alignment_layer: int | None = None
 
     def check(self) -> None:
         super().check()
         if self.interactive and self.format != "text":
             raise UserError("--interactive reads and writes plain text; leave out --format.")
-        for option in ("interactive", "scores", "nbest", "prefix", *SEARCH):
+        for option in ("interactive", "scores", "nbest", "prefix", "details", *SEARCH):
             value = getattr(self, option)
             if self.score_targets and not (value is None or value is False):  # 0 is a length penalty
                 raise UserError(f"--{option}: has no use for given targets; leave it or --score_targets out.")
@@ -74,12 +77,13 @@ class TranslationOptions(LineOptions):
 
     def record(self) -> dict[str, Any]:
         """Return the settings that results depend on, among them what there is besides sources."""
-        given = {"targets": True if self.score_targets else None, "prefixes": True if self.prefix else None}
-        return {**super().record(), **given}
+        given = {"targets": self.score_targets, "prefixes": self.prefix, "details": self.details}
+        return {**super().record(), **{name: True if value else None for name, value in given.items()}}
 
     def translator_settings(self) -> dict[str, Any]:
         settings = super().translator_settings()
         settings["scores"] = self.scores
+        settings["alignment_layer"] = self.alignment_layer
         if self.nbest is not None:
             settings["num_return_sequences"] = self.nbest
         return settings
@@ -89,6 +93,8 @@ class TranslationOptions(LineOptions):
         super().check_search(translator)
         if self.prefix is not None:
             translator.check_prefixes("--prefix")
+        if self.details:
+            translator.check_autoregressive("--details")
         search = translator.settings.values
         if is_non_autoregressive(translator.model):
             width = search.get("length_beam_size", 1) * search.get("num_latent_samples", 1)
@@ -176,6 +182,10 @@ class TranslationFormat(LineFormat[TranslationOptions]):
                 row["score"] = round(hypothesis.score, 4)
             if hypothesis.is_unfinished:
                 row["unfinished"] = True
+            if (details := hypothesis.details) is not None:
+                row["tokens"] = details.tokens
+                row["token_log_probabilities"] = rounded(details.token_log_probabilities)
+                row["alignment"] = details.pharaoh
             rows.append(row)
         result = rows[0] if self.options.nbest is None else {**rows[0], "nbest": rows}
         return [json.dumps(result, ensure_ascii=False)]
@@ -208,6 +218,18 @@ def load_scorer(options: TranslationOptions, layouts: dict[str, str]) -> TargetS
     return TargetScorer(*load_model_and_tokenizer(options, layouts), **settings)
 
 
+def load_detailed(options: TranslationOptions, layouts: dict[str, str]) -> Translator:
+    """Return the translator of a command, which takes details from the unprepared model."""
+    translator = load_translator(options, layouts)
+    if options.details:
+        source: dict[str, Any] = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
+        is_prepared = isinstance(translator.model, Prepared)
+        translator.details_from = (
+            load_model(options.model, dtype="float32", **source) if is_prepared else translator.model
+        )
+    return translator
+
+
 def main(arguments: list[str] | None = None) -> None:
     description = "Translate a text line by line, in order, by the model's own search."
     parser, lines = make_parser("vaswani-translate", description, "text to translate", "results")
@@ -225,10 +247,18 @@ def main(arguments: list[str] | None = None) -> None:
     lines.add_argument("--prefix", type=Path, metavar="FILE", help=prefix_help)
     target_help = 'language of FILE, in {"translation": {"LANGUAGE": "..."}} (JSON Lines of {"translation": "..."})'
     lines.add_argument("--target", metavar="LANGUAGE", help=target_help)
+    details_help = "add each token with its log-probability, and the alignment of words, to JSON Lines"
+    lines.add_argument("--details", action="store_true", help=details_help)
+    layer_help = "decoder layer whose attention aligns the words of --details, counted from 1 (the last)"
+    lines.add_argument("--alignment_layer", type=positive_argument, metavar="N", help=layer_help)
     options = TranslationOptions(**vars(parser.parse_args(arguments)))
     if options.format == "text" and (options.field or options.source):
         parser.error("--field and --source select the text of JSON Lines; add --format=jsonl.")
     if options.target and not (options.target_file and options.format == "jsonl"):
         parser.error("--target selects the targets of JSON Lines; add --format=jsonl, and --score_targets or --prefix.")
-    load = load_translator if options.score_targets is None else load_scorer
+    if options.details and options.format == "text":
+        parser.error("--details adds fields to JSON Lines; add --format=jsonl.")
+    if options.alignment_layer and not options.details:
+        parser.error("--alignment_layer is a setting of --details; add it.")
+    load = load_detailed if options.score_targets is None else load_scorer
     run(TranslationFormat(options), lambda layouts: load(options, layouts))
