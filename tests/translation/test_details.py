@@ -54,6 +54,13 @@ def test_special_tokens_that_the_text_does_not_show_belong_to_no_word() -> None:
     assert (words[0], words[-2], words[-1]) == (NO_WORD, 0, NO_WORD)
 
 
+def test_end_of_a_truncated_text_belongs_to_no_word() -> None:
+    tokenizer = TOKENIZERS["bpe"]
+    *ids, end = tokenizer("the cat sat")["input_ids"]
+    words = words_of_source(tokenizer, "the cat sat", ids)
+    assert words_of_source(tokenizer, "the cat sat", [*ids[:-2], end]) == [*words[:-2], NO_WORD]
+
+
 def test_word_is_aligned_with_the_word_that_gets_most_attention_over_all_tokens_of_both() -> None:
     weights = [
         [0.4, 0.3, 0.2, 0.0, 0.1],
@@ -110,10 +117,12 @@ def test_model_that_predicts_all_words_at_once_has_no_details(family: str) -> No
         translate(model, tokenizer, ["cat"], details_from=model)
 
 
-def test_layer_that_the_model_lacks_is_an_error() -> None:
+@pytest.mark.parametrize("layer", [0, 3])
+def test_layer_that_the_model_lacks_is_an_error(layer: int) -> None:
     model, tokenizer = model_of_pairs()
-    with pytest.raises(ValueError, match="alignment_layer: more than the model's decoder layers; got 3, expected at m"):
-        list(translate(model, tokenizer, ["cat"], details_from=model, alignment_layer=3))
+    message = f"alignment_layer: not one of the model's decoder layers; got {layer}, expected 1 to 2"
+    with pytest.raises(ValueError, match=message):
+        list(translate(model, tokenizer, ["cat"], details_from=model, alignment_layer=layer))
 
 
 @pytest.mark.slow

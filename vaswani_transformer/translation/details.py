@@ -62,9 +62,12 @@ def words_of_source(tokenizer: PreTrainedTokenizerBase, text: str, ids: Sequence
     """Return the index of each token's word in the text, or `NO_WORD`, by its characters if the tokenizer is fast."""
     if not tokenizer.is_fast:
         return words_of_tokens(tokenizer, ids, special_ids(tokenizer) - {tokenizer.unk_token_id})
-    encoded = source_encoder(tokenizer)(text, return_offsets_mapping=True, truncation=True, max_length=len(ids))
-    offsets = encoded["offset_mapping"]
-    return [len(text[:end].split()) - 1 if text[start:end].strip() else NO_WORD for start, end in offsets]
+    encoded = source_encoder(tokenizer)(text, return_offsets_mapping=True, verbose=False)
+    words = []
+    for index, whole, (start, end) in zip(ids, encoded["input_ids"], encoded["offset_mapping"], strict=False):
+        is_in_text = index == whole and text[start:end].strip()  # not the `</s>` of a truncated text
+        words.append(len(text[:end].split()) - 1 if is_in_text else NO_WORD)
+    return words
 
 
 def align(weights: Tensor, source_words: Sequence[int], target_words: Sequence[int]) -> list[tuple[int, int]]:
@@ -112,8 +115,8 @@ def forced_pass(
                 **source, decoder_input_ids=inputs[batch], output_attentions=True, use_cache=False, return_dict=True
             )
             layers = output.cross_attentions
-            if layer is not None and layer > len(layers):
-                problem = f"more than the model's decoder layers; got {layer}, expected at most {len(layers)}"
+            if layer is not None and not 1 <= layer <= len(layers):
+                problem = f"not one of the model's decoder layers; got {layer}, expected 1 to {len(layers)}"
                 raise UserError(f"alignment_layer: {problem}. Choose a different one.")
             weights = layers[-1 if layer is None else layer - 1].float().mean(1)  # (rows, T, S)
             results.append((chosen_log_probabilities(output.logits, labels[batch]), weights))
