@@ -88,7 +88,17 @@ def test_adapter_learns_and_merges(tmp_path: Path) -> None:
 DOCS = ROOT / "docs"
 BOOKS = """
 import datasets
+import evaluate
+import sacrebleu
 
+
+class Bleu:
+    @staticmethod
+    def compute(predictions, references):
+        return {"score": sacrebleu.corpus_bleu(predictions, [references]).score}
+
+
+evaluate.load = {"sacrebleu": Bleu}.get
 rows = [{"id": str(n), "translation": {"en": f"book {n}", "it": f"libro {n}"}} for n in range(60)]
 datasets.load_dataset = lambda *_, **__: datasets.Dataset.from_list(rows)
 """
@@ -275,3 +285,23 @@ def test_seq2seq_trainer_goes_from_a_data_set_to_the_hub_and_back(tmp_path: Path
     assert output.count("'eval_bleu'") == 2
     first, _ = ast.literal_eval(output.splitlines()[-1])
     assert ast.literal_eval(loaded.splitlines()[-1]) == [first]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["json", "csv"])
+def test_own_rows_replace_the_data_set_of_the_script(kind: str, tmp_path: Path) -> None:
+    """The lines that the page prints run in place of those of the script, on rows with one more column."""
+    page = DOCS / "own-script.md"
+    data = blocks_of(page, "python")[0].partition("# Model")[0]
+    (given,) = [block for block in blocks_of(page, "text") if f'load_dataset("{kind}"' in block]
+    (shown,) = re.findall(r"^rows = load_dataset.*$", data, flags=re.MULTILINE)
+    texts = [(f"book {n}", f"libro {n}") for n in range(30)]
+    rows = [json.dumps({"translation": {"en": en, "it": it}, "page": 7}) for en, it in texts]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    cells = ["en,it,page", *(f"{en},{it},7" for en, it in texts)]
+    (tmp_path / "pairs.csv").write_text("\n".join(cells), encoding="utf-8")
+    script = data.replace(shown, given).replace("vocab_size=8000", "vocab_size=300").replace("=1000", "=4")
+    columns, count = run_python(
+        f"{script}\nprint(pairs['train'].column_names, len(pairs['train']))", folder=tmp_path
+    ).rsplit(" ", 1)
+    assert (sorted(ast.literal_eval(columns)), int(count)) == (["input_ids", "labels"], 26)

@@ -1,11 +1,12 @@
 """Write the model card of a run: `python -m training.card RUN OWNER/NAME [--output=FILE]`."""
 
+import contextlib
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub.utils import HFValidationError, validate_repo_id
 from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
 from training.data import describe_seen
@@ -69,9 +70,17 @@ def variant(recipe: Recipe) -> str:
     return "glat" if recipe.kind == "nat" and has_glancing else recipe.kind
 
 
+def is_hub_id(name: str) -> bool:
+    """Return whether a name is an OWNER/NAME of the Hub; without an owner it may be that of a folder."""
+    with contextlib.suppress(HFValidationError):
+        validate_repo_id(name)
+        return "/" in name
+    return False
+
+
 def base_models(recipe: Recipe) -> str | list[str] | None:
-    """Return the start models under names that the Hub accepts, or None."""
-    names = list(dict.fromkeys(name for name in starts(recipe).values() if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)))
+    """Return the start models that are on the Hub, or None."""
+    names = list(dict.fromkeys(name for name in starts(recipe).values() if is_hub_id(name)))
     return names[0] if len(names) == 1 else names or None
 
 
@@ -84,8 +93,19 @@ def folder_options(recipe: Recipe) -> list[str]:
     return [f"--{name}=FOLDER" for name in FOLDERS if fields.get(name) is not None and name not in on_hub]
 
 
-def make_card(results: dict[str, Any], repository: str, license: str = "apache-2.0") -> ModelCard:
-    """Return the model card of a run, with a `model-index` of the scores and signatures in its metadata."""
+def make_card(
+    results: dict[str, Any], repository: str, license: str | None = None, has_example: bool = True
+) -> ModelCard:
+    """Return the model card of a run.
+
+    If the data are public, its metadata has a `model-index` of the scores and signatures, which needs their id.
+
+    Args:
+        results: the run's `results.json`.
+        repository: OWNER/NAME.
+        license: the Hub's name for the weights' license; None to name none.
+        has_example: whether to show a sentence of the test set.
+    """
     recipe = recipe_of(results["recipe"])
     task = make_task(recipe)
     data, data_license, hub_name = describe_data(recipe, results.get("source"))
@@ -102,11 +122,11 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
         datasets=[hub_name] if hub_name else None,
         metrics=[metric.key for metric in task.metrics],
         model_name=results["name"],
-        eval_results=evaluation_results(results, recipe, data),
+        eval_results=evaluation_results(results, recipe, data, hub_name or known_set(results)),
     )
 
     # The page.
-    examples = results.get("test", {}).get("examples")
+    examples = results.get("test", {}).get("examples") if has_example else None
     source = examples[0]["source"] if examples else EXAMPLE
     return ModelCard.from_template(
         head,
@@ -126,13 +146,26 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
         folders=folder_options(recipe),
         repository=json.dumps(repository),
         example=json.dumps(source, ensure_ascii=False),
-        scores=score_lines(results, recipe),
+        scores=[*score_lines(results, recipe), *(example_lines(results) if has_example else [])],
         name=repository.rpartition("/")[2],
     )
 
 
-def evaluation_results(results: dict[str, Any], recipe: Recipe, data: str) -> list[EvalResult]:
-    """Return each score of a run as an entry of the `model-index`; `data` is the name of the data set."""
+def known_set(results: dict[str, Any]) -> str | None:
+    """Return the name of the public data set that a run was trained on, or None."""
+    name = results.get("source")
+    return name if name in PUBLIC_SETS else None
+
+
+def evaluation_results(
+    results: dict[str, Any], recipe: Recipe, data: str, data_id: str | None
+) -> list[EvalResult] | None:
+    """Return each score of a run as an entry of the `model-index`; None for data of one's own.
+
+    `data` is the name of the data set, and `data_id` its id, or None.
+    """
+    if data_id is None:
+        return None
     task = make_task(recipe)
     entries = []
     for split in ("test", "validation"):
@@ -143,7 +176,7 @@ def evaluation_results(results: dict[str, Any], recipe: Recipe, data: str) -> li
             entry = EvalResult(
                 task_type=task.hub_name,
                 task_name=f"{task.verb} {'-'.join(language_codes(recipe))}".strip(),
-                dataset_type=str(recipe.data.path),
+                dataset_type=data_id,
                 dataset_name=data,
                 dataset_split=split,
                 metric_type=metric.key,
@@ -156,9 +189,9 @@ def evaluation_results(results: dict[str, Any], recipe: Recipe, data: str) -> li
 
 
 def describe_data(recipe: Recipe, prepared: str | None) -> tuple[str, str, str | None]:
-    """Return the name and source of a run's data, its license, and its name on the Hub."""
+    """Return the name and source of a run's data, its license, and its id on the Hub or None."""
     data = recipe.data
-    if isinstance(data, HubData):
+    if isinstance(data, HubData) and is_hub_id(str(data.path)):
         return f"{data.path} {data.subset or ''}".strip(), "on its page on the Hub", data.path
     source = PUBLIC_SETS.get(prepared or "")
     if source is not None:
@@ -181,11 +214,18 @@ def score_lines(results: dict[str, Any], recipe: Recipe) -> list[str]:
     lines += split_lines("validation set", results.get("validation", {}), (task.best_metric,))
     if not lines:
         lines.append("not measured")
+    if "chosen_search" in results:
+        search = describe_search({"search": results["chosen_search"]})
+        lines.append(f"`generation_config.json` has a different search, the best one on the validation set: {search}")
     if recipe.note:
         lines.append(recipe.note)
-    for example in results.get("test", {}).get("examples", [])[:1]:
-        lines.append(f"the first test sentence, `{example['source']}`, becomes `{example['translation']}`")
     return lines
+
+
+def example_lines(results: dict[str, Any]) -> list[str]:
+    """Return a line with the first test sentence, if there is one."""
+    examples = results.get("test", {}).get("examples", [])[:1]
+    return [f"the first test sentence, `{each['source']}`, becomes `{each['translation']}`" for each in examples]
 
 
 def split_lines(split: str, scores: dict[str, Any], metrics: tuple[Metric, ...]) -> list[str]:
@@ -208,11 +248,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run, or its results.json")
     parser.add_argument("repository", metavar="OWNER/NAME", help="the repository that the card is for")
     parser.add_argument("--output", type=Path, metavar="FILE", default=Path("card.md"), help="the card (card.md)")
+    parser.add_argument("--license", help="the Hub's name for the weights' license (none)")
     options = parser.parse_args(arguments)
     with exit_on_user_error(OSError):
         check_new_file("output", options.output)
         results = read_results(options.run)
-        make_card(results, options.repository).save(options.output)
+        make_card(results, options.repository, options.license).save(options.output)
 
 
 if __name__ == "__main__":

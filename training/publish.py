@@ -28,17 +28,19 @@ LICENSE = Path(__file__).parent.parent / "LICENSE"
 REPLACED = ["*.safetensors", "*.safetensors.index.json", "*.py", "training_args.bin"]  # of an earlier commit
 
 
-def write_repository(folder: Path, run: Path, results: dict[str, Any], repository: str, license: str) -> None:
+def write_repository(folder: Path, results: dict[str, Any], options: argparse.Namespace) -> None:
     """Write every file of a repository into `folder`; no pickle, and no name of a machine or user.
 
-    The texts of the test set may be private, so `results.json` has only its scores, and the card one sentence.
+    The texts of the test set may be private, so `results.json` has only its scores, and the card one sentence, or with
+    `--private` none.
     """
+    run = options.run
     model = load_model(str(run), local_files_only=True)
     tokenizer = load_tokenizer(str(run), local_files_only=True)
 
-    # The scores are those of this search.
+    # The scores are those of this search, or `training.score --save` chose it.
     search = CallSettings(None, model, {}).search()
-    if "test" in results and (scored := results["test"]["search"]) != search:
+    if "test" in results and (scored := results.get("chosen_search", results["test"]["search"])) != search:
         name = next(name for name in sorted(scored.keys() | search.keys()) if search.get(name) != scored.get(name))
         raise UserError(
             f"{run}: {name} in its generation_config.json is not that of {RESULTS}; got {search.get(name)!r}, "
@@ -49,8 +51,9 @@ def write_repository(folder: Path, run: Path, results: dict[str, Any], repositor
         tokenizer = tokenizer.with_remote_code()
     tokenizer.save_pretrained(folder)
 
-    # The card gets one example, and `results.json` none.
-    make_card(results, repository, license).save(folder / "README.md")
+    # The card gets at most one example, and `results.json` none.
+    card = make_card(results, options.repository, options.license, has_example=not options.private)
+    card.save(folder / "README.md")
     if "test" in results:
         scores = {name: score for name, score in results["test"].items() if name != "examples"}
         results = {**results, "test": scores}
@@ -90,18 +93,16 @@ def upload(folder: Path, repository: str, private: bool | None, revision: str | 
 
 def publish(options: argparse.Namespace) -> str:
     """Publish a finished run, or write the files into a folder; return the address or folder."""
-    run = options.run
-    repository = options.repository
-    results = read_results(run)
+    results = read_results(options.run)
     if options.dry_run is not None:
         with atomic_folder(options.dry_run) as staging:
-            write_repository(staging, run, results, repository, options.license)
+            write_repository(staging, results, options)
         return str(options.dry_run)
     if get_token() is None:
         raise UserError("No token of the Hugging Face Hub was found; log in with `hf auth login`, or set HF_TOKEN.")
     with tempfile.TemporaryDirectory() as folder:
-        write_repository(Path(folder), run, results, repository, options.license)
-        return upload(Path(folder), repository, options.private, options.revision)
+        write_repository(Path(folder), results, options)
+        return upload(Path(folder), options.repository, options.private, options.revision)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -112,9 +113,10 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("run", type=Path, help="the folder of a finished run")
     parser.add_argument("repository", help="the repository, OWNER/NAME; made if it does not exist")
-    parser.add_argument("--private", action="store_true", default=None, help="make the repository private")
+    private_help = "make the repository private, and show no test sentence on the card"
+    parser.add_argument("--private", action="store_true", default=None, help=private_help)
     parser.add_argument("--revision", help="the branch to publish on; made if it does not exist (main)")
-    parser.add_argument("--license", default="apache-2.0", help="the Hub's name for the weights' license (apache-2.0)")
+    parser.add_argument("--license", help="the Hub's name for the weights' license, such as apache-2.0 (none)")
     parser.add_argument("--dry_run", type=Path, help="write the files into this folder and upload nothing")
     options = parser.parse_args(arguments)
     disable_progress_bar()

@@ -323,10 +323,12 @@ def report(results: dict[str, Any], recipe: Recipe) -> None:
             print(f"{role:<12} {text}")
         print()
     signature = scores[best.signature_key]
-    if warning := describe_seen("test", scores["sentences"], results["seen_in_training"]["test"]):
+    warning = describe_seen("test", scores["sentences"], results["seen_in_training"]["test"])
+    if warning:
         print(f"{warning}.")
     print(f"{minutes:.1f} minutes in all. {recipe.note}".rstrip())
-    print(f"{best.title} {scores[best.key]:.2f} on {scores['sentences']} unseen sentences ({signature})", flush=True)
+    sentences = f"{scores['sentences']} {'held-out' if warning else 'unseen'} sentences"
+    print(f"{best.title} {scores[best.key]:.2f} on {sentences} ({signature})", flush=True)
     logger.info("%s has the results, and %s the translations.", RESULTS, TRANSLATIONS)
     if scores["examples"]:
         folder = shlex.quote(recipe.output_dir)

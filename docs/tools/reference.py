@@ -43,8 +43,9 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "Decoding": {
         "prepare_for_inference": (),
         "translate": (),
-        "translation.Translation": ("text", "is_unfinished"),
+        "translation.Translation": ("text", "is_unfinished", "details"),
         "translation.Hypothesis": (),
+        "translation.Details": ("pharaoh",),
         "rerank": (),
         "score_targets": (),
         "translation.TargetScore": (),

@@ -190,6 +190,15 @@ def test_commands_limit_the_cached_kernels(copy: Path, monkeypatch: pytest.Monke
     assert {name: os.environ[name] for name in KERNELS} == KERNELS
 
 
+def test_folder_of_a_family_that_is_not_registered_names_the_class_whose_file_to_import(copy: Path) -> None:
+    fields = json.loads((copy / CONFIG).read_text())
+    fields |= {"model_type": "mirror_nat", "architectures": ["MirrorForConditionalGeneration"]}
+    (copy / CONFIG).write_text(json.dumps(fields))
+    problem = r"its family is not registered; got model_type 'mirror_nat', expected a known one\. First import the file"
+    with user_error(f"{problem} that defines MirrorForConditionalGeneration and calls register_family, or upgrade"):
+        load_model_and_tokenizer(LoadOptions(str(copy), device="cpu"))
+
+
 def test_folder_without_a_model_is_an_error_of_one_line(tmp_path: Path) -> None:
     for name, message in (
         (str(tmp_path), "cannot be loaded: Unrecognized model"),

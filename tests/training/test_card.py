@@ -14,13 +14,20 @@ from tests.commands import error_line, run_main
 from tests.training.invented_results import DATA, REPOSITORY, SIGNATURE, results_of
 from training.card import EXAMPLE, main, make_card
 from training.families import FAMILIES, GlancingTraining
-from training.fields import BeamTraining, FileData, Recipe, TokenizerRecipe
+from training.fields import BeamTraining, FileData, HubData, Recipe, TokenizerRecipe
 from training.models import start_licenses
 
 
 def test_card_of_the_shipped_model_has_the_metadata_that_the_code_makes_of_its_results(tmp_path: Path) -> None:
     shipped = ROOT / "models" / "tatoeba-en-de"
-    main([str(shipped / "results.json"), "OWNER/tatoeba-en-de", f"--output={tmp_path / 'card.md'}"])
+    main(
+        [
+            str(shipped / "results.json"),
+            "OWNER/tatoeba-en-de",
+            "--license=apache-2.0",
+            f"--output={tmp_path / 'card.md'}",
+        ]
+    )
     card, made = ModelCard.load(ROOT / "model_card.md"), ModelCard.load(tmp_path / "card.md")
     assert card.data.to_dict() == made.data.to_dict()
     assert (ROOT / "model_card.md").read_bytes() == (shipped / "README.md").read_bytes()
@@ -28,12 +35,30 @@ def test_card_of_the_shipped_model_has_the_metadata_that_the_code_makes_of_its_r
 
 @pytest.mark.parametrize(("kind", "test"), [*((kind, 28.456) for kind in DATA), ("json", None)])
 def test_model_index_holds_every_score_with_its_signature(kind: str, test: float | None) -> None:
-    card = ModelCard(str(make_card(results_of(kind, test), REPOSITORY)))  # parsed by the Hub's library
+    results = results_of(kind, test) | {"source": "multi30k"}
+    card = ModelCard(str(make_card(results, REPOSITORY)))  # parsed by the Hub's library
     found = {(one.dataset_split, one.metric_type): one for one in card.data.get("eval_results")}
     of_test = {} if test is None else {("test", "bleu"): 28.46, ("test", "chrf"): 50.0}
     assert {where: one.metric_value for where, one in found.items()} == {("validation", "bleu"): 30.12} | of_test
     assert found["validation", "bleu"].metric_args == {"signature": SIGNATURE}
     assert f"BLEU 30.12, `{SIGNATURE}`" in card.text
+    assert {one.dataset_type for one in found.values()} == {"wmt/wmt14" if kind == "hub" else "bentrevett/multi30k"}
+
+
+def test_card_of_own_data_has_their_name_and_scores_in_prose_alone_and_no_license_that_nobody_chose() -> None:
+    for data in (FileData(path="pairs"), HubData(kind="hub", path="pairs", train="train")):
+        card = ModelCard(str(make_card(results_of(data=data), REPOSITORY)))
+        assert not {"license", "datasets", "base_model", "model-index", "eval_results"} & card.data.to_dict().keys()
+        assert "| Data | pairs |" in card.text
+        assert "| License | the model's code in this repository: Apache-2.0; the data: its owners' |" in card.text
+        assert f"BLEU 28.46, `{SIGNATURE}`" in card.text
+
+
+def test_card_without_an_example_has_no_sentence_of_the_test_set() -> None:
+    card = make_card(results_of(), REPOSITORY, has_example=False)
+    assert EXAMPLE in card.text
+    assert "the first test sentence" in str(make_card(results_of(), REPOSITORY))
+    assert not re.search("the first test sentence|say ", card.text)
 
 
 def test_card_has_languages_data_license_size_time_hardware_and_code() -> None:
@@ -98,6 +123,7 @@ def test_card_says_what_the_model_does_and_names_only_languages_that_the_recipe_
 ) -> None:
     task = "dialogue" if data.get("target") == "reply" else "translation"
     results = results_of(test=None, data=FileData(path="pairs", **data), task=task)
+    results["source"] = "multi30k"
     results["validation"] |= {"f1": 70.0, "bleu_2": 5.0, "bleu_2_signature": SIGNATURE}
     card = make_card(results, REPOSITORY)
     assert f"trained with vaswani-transformer to {purpose}\n" in card.text
@@ -130,7 +156,7 @@ def test_card_of_a_fine_tuned_model_names_the_model_that_it_started_from_and_its
     training = BeamTraining(start_from="tatoeba-en-de")
     results = results_of(training=training) | {"start_licenses": {"start_from": "the data: CC BY 2.0 FR"}}
     card = make_card(results, REPOSITORY)
-    assert card.data.get("base_model") == "tatoeba-en-de"
+    assert card.data.get("base_model") is None  # that of a folder
     assert "| Started from | the weights of tatoeba-en-de, whose data and license apply too |" in card.text
     assert "the data: its owners'; for tatoeba-en-de: the data: CC BY 2.0 FR |" in card.text
     assert "| Training | 300 further steps of" in card.text

@@ -77,6 +77,26 @@ def test_run_that_is_unfinished_or_without_its_search_is_not_published(
     assert not (tmp_path / "dry").exists()
 
 
+def test_search_that_was_chosen_on_the_validation_set_is_published_and_named(run: Path, tmp_path: Path) -> None:
+    tiny_config().make_generation_config(num_beams=5, length_penalty=1.0).save_pretrained(run)
+    results = json.loads((run / "results.json").read_text())
+    search = CallSettings(None, load_model(str(run)), {}).search()
+    (run / "results.json").write_text(json.dumps(results | {"chosen_search": search}))
+    main([str(run), REPOSITORY, f"--dry_run={tmp_path / 'dry'}"])
+    text = (tmp_path / "dry" / "README.md").read_text(encoding="utf-8")
+    assert re.search(r"length_penalty 0\.6.*num_beams 4: BLEU 28\.46", text)
+    chosen = "- `generation_config.json` has a different search, the best one on the validation set: "
+    assert re.search(re.escape(chosen) + r".*num_beams 5", text)
+
+
+def test_card_of_a_private_repository_has_no_sentence_of_the_test_set(run: Path, tmp_path: Path) -> None:
+    for number, options in enumerate(([], ["--private", "--license=mit"])):
+        main([str(run), REPOSITORY, f"--dry_run={tmp_path / str(number)}", *options])
+    public, private = ((tmp_path / f"{number}" / "README.md").read_text(encoding="utf-8") for number in range(2))
+    assert ("first test sentence" in public, "license: " in public) == (True, False)
+    assert ("first test sentence" in private, "license: mit\n" in private) == (False, True)
+
+
 def test_without_a_token_one_line_says_so_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,7 +134,7 @@ def test_dry_run_writes_all_that_would_be_published_and_nothing_of_the_machine(
     results = results_in(finished_run.folder)
     table = RESULTS_PAGE.partition("| key | value |")[2].partition("\n\n")[0]
     named = {key for row in table.splitlines()[2:] for key in re.findall(r"`(\w+)`", row.split("|")[1])}
-    assert named - {"averaged_steps"} == results.keys()
+    assert named - {"averaged_steps", "chosen_search"} == results.keys()
     first = results["test"].pop("examples")[0]
     assert results_in(tmp_path / "dry") == results
     card = ModelCard.load(files["README.md"])

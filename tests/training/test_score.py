@@ -29,9 +29,10 @@ from training.fields import FileData, Recipe, ScoreRecipe, to_dict
 from training.machine import commit, hardware, versions
 from training.metrics import bleu, chrf, lm_scores, text_statistics, tokenized_bleu
 from training.recipe import load_recipe
-from training.score import main
+from training.score import SEARCHED, main
 from training.tasks import make_task
-from vaswani_transformer.support.loading import LoadOptions
+from vaswani_transformer.generation import CallSettings
+from vaswani_transformer.support.loading import LoadOptions, load_model
 
 Score = Callable[..., tuple[dict[str, Any], str]]  # runs the command; returns what it wrote and what it printed
 SOURCES = list(PAIRS)
@@ -279,6 +280,69 @@ def test_model_of_another_kind_is_scored_by_its_own_search(score: Score, tmp_pat
     ).save_pretrained(tmp_path / "marian")
     scores, _ = score(model=tmp_path / "marian")
     assert (scores["search"]["num_beams"], scores["output_tokens"] <= 18) == (2, True)
+
+
+def test_first_line_is_the_score_to_read(score: Score) -> None:
+    scores, output = score()
+    assert output.startswith(f"BLEU {scores['sacrebleu']['score']:.2f} on 6 sentences of test\n\n")
+    scores, output = score("--score.tokenize=none", "--num_beams=2")
+    assert output.startswith(f"BLEU {scores['tokenized_bleu']['score']:.2f} on 6 sentences of test\n")
+    assert scores["search"]["num_beams"] == 2
+
+
+def test_several_searches_give_a_table_whose_rows_are_the_scores_of_each(score: Score) -> None:
+    """Greedy search has no length penalty, so it is one row."""
+    searches = ["--num_beams", 1, 3, "--length_penalty", 0, 1.5]
+    scores, output = score(*searches)
+    rows = scores["searches"]
+    assert [row["search"]["num_beams"] for row in rows] == [1, 3, 3]
+    assert [row["search"].get("length_penalty") for row in rows] == [None, 0, 1.5]
+    lines = output.splitlines()
+    assert lines[0].split() == ["num_beams", "length_penalty", "BLEU", "chrF", "BP", "seconds"]
+    assert len(lines) == 1 + len(rows) + 1  # the test set, on which nothing is chosen
+    for row, line in zip(rows, lines[1:], strict=False):
+        search = [f"--decoding.{name}={value}" for name, value in row["search"].items() if name in SEARCHED]
+        single, _ = score(*search)
+        assert (single["sacrebleu"], single["chrf"]) == (row["sacrebleu"], row["chrf"])
+        assert single["search"] == row["search"]
+        numbers = [f"{row[name]['score']:.2f}" for name in ("sacrebleu", "chrf")]
+        assert line.split()[-4:-1] == [*numbers, f"{row['sacrebleu']['brevity_penalty']:.3f}"]
+
+
+def test_best_search_on_the_validation_set_becomes_that_of_the_model_and_its_results(run: Run, tmp_path: Path) -> None:
+    model, tokenizer = paper_model_of_pairs()
+    folder = save(tmp_path / "model", model, tokenizer)
+    (folder / "results.json").write_text(json.dumps({"name": "own"}))
+    arguments = ["--split=validation", "--num_beams", 2, 1, "--decoding.max_source_relative_length=7", "--save"]
+    output, errors, status = run(*arguments, model=folder)
+    assert (errors, status) == ("", 0)
+    *_, best, saved = output.splitlines()
+    assert best == "best: --decoding.num_beams=2 --decoding.length_penalty=0.6"  # the first of equals
+    assert saved == f"{folder / 'generation_config.json'} has the best search."
+    loaded = load_model(str(folder))
+    search = CallSettings(None, loaded, {}).search()
+    expected = {"num_beams": 2, "length_penalty": 0.6, "length_penalty_type": "gnmt", "max_source_relative_length": 7}
+    assert search == expected | {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
+    assert json.loads((folder / "results.json").read_text()) == {"name": "own", "chosen_search": search}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--save"], "--save: a search that was chosen on the test set scores too high there; got --split=test, exp"),
+        (["--save", "--split=validation", "MODEL"], "--save: somebody/model: has no generation_config.json to change."),
+        (["--num_beams", "1", "2", "--translations=new"], "--translations: of a single search only; leave it out, or"),
+        (["--num_beams", "1", "2", "--lm_score"], "--lm_score: of a single search only; leave it out, or give one"),
+        (["--num_beams", "0"], "argument --num_beams: got '0', expected an integer of at least 1"),
+        (["--length_penalty", "1e4"], "argument --length_penalty: got '1e4', expected a number from -10 to 10"),
+    ],
+)
+def test_searches_that_cannot_be_compared_or_saved_are_an_error(
+    run: Run, saved: Path, arguments: list[str], message: str
+) -> None:
+    given = [argument for argument in arguments if argument != "MODEL"]
+    model = "somebody/model" if "MODEL" in arguments else saved
+    assert message in error_line(run(*given, model=model))
 
 
 @pytest.mark.parametrize(

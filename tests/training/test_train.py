@@ -27,10 +27,12 @@ from tests import ROOT
 from tests.commands import no_space, run_main, user_error
 from tests.models import load_tokenizer, save
 from tests.training import runs
+from tests.training.invented_results import results_of
 from training import train
 from training import trainer as trainer_module
 from training.checkpoints import CHECKPOINTS, COMPLETE, complete_checkpoints, step_of
 from training.prepare import PREPARED
+from training.recipe import recipe_of
 from training.trainer import PaperTrainer
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
@@ -564,6 +566,24 @@ def test_run_begins_with_the_weights_of_a_trained_model(
     assert expected - {name for name in taught if "norm" in name} <= same
     with user_error(rf"training\.{field}: .* has num_heads 4; .*set model\.num_heads"):
         runs.trainer_in([*given, "--model.num_heads=1"], tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("seen", "word"),
+    [
+        ({"pairs": 0, "sources": 0}, "unseen"),
+        ({"pairs": 0, "sources": 1}, "held-out"),
+        ({"pairs": 0, "sources": 0, "not_known": True}, "held-out"),
+        (None, "held-out"),
+    ],
+)
+def test_last_line_says_unseen_only_if_no_training_data_can_have_the_sentences(
+    seen: dict[str, int] | None, word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results: dict[str, Any] = results_of() | {"seen_in_training": {"test": seen}}
+    results["test"]["examples"] = []
+    train.report(results, recipe_of(results["recipe"]))
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"BLEU 28.46 on 16 {word} sentences (nrefs:1|")
 
 
 @pytest.mark.slow

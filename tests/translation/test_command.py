@@ -295,6 +295,57 @@ def test_prefix_that_cannot_be_continued_ends_the_command_with_one_line(run: Run
     assert error_line(run(*arguments, stdin="cat\n", model=model)).startswith(message)
 
 
+def test_details_are_the_tokens_their_log_probabilities_and_the_alignment(
+    run: Run, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All else in a line is as without the option, and a resumed file has the same bytes."""
+    source, whole, part = (tmp_path / name for name in ("source", "whole", "part"))
+    source.write_text(lines([*(json.dumps({"text": text}) for text in SOURCES), ""]))
+    arguments = ["--format=jsonl", "--window=2", "--nbest=2", "--scores", "--input", source]
+    plain, _, _ = run(*arguments)
+    output, errors, status = run(*arguments, "--details")
+    assert (errors, status) == ("", 0)
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), load_tokenizer(folder)
+    expected = [each.details for each in translate(model, tokenizer, [*SOURCES, ""], details_from=model)]
+    for line, without, details in zip(output.splitlines(), plain.splitlines(), expected, strict=True):
+        row, best = json.loads(line), json.loads(line)["nbest"][0]
+        assert details is not None
+        for each in (row, *row["nbest"]):
+            probabilities = each.pop("token_log_probabilities")
+            assert len(probabilities) == len(each.pop("tokens"))
+            each.pop("alignment")
+        assert (best["tokens"], best["alignment"]) == (details.tokens, details.pharaoh)
+        assert best["token_log_probabilities"] == pytest.approx(details.token_log_probabilities, abs=1e-3)
+        assert row == json.loads(without)
+
+    assert run(*arguments, "--details", "--output", whole)[2] == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(TranslationFormat, "write", interrupted(4))
+        assert run(*arguments, "--details", "--output", part)[2] == 130
+    assert "was written with different settings (details)" in error_line(run(*arguments, "--output", part))
+    assert run(*arguments, "--details", "--output", part)[2] == 0
+    assert part.read_bytes() == whole.read_bytes() == output.encode()
+
+
+@pytest.mark.parametrize("family", [*FAMILY, "ctranslate2", "text", "targets", "layer"])
+def test_details_that_cannot_be_had_end_the_command_with_one_line(run: Run, tmp_path: Path, family: str) -> None:
+    model = tmp_path / "model"
+    arguments, message = ["--format=jsonl", "--details"], "--details: not supported by the model; got a "
+    if family == "ctranslate2":
+        pytest.importorskip("ctranslate2")
+        to_ctranslate2(*model_of_pairs(), model)
+        message = f"{model}: cannot be loaded: "
+    elif family == "text":
+        arguments, message = ["--details"], "--details adds fields to JSON Lines; add --format=jsonl."
+    elif family == "targets":
+        arguments, message = [*arguments, "--score_targets=x"], "--details: has no use for given targets; leave it"
+    elif family == "layer":
+        arguments, message = ["--alignment_layer=1"], "--alignment_layer is a setting of --details; add it."
+    else:
+        save(model, *family_of_pairs(family))
+    assert message in error_line(run(*arguments, stdin='{"text": "cat"}\n', model=model))
+
+
 @pytest.fixture(scope="module")
 def folder_of_words(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Save a model whose vocabulary holds every word of its texts, "hello" and "world" among them."""

@@ -20,6 +20,7 @@ from huggingface_hub.errors import EntryNotFoundError
 from safetensors import safe_open
 from torch import Tensor
 from transformers import (
+    CONFIG_MAPPING,
     AutoConfig,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -87,10 +88,25 @@ def find_file(name: str, file: str, revision: str = "main", local_files_only: bo
         return None
 
 
+def check_registered(name: str, fields: dict[str, Any]) -> None:
+    """Check that the family of a configuration's fields is registered, or comes with its code."""
+    model_type = fields.get("model_type")
+    if model_type is None or model_type in CONFIG_MAPPING or "auto_map" in fields:
+        return
+    defined = " and ".join(fields.get("architectures") or ["its class"])
+    problem = f"its family is not registered; got model_type {model_type!r}"
+    fix = f"First import the file that defines {defined} and calls register_family, or upgrade Transformers"
+    raise UserError(f"{name}: {problem}, expected a known one. {fix}.")
+
+
 def load_config(name: str, trust_remote_code: bool = False, **settings: Any) -> PreTrainedConfig:
     """Return the configuration of a model, without loading its weights."""
     with load_errors(name if Path(name).is_dir() else f"{name}: no folder here, so a name on the Hub"):
-        return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **settings)
+        try:
+            return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **settings)
+        except ValueError:
+            check_registered(name, PreTrainedConfig.get_config_dict(name, **settings)[0])
+            raise
 
 
 def size_of_weights(path: Path) -> int:

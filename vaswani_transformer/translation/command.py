@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from ..cpu.model import Prepared
 from ..support.command_line import positive_argument
 from ..support.errors import UserError, one_line
-from ..support.loading import LoadOptions, load_model_and_tokenizer
+from ..support.loading import LoadOptions, load_model, load_model_and_tokenizer
 from .lines import SEARCH, LineFormat, LineOptions, Result, count_lines, load_translator, make_parser, run
 from .pairs import Pair, pairs_of
 from .reranking import Reranker
@@ -48,12 +49,14 @@ class TranslationOptions(LineOptions):
     rerank: str | None = None
     prefix: Path | None = None
     target: str | None = None
+    details: bool = False
+    alignment_layer: int | None = None
 
     def check(self) -> None:
         super().check()
         if self.interactive and self.format != "text":
             raise UserError("--interactive reads and writes plain text; leave out --format.")
-        for option in ("interactive", "scores", "nbest", "rerank", "prefix", *SEARCH):
+        for option in ("interactive", "scores", "nbest", "rerank", "prefix", "details", *SEARCH):
             value = getattr(self, option)
             if self.score_targets and not (value is None or value is False):  # 0 is a length penalty
                 raise UserError(f"--{option}: has no use for given targets; leave it or --score_targets out.")
@@ -78,9 +81,10 @@ class TranslationOptions(LineOptions):
 
     def record(self) -> dict[str, Any]:
         """Return the settings that results depend on, among them what there is besides sources."""
-        given = {"targets": True if self.score_targets else None, "prefixes": True if self.prefix else None}
+        given = {"targets": self.score_targets, "prefixes": self.prefix, "details": self.details}
+        flags = {name: True if value else None for name, value in given.items()}
         teacher = None if self.rerank is None else self.teacher().digest()
-        return {**super().record(), **given, "rerank": teacher}
+        return {**super().record(), **flags, "rerank": teacher}
 
     def teacher(self) -> LoadOptions:
         """Return the options for loading the teacher of `--rerank`; `--revision` is that of the model alone."""
@@ -89,6 +93,7 @@ class TranslationOptions(LineOptions):
     def translator_settings(self) -> dict[str, Any]:
         settings = super().translator_settings()
         settings["scores"] = self.scores
+        settings["alignment_layer"] = self.alignment_layer
         if self.nbest is not None:
             settings["num_return_sequences"] = self.nbest
         return settings
@@ -98,6 +103,8 @@ class TranslationOptions(LineOptions):
         super().check_search(translator)
         if self.prefix is not None:
             translator.check_prefixes("--prefix")
+        if self.details:
+            translator.check_autoregressive("--details")
         width = translator.most_hypotheses
         if self.nbest is not None and self.nbest > width:
             problem = f"more than the search finds; got {self.nbest}, expected at most {width}"
@@ -177,6 +184,10 @@ class TranslationFormat(LineFormat[TranslationOptions]):
                 row["score"] = rounded(hypothesis.score)
             if hypothesis.is_unfinished:
                 row["unfinished"] = True
+            if (details := hypothesis.details) is not None:
+                row["tokens"] = details.tokens
+                row["token_log_probabilities"] = rounded(details.token_log_probabilities)
+                row["alignment"] = details.pharaoh
             rows.append(row)
         result = rows[0] if self.options.nbest is None else {**rows[0], "nbest": rows}
         return [json.dumps(result, ensure_ascii=False)]
@@ -208,6 +219,23 @@ def load_scorer(options: TranslationOptions, layouts: dict[str, str]) -> TargetS
     return TargetScorer(*load_model_and_tokenizer(options, layouts), **settings)
 
 
+def set_details(options: TranslationOptions, translator: Translator) -> None:
+    """Let a translator take details from the unprepared model if a command asks for them."""
+    if options.details:
+        source: dict[str, Any] = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
+        is_prepared = isinstance(translator.model, Prepared)
+        translator.details_from = (
+            load_model(options.model, dtype="float32", **source) if is_prepared else translator.model
+        )
+
+
+def load_detailed(options: TranslationOptions, layouts: dict[str, str]) -> Translator:
+    """Return the translator of a command, possibly with details."""
+    translator = load_translator(options, layouts)
+    set_details(options, translator)
+    return translator
+
+
 def load_reranker(options: TranslationOptions, layouts: dict[str, str]) -> Reranker:
     """Return the translator of a command whose teacher chooses, both prepared with the recorded `layouts`."""
     model, tokenizer = load_model_and_tokenizer(options, layouts)
@@ -217,6 +245,7 @@ def load_reranker(options: TranslationOptions, layouts: dict[str, str]) -> Reran
     scorer = TargetScorer(teacher, teacher_tokenizer, **{name: settings[name] for name in LIMITS_OF_TEXTS})
     reranker = Reranker(model, tokenizer, scorer, **settings)
     options.check_search(reranker)
+    set_details(options, reranker)
     return reranker
 
 
@@ -239,12 +268,20 @@ def main(arguments: list[str] | None = None) -> None:
     lines.add_argument("--prefix", type=Path, metavar="FILE", help=prefix_help)
     target_help = 'language of FILE, in {"translation": {"LANGUAGE": "..."}} (JSON Lines of {"translation": "..."})'
     lines.add_argument("--target", metavar="LANGUAGE", help=target_help)
+    details_help = "add each token with its log-probability, and the alignment of words, to JSON Lines"
+    lines.add_argument("--details", action="store_true", help=details_help)
+    layer_help = "decoder layer whose attention aligns the words of --details, counted from 1 (the last)"
+    lines.add_argument("--alignment_layer", type=positive_argument, metavar="N", help=layer_help)
     options = TranslationOptions(**vars(parser.parse_args(arguments)))
     if options.format == "text" and (options.field or options.source):
         parser.error("--field and --source select the text of JSON Lines; add --format=jsonl.")
     if options.target and not (options.target_file and options.format == "jsonl"):
         parser.error("--target selects the targets of JSON Lines; add --format=jsonl, and --score_targets or --prefix.")
-    load: Callable[..., Translator | TargetScorer] = load_translator
+    if options.details and options.format == "text":
+        parser.error("--details adds fields to JSON Lines; add --format=jsonl.")
+    if options.alignment_layer and not options.details:
+        parser.error("--alignment_layer is a setting of --details; add it.")
+    load: Callable[..., Translator | TargetScorer] = load_detailed
     if options.score_targets is not None:
         load = load_scorer
     elif options.rerank is not None:

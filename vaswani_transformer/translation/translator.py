@@ -22,6 +22,7 @@ from ..search import length_penalty, nan_handler
 from ..support.errors import UserError
 from ..support.modes import eval_mode, is_non_autoregressive
 from ..tokenizer import check_text, check_vocabulary, source_encoder, text_encoder
+from .details import Details, forced_pass, make_details, words_of_source
 from .pairs import Pair, pairs_of
 from .unknown_words import unknown_words
 
@@ -43,12 +44,14 @@ class Hypothesis:
     score: log P(Y | X) / lp(Y) in nats, or `sequences_scores` of a non-autoregressive model; None without `scores`.
     is_unfinished: whether it ends at its length limit without `</s>`, or in 12 or more tokens that repeat one n-gram of
         at most 4.
+    details: its tokens and its word alignment with the source; None without `details_from`.
     """
 
     text: str
     tokens: int
     score: float | None
     is_unfinished: bool = False
+    details: Details | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,11 @@ class Translation:
     def is_unfinished(self) -> bool:
         """Whether the best translation is unfinished."""
         return self.hypotheses[0].is_unfinished
+
+    @property
+    def details(self) -> Details | None:
+        """Details of the best translation."""
+        return self.hypotheses[0].details
 
     @property
     def warning(self) -> str:
@@ -186,6 +194,8 @@ class Translator:
         too_long: TooLong = "truncate",
         scores: bool = False,
         constraint: Constraint | None = None,
+        details_from: PreTrainedModel | None = None,
+        alignment_layer: int | None = None,
         **generate_kwargs: Any,
     ) -> None:
         if tokenizer.pad_token_id is None:
@@ -200,6 +210,8 @@ class Translator:
         self.too_long = too_long
         self.scores = scores
         self.constraint = constraint
+        self.details_from = details_from
+        self.alignment_layer = alignment_layer
 
         # `CallSettings` tells what a call of `generate()` will use, for scores and limits.
         self.generate_kwargs = {**generate_kwargs, **default_limit(model, **generate_kwargs)}
@@ -256,7 +268,9 @@ class Translator:
         sources, lengths, truncated, unknown = self.encode_window(texts, first)
 
         # Texts without a word keep the empty translation.
-        empty = Hypothesis("", 0, 0.0 if self.scores else None)
+        empty = Hypothesis(
+            "", 0, 0.0 if self.scores else None, details=Details([], [], []) if self.details_from else None
+        )
         hypotheses = [[empty] * self.settings.values.get("num_return_sequences", 1) for _ in texts]
         report(sum(not source for source in sources[skip:]))
 
@@ -314,11 +328,15 @@ class Translator:
         begin = as_token_ids(self.settings.values.get("forced_bos_token_id"))  # such as the language of mBART
         return [[*begin, *ids] if ids else [] for ids in encoded["input_ids"]]
 
-    def check_prefixes(self, name: str) -> None:
-        """Raise UserError, with the `name` of prefixes, if the model or search cannot continue one."""
+    def check_autoregressive(self, name: str) -> None:
+        """Raise UserError, with the `name` of an option, unless the model predicts a word after the other."""
         if is_non_autoregressive(self.model):
             got = f"got a {type(self.model).__name__}, which predicts all words at once"
             raise UserError(f"{name}: not supported by the model; {got}, expected an autoregressive one. Leave it out.")
+
+    def check_prefixes(self, name: str) -> None:
+        """Raise UserError, with the `name` of prefixes, if the model or search cannot continue one."""
+        self.check_autoregressive(name)
         search = self.settings.values
         if search.get("do_sample") and search.get("num_beams", 1) > 1:
             problem = f"not supported by beams that sample; got num_beams={search['num_beams']} with do_sample"
@@ -363,7 +381,11 @@ class Translator:
         ids = [target[:length] for target, length in zip(targets, lengths, strict=True)]
         decoded = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
         unfinished = [self.is_unfinished(target) for target in ids]
-        hypotheses = [Hypothesis(*values) for values in zip(decoded, lengths, scores, unfinished, strict=True)]
+        details: list[Details | None] = [None] * len(ids)
+        if self.details_from is not None:
+            pairs = self.pairs_to_score(tokens, mask, sequences, lengths)
+            details = [*self.make_details(self.details_from, sources, texts, pairs, ids)]
+        hypotheses = [Hypothesis(*values) for values in zip(decoded, lengths, scores, unfinished, details, strict=True)]
         n = len(hypotheses) // len(sources)
         return [hypotheses[start : start + n] for start in range(0, len(hypotheses), n)]
 
@@ -395,17 +417,38 @@ class Translator:
         periods = (3, 4)  # a period of 1 or 2 is one of 4 too
         return len(tail) == REPEATED_TOKENS and any(tail[n:] == tail[:-n] for n in periods)
 
-    def score(self, tokens: Tensor, mask: Tensor, sequences: Tensor, lengths: list[int]) -> Tensor:
-        """Return log P(Y | X) / lp(Y) (R,) of the targets in `sequences` (R, T + 1), after the start token."""
-        settings = self.settings.values
+    def pairs_to_score(
+        self, tokens: Tensor, mask: Tensor, sequences: Tensor, lengths: list[int]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return sources and mask (R, S), and labels and decoder inputs (R, T), of the targets in `sequences`."""
         targets = sequences[:, 1:]
         counts = torch.tensor(lengths, device=targets.device)  # (R,)
         is_padding = torch.arange(targets.shape[1], device=targets.device) >= counts[:, None]
-        labels = targets.masked_fill(is_padding, -100)
         n = len(sequences) // len(tokens)
-        tokens = tokens.repeat_interleave(n, dim=0)  # (R, S)
-        mask = mask.repeat_interleave(n, dim=0)  # (R, S)
-        sums = token_log_probabilities(self.model, tokens, mask, labels, sequences[:, :-1]).sum(1)
+        sources = tokens.repeat_interleave(n, dim=0), mask.repeat_interleave(n, dim=0)
+        return *sources, targets.masked_fill(is_padding, -100), sequences[:, :-1]
+
+    def make_details(
+        self,
+        model: PreTrainedModel,
+        sources: list[list[int]],
+        texts: list[str],
+        pairs: tuple[Tensor, Tensor, Tensor, Tensor],
+        targets: list[list[int]],
+    ) -> Iterator[Details]:
+        """Yield the details of each target of a batch, from a forced pass of a model over `pairs_to_score`."""
+        words = [words_of_source(self.tokenizer, text, source) for text, source in zip(texts, sources, strict=True)]
+        scores, weights = (values.cpu() for values in forced_pass(model, *pairs, self.alignment_layer))
+        n = len(targets) // len(sources)
+        for index, target in enumerate(targets):
+            yield make_details(self.tokenizer, words[index // n], target, scores[index], weights[index])
+
+    def score(self, tokens: Tensor, mask: Tensor, sequences: Tensor, lengths: list[int]) -> Tensor:
+        """Return log P(Y | X) / lp(Y) (R,) of the targets in `sequences` (R, T + 1), after the start token."""
+        settings = self.settings.values
+        pairs = self.pairs_to_score(tokens, mask, sequences, lengths)
+        sums = token_log_probabilities(self.model, *pairs).sum(1)
+        counts = torch.tensor(lengths, device=sums.device)  # (R,)
         alpha = float(settings.get("length_penalty", 1.0))  # torch needs a float for negative powers
         return sums / length_penalty(counts.clamp(min=1), alpha, settings.get("length_penalty_type", "power"))
 
@@ -424,6 +467,8 @@ def translate(
     progress: Callable[[int], object] | None = None,
     constraint: Constraint | None = None,
     prefixes: Iterable[str] | None = None,
+    details_from: PreTrainedModel | None = None,
+    alignment_layer: int | None = None,
     **generate_kwargs: Any,
 ) -> Iterator[Translation]:
     """Yield the translations of many texts in order, by the model's generation config.
@@ -450,6 +495,9 @@ def translate(
         constraint: returns the logits processor of a batch, given its texts and limits of new tokens.
         prefixes: beginning of each text's translation, which the model continues; an empty one leaves it free. Scores
             and limits count its tokens, and a text of only white space ignores it.
+        details_from: model whose additional pass over each translation makes its `details`, usually `model` itself, or
+            the original of a prepared one; None for no details.
+        alignment_layer: the decoder layer whose cross-attention aligns words, counted from 1; None for the last.
         **generate_kwargs: arguments of `generate()`, such as `num_beams=1` or `num_return_sequences=4`, which override
             the model's generation config. Without a length limit, targets of this package's models have at most 50
             tokens more than their sources, as in the paper.
@@ -457,7 +505,8 @@ def translate(
     Raises:
         TypeError: `texts` is a single text, or contains anything but texts.
         ValueError: the tokenizer has no padding token or does not fit a model of this package, a setting is out of
-            range, here or in `generate()`, or the prefixes are too few, too many or for a non-autoregressive model.
+            range, here or in `generate()`, the prefixes are too few or too many, or prefixes or details are for a
+            non-autoregressive model.
         TooLongError: a text is too long for `too_long="error"`, or for the model's learned positions.
     """
     if isinstance(texts, str):
@@ -471,8 +520,12 @@ def translate(
         too_long=too_long,
         scores=scores,
         constraint=constraint,
+        details_from=details_from,
+        alignment_layer=alignment_layer,
         **generate_kwargs,
     )
+    if details_from is not None:
+        translator.check_autoregressive("details_from")
     if prefixes is None:
         return translator(texts, skip, progress)
     if isinstance(prefixes, str):
