@@ -11,9 +11,7 @@ from tests.commands import run_python
 from tests.models import load_tokenizer
 
 COMMON_FILES = {
-    "attention.py",
     "config.py",
-    "embeddings.py",
     "generation.py",
     "layers.py",
     "loss.py",

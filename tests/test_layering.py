@@ -35,7 +35,7 @@ PACKAGE, TRAINING = ROOT / "vaswani_transformer", ROOT / "training"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 # The flat files: each imports only from those before it.
 FILES = (
-    *("settings", "config", "embeddings", "restricted", "attention", "layers", "pretrained", "stacks", "loss"),
+    *("settings", "config", "restricted", "layers", "pretrained", "stacks", "loss"),
     *("search", "stepper", "generation", "tokenizer", "pipeline", "model", "nar", "lengths", "nat"),
     *("revealed", "discrete", "iterative_vae", "flowseq", "cmlm", "alignments", "prefix_search", "ctc"),
 )

@@ -19,7 +19,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging
 
 from .config import TOKEN_IDS, as_token_ids, positive_int
-from .embeddings import read_table, text_positions
+from .layers import read_table, text_positions
 from .lengths import LengthConfig, LengthHead, MeasuredSource
 from .loss import recount
 from .model import EncoderDecoder

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from .config import VaswaniTransformerConfig
-from .embeddings import Dropout
+from .layers import Dropout
 from .loss import accumulation_dtype, chunk_size
 from .nar import argmax
 

@@ -25,10 +25,8 @@ from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
 from transformers.utils import logging
 
-from .attention import MultiHeadAttention
 from .config import VaswaniTransformerConfig, layer_count, unit_rate
-from .embeddings import InputEmbedding, sinusoids, text_positions
-from .layers import AddAndNorm
+from .layers import AddAndNorm, InputEmbedding, MultiHeadAttention, sinusoids, text_positions
 from .lengths import MeasuredSource
 from .loss import accumulation_dtype, without_padding
 from .model import EncoderDecoder

@@ -23,7 +23,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 
 from .config import checked_field, positive_float, unit_rate
 from .discrete import LatentPass, LatentStep
-from .embeddings import read_table
+from .layers import read_table
 from .lengths import MeasuredSource
 from .nar import EncodedSource, NarLMOutput, NarSettings, NarTargets, Target, TargetInputs, canvas
 from .nat import PositionalDecoder, VaswaniNatConfig, VaswaniNatForConditionalGeneration, VaswaniNatModel

@@ -16,8 +16,8 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .config import VaswaniTransformerConfig
-from .embeddings import ScaledEmbedding, is_unwrapped
 from .generation import PaperBeamSearch
+from .layers import ScaledEmbedding, is_unwrapped
 from .loss import (
     cross_entropy,
     projected_cross_entropy,

@@ -18,11 +18,9 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as DecoderOutput
 from transformers.utils import ModelOutput
 
-from .attention import SelfAttention, padding_mask
 from .config import TOKEN_IDS, VaswaniTransformerConfig, as_token_ids, checked_field
-from .embeddings import text_positions
 from .generation import CallSettings, check_call
-from .layers import VaswaniTransformerDecoderLayer
+from .layers import SelfAttention, VaswaniTransformerDecoderLayer, padding_mask, text_positions
 from .loss import accumulation_dtype, chunk_size, reduce_loss, without_padding
 from .model import LMOutput, ProjectedModel, can_return_whole_tuple
 from .pretrained import as_encoder_output, check_inputs, check_mask, mixes_adapters, pop_cache

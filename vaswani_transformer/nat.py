@@ -15,10 +15,8 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
 
-from .attention import MultiHeadAttention, SelfAttention, additive_mask
 from .config import VaswaniTransformerConfig, positive_int
-from .embeddings import read_table
-from .layers import AddAndNorm
+from .layers import AddAndNorm, MultiHeadAttention, SelfAttention, additive_mask, read_table
 from .lengths import LengthConfig, LengthHead, MeasuredSource
 from .model import EncoderDecoder
 from .nar import (

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from .config import VaswaniTransformerConfig
-from .embeddings import Dropout
+from .layers import Dropout
 
 
 class RevealedStep(nn.Module):

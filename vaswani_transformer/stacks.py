@@ -13,10 +13,18 @@ from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPa
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention import CrossAttention, SelfAttention, padding_mask
 from .config import VaswaniTransformerConfig
-from .embeddings import InputEmbedding, ScaledEmbedding, count_positions, text_positions
-from .layers import VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
+from .layers import (
+    CrossAttention,
+    InputEmbedding,
+    ScaledEmbedding,
+    SelfAttention,
+    VaswaniTransformerDecoderLayer,
+    VaswaniTransformerEncoderLayer,
+    count_positions,
+    padding_mask,
+    text_positions,
+)
 from .pretrained import (
     CACHE,
     VaswaniTransformerPreTrainedModel,

@@ -21,8 +21,7 @@ from vaswani_transformer import (
 )
 from vaswani_transformer.cpu.beam_cache import BeamCache
 from vaswani_transformer.cpu.fast_path import CachedCrossAttention, DecoderStep, PreparedEncoder, PreparedStepper
-from vaswani_transformer.embeddings import InputEmbedding
-from vaswani_transformer.layers import VaswaniTransformerDecoderLayer
+from vaswani_transformer.layers import InputEmbedding, VaswaniTransformerDecoderLayer
 from vaswani_transformer.pretrained import CACHE
 from vaswani_transformer.stacks import VaswaniTransformerDecoder
 

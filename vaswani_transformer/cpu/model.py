@@ -12,8 +12,7 @@ from transformers.generation import GenerationConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
-from ..attention import CausalSelfAttention, SelfAttention
-from ..embeddings import Dropout
+from ..layers import CausalSelfAttention, Dropout, SelfAttention
 from ..model import VaswaniTransformerForConditionalGeneration
 from ..pretrained import CACHE
 from ..search import Stepper
