@@ -22,7 +22,6 @@ COMMON_FILES = {
     "search.py",
     "settings.py",
     "stacks.py",
-    "stepper.py",
     "tokenizer.py",
 }
 PARALLEL_FILES = COMMON_FILES | {"nar.py"}  # of models that predict all words at once

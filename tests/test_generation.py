@@ -15,7 +15,7 @@ from transformers import AutoModelForSeq2SeqLM, ForcedEOSTokenLogitsProcessor, G
 from tests.batches import padded_batch, random_tokens, targets
 from tests.models import EVERY_FAMILY, PAIRS, WITH_SCORES, model_of_pairs, small_model, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, search
-from vaswani_transformer.generation import CallSettings
+from vaswani_transformer.settings import CallSettings
 
 SOURCE = torch.tensor([[3, 4, 2]])  # two words and the end
 # Not tied, because a random tied model repeats its last token; in float64, so that rounding decides between no tokens.

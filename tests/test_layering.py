@@ -36,7 +36,7 @@ ARCHITECTURE = ROOT / "docs" / "architecture.md"
 # The flat files: each imports only from those before it.
 FILES = (
     *("settings", "config", "restricted", "layers", "pretrained", "stacks", "loss"),
-    *("search", "stepper", "generation", "tokenizer", "pipeline", "model", "nar", "lengths", "nat"),
+    *("search", "generation", "tokenizer", "pipeline", "model", "nar", "lengths", "nat"),
     *("revealed", "discrete", "iterative_vae", "flowseq", "cmlm", "alignments", "prefix_search", "ctc"),
 )
 # The folders that each folder imports from, beyond flat files and support.

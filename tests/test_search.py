@@ -26,7 +26,6 @@ from tests.models import WITH_SCORES, plain_search, small_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer import generation as generation_module
 from vaswani_transformer import search as search_module
-from vaswani_transformer.pretrained import CACHE
 from vaswani_transformer.search import (
     SearchSettings,
     SearchState,
@@ -35,6 +34,7 @@ from vaswani_transformer.search import (
     select_continuations,
     top_continuations,
 )
+from vaswani_transformer.stacks import CACHE
 
 START, END = 0, 2
 

@@ -18,7 +18,7 @@ from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging
 
-from .config import TOKEN_IDS, as_token_ids, positive_int
+from .config import positive_int
 from .layers import read_table, text_positions
 from .lengths import LengthConfig, LengthHead, MeasuredSource
 from .loss import recount
@@ -34,7 +34,8 @@ from .nar import (
     choose_positions,
     real_tokens,
 )
-from .pretrained import check_mask, embed_text
+from .settings import TOKEN_IDS, as_token_ids
+from .stacks import check_mask, embed_text
 
 logger = logging.get_logger(__name__)
 
@@ -172,7 +173,7 @@ class VaswaniCmlmForConditionalGeneration(LengthHead, GenerationMixin):
         super().__init__(config)
         mask_id = config.mask_token_id
         pad_id = config.pad_token_id
-        if mask_id is None or pad_id is None or pad_id in as_token_ids(config.eos_token_id):
+        if mask_id is None or pad_id is None or pad_id in config.end_token_ids:
             raise ValueError(
                 f"mask_token_id, pad_token_id: a CMLM needs <mask>, <pad> and a separate end token; got {mask_id}, "
                 f"{pad_id} and eos_token_id {config.eos_token_id}, expected three ids. Add missing tokens to the "

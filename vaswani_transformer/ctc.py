@@ -22,7 +22,7 @@ from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as DecoderOutput
 
 from .alignments import Words, best_alignment, collapse, skippable, state_posteriors, state_tokens, words_of
-from .config import as_token_ids, positive_int
+from .config import positive_int
 from .loss import FusedLinearCrossEntropy, accumulation_dtype, chunk_size, reduce_loss
 from .model import EncoderDecoder
 from .nar import (
@@ -216,7 +216,7 @@ class VaswaniCtcForConditionalGeneration(NarHead, GenerationMixin):
     def __init__(self, config: VaswaniCtcConfig) -> None:
         super().__init__(config)
         self.blank = config.token_id("pad_token_id")
-        self.end_ids = as_token_ids(config.eos_token_id)
+        self.end_ids = config.end_token_ids
         if not self.end_ids or self.blank in self.end_ids:
             raise ValueError(
                 f"eos_token_id: CTC needs an end token that is not <pad>, its blank; got {config.eos_token_id}, and "

@@ -41,7 +41,6 @@ from .nar import (
     canvas,
 )
 from .nat import LengthDifferenceConfig, LengthDifferenceHead, PositionalAttention
-from .restricted import AttentionMask
 
 logger = logging.get_logger(__name__)
 
@@ -57,9 +56,9 @@ class FlowInputs(NamedTuple):
 
     is_real: Tensor  # (k B, T, 1), 1.0 at tokens, else 0.0
     positions: Tensor  # (1, T, h), position encodings
-    attention_mask: AttentionMask | None  # mask of self-attention
+    attention_mask: Tensor | None  # mask of self-attention
     memory: Tensor  # (B, S, d_model), encoder output; row i of the latents belongs to source i // k
-    memory_mask: AttentionMask | None  # mask of cross-attention
+    memory_mask: Tensor | None  # mask of cross-attention
 
 
 class LatentReader(nn.Module):
@@ -70,7 +69,7 @@ class LatentReader(nn.Module):
         self.latent_attn = PositionalAttention(config, layer_idx=0)
         self.add_norm = AddAndNorm(config)
 
-    def forward(self, latents: Tensor, positions: Tensor, attention_mask: AttentionMask | None) -> Tensor:
+    def forward(self, latents: Tensor, positions: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Return states (k B, T, d_model) for latents of that shape and `positions` (1, T, d_model)."""
         attended, _ = self.latent_attn(latents, positions, attention_mask, keys=latents)
         return self.add_norm(positions, attended)
@@ -332,9 +331,9 @@ class FlowSeqDecoder(NarDecoder):
     def run_layers(
         self,
         hidden_states: Tensor,
-        mask: AttentionMask | None,
+        mask: Tensor | None,
         memory: Tensor | None,
-        source_mask: AttentionMask | None,
+        source_mask: Tensor | None,
         past_key_values: Cache | None,
         **kwargs: Any,
     ) -> Tensor:

@@ -27,7 +27,6 @@ from .layers import read_table
 from .lengths import MeasuredSource
 from .nar import EncodedSource, NarLMOutput, NarSettings, NarTargets, Target, TargetInputs, canvas
 from .nat import PositionalDecoder, VaswaniNatConfig, VaswaniNatForConditionalGeneration, VaswaniNatModel
-from .restricted import AttentionMask
 from .revealed import CommittedWords, RevealedStep, RevealedWords, nested_positions
 
 NEW_LATENT = "revealed"
@@ -161,9 +160,9 @@ class LatentDecoder(PositionalDecoder):
     def run_layers(
         self,
         hidden_states: Tensor,
-        mask: AttentionMask | None,
+        mask: Tensor | None,
         memory: Tensor | None,
-        source_mask: AttentionMask | None,
+        source_mask: Tensor | None,
         past_key_values: Cache | None,
         latent: Latent | None = None,
         depth: int | None = None,
@@ -199,14 +198,12 @@ class LatentDecoder(PositionalDecoder):
             )  # (k B, T, d_model)
         return latent.output(hidden_states)
 
-    def inference(
-        self, hidden_states: Tensor, mask: AttentionMask | None, table: Tensor
-    ) -> LatentPass | CommittedWords:
+    def inference(self, hidden_states: Tensor, mask: Tensor | None, table: Tensor) -> LatentPass | CommittedWords:
         """Return a pass without reference, for a decoder that is used by itself."""
         if not self.config.is_revealed:
             return LatentPass(lambda states: functional.linear(states, table))
         is_real = hidden_states.new_ones(hidden_states.shape[:2], dtype=torch.bool)
-        if isinstance(mask, Tensor):  # boolean or additive; its first row tells the keys of the first position
+        if mask is not None:  # boolean or additive; its first row tells the keys of the first position
             is_key = mask if mask.dtype == torch.bool else mask == 0
             is_real = is_key[:, 0, 0].expand_as(is_real)
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.backends import cuda
 from torch.distributed.tensor import DTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import BlockMask
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask
@@ -219,8 +218,8 @@ def without_cudnn(device: torch.device) -> AbstractContextManager:
 
 def padding_mask(
     config: VaswaniTransformerConfig, queries: Tensor, attention_mask: Tensor | None, memory: Tensor | None = None
-) -> Tensor | BlockMask | None:
-    """Return the padding mask in the attention implementation's format.
+) -> Tensor | None:
+    """Return the padding mask in the attention implementation's format, which for flex attention is a `BlockMask`.
 
     On accelerators "sdpa" always gets a mask, since a check for padding would synchronize with the device.
 
@@ -234,7 +233,7 @@ def padding_mask(
     if is_on_accelerator and attention_mask is not None and attention_mask.shape == keys.shape[:2]:
         is_token = attention_mask.to(queries.device, torch.bool)[:, None, None]  # (B, 1, 1, K)
         return is_token.expand(-1, -1, queries.shape[1], -1)
-    return create_bidirectional_mask(config, queries, attention_mask, memory)
+    return cast(Tensor | None, create_bidirectional_mask(config, queries, attention_mask, memory))
 
 
 def additive_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:

@@ -25,8 +25,8 @@ from .loss import (
     token_cross_entropy,
     without_padding,
 )
-from .pretrained import CACHE, VaswaniTransformerPreTrainedModel, as_encoder_output, pop_cache
-from .stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
+from .pretrained import VaswaniTransformerPreTrainedModel
+from .stacks import CACHE, VaswaniTransformerDecoder, VaswaniTransformerEncoder, as_encoder_output, pop_cache
 
 
 class EncoderDecoder(VaswaniTransformerPreTrainedModel):

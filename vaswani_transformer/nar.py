@@ -18,15 +18,13 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as DecoderOutput
 from transformers.utils import ModelOutput
 
-from .config import TOKEN_IDS, VaswaniTransformerConfig, as_token_ids, checked_field
-from .generation import CallSettings, check_call
+from .config import VaswaniTransformerConfig, checked_field
+from .generation import mixes_adapters
 from .layers import SelfAttention, VaswaniTransformerDecoderLayer, padding_mask, text_positions
 from .loss import accumulation_dtype, chunk_size, reduce_loss, without_padding
 from .model import LMOutput, ProjectedModel, can_return_whole_tuple
-from .pretrained import as_encoder_output, check_inputs, check_mask, mixes_adapters, pop_cache
-from .restricted import AttentionMask
-from .settings import NarSettings, refuse
-from .stacks import VaswaniTransformerDecoder, check_rows
+from .settings import TOKEN_IDS, CallSettings, NarSettings, as_token_ids, refuse
+from .stacks import VaswaniTransformerDecoder, as_encoder_output, check_inputs, check_mask, check_rows, pop_cache
 
 always_none = checked_field(lambda value: value is None, "is not supported by non-autoregressive models; leave it out.")
 
@@ -153,7 +151,7 @@ class NarDecoder(VaswaniTransformerDecoder):
 
     def self_attention_mask(
         self, inputs_embeds: Tensor, attention_mask: Tensor | None, cache: Cache | None
-    ) -> AttentionMask | None:
+    ) -> Tensor | None:
         """Return the padding mask in the attention implementation's format."""
         return padding_mask(self.config, inputs_embeds, attention_mask)
 
@@ -434,7 +432,7 @@ class NarHead(ProjectedModel, GenerationMixin):
             ValueError: this model does not support a setting, or a value is out of range.
         """
         self.config.check_generation_settings(generation_config)
-        check_call(generation_config, inputs=inputs, **call)
+        check_inputs(inputs=inputs, **call)
         source = {name: call.pop(name, None) for name in SOURCE_INPUTS}
         if inputs is not None:
             if source["input_ids"] is not None:

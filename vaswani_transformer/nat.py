@@ -7,7 +7,7 @@ implemented; docs/non-autoregressive.md shows noisy parallel decoding. Relative 
 addition.
 """
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -33,7 +33,6 @@ from .nar import (
     soft_copy,
 )
 from .pretrained import tensor_parallel_plan
-from .restricted import AttentionMask
 
 
 @strict
@@ -213,9 +212,9 @@ class PositionalDecoder(NarDecoder):
     def run_layers(
         self,
         hidden_states: Tensor,
-        mask: AttentionMask | None,
+        mask: Tensor | None,
         memory: Tensor | None,
-        source_mask: AttentionMask | None,
+        source_mask: Tensor | None,
         past_key_values: Cache | None,
         **kwargs: Any,
     ) -> Tensor:
@@ -233,14 +232,13 @@ class PositionalDecoder(NarDecoder):
             **kwargs,
         )
 
-    def without_diagonal(self, mask: AttentionMask | None, hidden_states: Tensor) -> AttentionMask | None:
+    def without_diagonal(self, mask: Tensor | None, hidden_states: Tensor) -> Tensor | None:
         """Return `mask` with a masked diagonal (k B or 1, 1, T, T); targets of one token keep theirs.
 
         With `mask_diagonal=False` in the configuration it is returned unchanged.
         """
         if not self.config.mask_diagonal:
             return mask
-        mask = cast(Tensor | None, mask)  # these models support neither windows nor flex attention
         length = hidden_states.shape[1]
         is_off_diagonal = ~torch.eye(length, dtype=torch.bool, device=hidden_states.device)  # (T, T)
         if mask is None:

@@ -17,7 +17,6 @@ from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
 
-LENGTH_PENALTY_TYPES = ("power", "gnmt")
 NOT_FINISHED = -1e9  # score of an empty slot
 TOPK_GROUP = 16  # tokens in a group of `top_continuations`
 

@@ -14,8 +14,8 @@ from transformers.utils import logging
 
 from ..layers import CausalSelfAttention, Dropout, SelfAttention
 from ..model import VaswaniTransformerForConditionalGeneration
-from ..pretrained import CACHE
 from ..search import Stepper
+from ..stacks import CACHE
 from ..support.layers import check_plain_layers
 from .fast_path import DecoderStep, PreparedEncoder, PreparedStepper, fuse_qkv, is_plain
 from .linear import LAYOUTS, LinearPacker, PreparedLinear

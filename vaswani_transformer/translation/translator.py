@@ -14,13 +14,11 @@ from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..batching.inference import batches_by_length, pad_rows, token_log_probabilities
-from ..config import as_token_ids
-from ..generation import CallSettings, default_limit
-from ..pretrained import is_of_this_package
 from ..search import length_penalty, nan_handler
+from ..settings import CallSettings, as_token_ids, default_limit
 from ..support.errors import UserError
 from ..support.modes import eval_mode, is_non_autoregressive
-from ..tokenizer import check_text, check_vocabulary, source_encoder, text_encoder
+from ..tokenizer import check_text, check_vocabulary, is_of_this_package, source_encoder, text_encoder
 from .pairs import Pair, pairs_of
 from .unknown_words import unknown_words
 
