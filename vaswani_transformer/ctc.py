@@ -376,7 +376,7 @@ class VaswaniCtcForConditionalGeneration(NarHead, GenerationMixin):
         path, log_probs = self.most_likely_words(
             states, is_slot, is_end, settings.suppress_tokens, settings.reads_scores
         )  # (B, U) each
-        report_nan(log_probs.isnan().any(1))
+        report_nan(log_probs.isnan().any(1), settings.nan_handler)
         path = path.masked_fill(~is_slot, self.blank)
 
         # Its target.
@@ -405,7 +405,7 @@ class VaswaniCtcForConditionalGeneration(NarHead, GenerationMixin):
         logits = self.lm_head(states)  # (B, U, V)
         log_probs = logits.to(accumulation_dtype(logits.dtype)).log_softmax(-1)
         slots = mask.sum(1)  # (B,)
-        report_nan((log_probs[..., self.blank].isnan() & mask.bool()).any(1))
+        report_nan((log_probs[..., self.blank].isnan() & mask.bool()).any(1), settings.nan_handler)
 
         # The best words of each slot, and k targets of each source; if fewer are found, empty ones of score -inf.
         k = settings.num_beams

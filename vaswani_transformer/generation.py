@@ -27,7 +27,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from .config import VaswaniTransformerConfig
 from .search import SearchSettings, Stepper, beam_search, greedy_search
-from .settings import PAPER_LIMIT, CallSettings, as_token_ids
+from .settings import PAPER_LIMIT, CallSettings
 from .stacks import CACHE, as_encoder_output, check_inputs, empty_cache, pop_cache
 
 UNMIXED = "table"  # learned positions, which all rows share
@@ -312,15 +312,12 @@ def search_settings(
     def ends(tokens: Tensor) -> Tensor:
         return remaining(tokens, cast(Any, tuple(scores) or None))
 
-    # More candidates than beams, so that k open beams remain if each end token continues each of them.
-    candidates = max(2, 1 + len(as_token_ids(config.eos_token_id))) * config.num_beams
     settings = SearchSettings(
         limits=limits,
         end_tokens=end_tokens,
         pad_token=int(pad),
         num_beams=config.num_beams,
         num_returned=config.num_return_sequences,
-        candidates=candidates,
         alpha=config.length_penalty,
         length_penalty_type=getattr(config, "length_penalty_type", "power"),
         early_stopping=config.early_stopping,
@@ -328,19 +325,21 @@ def search_settings(
         process=process if processors or records_scores else None,
         keep=keep if can_drop and not (records_scores or config.do_sample) else None,
         ends=ends if remaining else None,
+        nan_handler=getattr(config, "nan_handler", None),
         compacts=compacts,
     )
     return settings, scores
 
 
 class PaperBeamSearch(GenerationMixin):
-    """The paper's beam search (6.1), with two settings in addition to those of Transformers:
+    """The paper's beam search (6.1), with three settings in addition to those of Transformers:
 
     length_penalty_type: "gnmt" divides log P(Y | X) by lp(Y) with `length_penalty` as alpha; "power", the default, by
         Transformers' |Y|^length_penalty.
     max_source_relative_length: largest difference of target and source length, both including `</s>`; None for no
         limit. `max_new_tokens` or `max_length` in the call disable a saved limit; if the call has both, the shorter one
         applies.
+    nan_handler: function that gets the indices of sources whose scores are NaN at the end of the search; None to warn.
 
     Under "gnmt" the search of a source stops when no open beam can still enter the n best, if `early_stopping` is False
     or "never". True stops it at `num_beams` finished targets.
@@ -367,7 +366,7 @@ class PaperBeamSearch(GenerationMixin):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Generate targets as Transformers does, with the two additional settings of this class.
+        """Generate targets as Transformers does, with the additional settings of this class.
 
         Raises:
             ValueError: a setting is out of range, or a target may exceed the learned positions.

@@ -214,7 +214,7 @@ class LengthHead(NarHead):
         """Return the n best of the targets of `lengths` (B, l) for each source, where `is_candidate` (B, l)."""
         # The scores of all candidates.
         scores = self.target_scores(source, targets, lengths, settings)  # (B, l)
-        report_nan(scores.isnan().any(1))
+        report_nan(scores.isnan().any(1), settings.nan_handler)
         scores = scores.masked_fill(~is_candidate, float("-inf"))
 
         # The n best, as rows of l B.

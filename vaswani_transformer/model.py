@@ -214,11 +214,13 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
     Attributes:
         is_autoregressive: whether the model predicts a target from left to right.
         has_likelihood: whether the loss is -log p(target | source) per token, so that its exponential is a perplexity.
+        takes_nan_handler: whether `generate()` supports the setting `nan_handler`.
     """
 
     body_class: ClassVar[type[EncoderDecoder]] = EncoderDecoder
     is_autoregressive: ClassVar[bool] = True
     has_likelihood: ClassVar[bool] = True
+    takes_nan_handler: ClassVar[bool] = True
     _own_auto_class = "AutoModelForSeq2SeqLM"
     _tied_weights_keys = {"lm_head.weight": "model.shared.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}

@@ -7,7 +7,7 @@ import copy
 import functools
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any, Never
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers.generation import GenerationConfig
 
-SEARCH_SETTINGS = ("length_penalty_type", "max_source_relative_length")
+SEARCH_SETTINGS = ("length_penalty_type", "max_source_relative_length", "nan_handler")
 """Settings that this package adds to the GenerationConfig of every model."""
 LENGTH_PENALTY_TYPES = ("power", "gnmt")
 LIMITS = ("max_new_tokens", "max_length")
@@ -82,6 +82,7 @@ class SharedSettings:
     return_history: bool = False  # return the tokens after each iteration or layer
     return_dict_in_generate: bool = False  # return a NarGenerateOutput
     output_scores: bool = False  # no effect: a NarGenerateOutput always has scores
+    nan_handler: Callable[[list[int]], None] | None = None  # gets the sources of NaN scores; None to warn
 
     def __post_init__(self) -> None:
         for setting in fields(self):

@@ -328,7 +328,6 @@ def compare_searches(node: Call, seed: int, prompt: list[int], limit: int, ends:
             limits=torch.tensor([limit]),
             end_tokens=torch.tensor(ends, dtype=torch.long),
             pad_token=PAD,
-            candidates=max(2, 1 + len(ends)) * k,
             **settings,
         ),
     )
