@@ -24,13 +24,13 @@ COMMON_FILES = {
     "stacks.py",
     "tokenizer.py",
 }
-PARALLEL_FILES = COMMON_FILES | {"nar.py"}  # of models that predict all words at once
+PARALLEL_FILES = COMMON_FILES | {"nar.py", "nar_decoder.py"}  # of models that predict all words at once
 LENGTH_FILES = PARALLEL_FILES | {"lengths.py"}  # of those that predict a length first
 PUBLISHED_FILES = {
     "transformer": COMMON_FILES,
     "nat": LENGTH_FILES | {"nat.py"},
-    "ctc": PARALLEL_FILES | {"alignments.py", "prefix_search.py", "ctc.py"},
-    "iterative_vae": LENGTH_FILES | {"discrete.py", "iterative_vae.py", "nat.py", "revealed.py"},
+    "ctc": PARALLEL_FILES | {"prefix_search.py", "ctc.py"},
+    "iterative_vae": LENGTH_FILES | {"discrete.py", "iterative_vae.py", "nat.py"},
     "flowseq": LENGTH_FILES | {"flowseq.py", "nat.py"},
     "cmlm": LENGTH_FILES | {"cmlm.py"},
 }

@@ -36,8 +36,8 @@ ARCHITECTURE = ROOT / "docs" / "architecture.md"
 # The flat files: each imports only from those before it.
 FILES = (
     *("settings", "config", "restricted", "layers", "pretrained", "stacks", "loss"),
-    *("search", "generation", "tokenizer", "pipeline", "model", "nar", "lengths", "nat"),
-    *("revealed", "discrete", "iterative_vae", "flowseq", "cmlm", "alignments", "prefix_search", "ctc"),
+    *("search", "generation", "tokenizer", "pipeline", "model", "nar_decoder", "nar", "lengths", "nat"),
+    *("discrete", "iterative_vae", "flowseq", "cmlm", "prefix_search", "ctc"),
 )
 # The folders that each folder imports from, beyond flat files and support.
 ROOMS = {

@@ -292,7 +292,7 @@ class LatentTrainer(GlancingTrainer):
         return {**super().step_attributes(step), "kl_scale": training.kl_scale * done}
 
     def add_draws(self, batch: dict[str, Tensor], seeds: list[int]) -> dict[str, Tensor]:
-        if not self.model.config.is_revealed:
+        if self.model.config.latent == "discrete":
             return super().add_draws(batch, seeds)
         return {**batch, "reveal_draws": self.reveal_draws(batch["labels"], seeds)}  # (B, T)
 
@@ -306,7 +306,7 @@ class LatentTrainer(GlancingTrainer):
 
         Revealed latents depend on the run's seed and the target, so batches of a different size have the same bound.
         """
-        if self.model.config.is_revealed:
+        if self.model.config.latent == "revealed":
             targets = [row[row.ne(-100)].numpy() for row in inputs["labels"].cpu()]
             seeds = [zlib.crc32(target.tobytes(), self.recipe.seed) for target in targets]
             inputs = inputs | {"reveal_draws": self.reveal_draws(inputs["labels"], seeds)}

@@ -88,6 +88,21 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
                 "ensure_weight_tying or, if the output projection is tied, trainable_token_indices."
             )
 
+    def encode(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        encoder_outputs: tuple[Tensor, ...] | BaseModelOutput | None = None,
+        **inputs: Any,
+    ) -> BaseModelOutput:
+        """Run the encoder, unless `encoder_outputs` are given; arguments as in `forward`."""
+        if encoder_outputs is None:
+            self.check_adapters()
+            encoder_outputs = self.encoder(
+                input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **inputs
+            )
+        return as_encoder_output(encoder_outputs)
+
     @can_return_tuple
     def forward(
         self,
@@ -132,17 +147,14 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
 
         # The encoder, unless this is a later step of a search.
         position_ids = kwargs.pop("position_ids", None)
-        if encoder_outputs is None:
-            self.check_adapters()
-            encoder_outputs = self.encoder(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                position_ids=position_ids,
-                inputs_embeds=inputs_embeds,
-                return_dict=True,
-                **kwargs,
-            )
-        encoder_outputs = as_encoder_output(encoder_outputs)
+        encoder_outputs = self.encode(
+            input_ids,
+            attention_mask,
+            encoder_outputs,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            **cast(dict[str, Any], kwargs),
+        )
 
         # The decoder over the encoder's output.
         decoder_outputs = self.decoder(
@@ -258,6 +270,16 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
         file = body.__module__.rpartition(".")[2]
         auto_map = getattr(self.config, "auto_map", None) or {}
         self.config.auto_map = {**auto_map, "AutoModel": f"{file}.{body.__name__}"}
+
+    def encode(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        encoder_outputs: tuple[Tensor, ...] | BaseModelOutput | None = None,
+        **inputs: Any,
+    ) -> BaseModelOutput:
+        """Run the encoder, unless `encoder_outputs` are given; arguments as in `forward`."""
+        return self.model.encode(input_ids, attention_mask, encoder_outputs, **inputs)
 
     def loss_and_logits(
         self,
