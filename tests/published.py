@@ -27,7 +27,7 @@ COMMON_FILES = {
 PARALLEL_FILES = COMMON_FILES | {"nar.py", "nar_decoder.py"}  # of models that predict all words at once
 LENGTH_FILES = PARALLEL_FILES | {"lengths.py"}  # of those that predict a length first
 PUBLISHED_FILES = {
-    "transformer": COMMON_FILES,
+    "autoregressive": COMMON_FILES,
     "nat": LENGTH_FILES | {"nat.py"},
     "ctc": PARALLEL_FILES | {"prefix_search.py", "ctc.py"},
     "iterative_vae": LENGTH_FILES | {"discrete.py", "iterative_vae.py", "nat.py"},

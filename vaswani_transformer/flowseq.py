@@ -388,7 +388,8 @@ class SampledLatents(NamedTuple):
 
     def loss(self, head: Any, target: LengthTarget, predictions: dict[str, Any]) -> dict[str, Tensor]:
         """Return the terms, and the `loss` with the KL divergence."""
-        return {**self._asdict(), "loss": predictions["loss"] + head.kl_scale * self.kl_loss}
+        loss = predictions["loss"] + head.kl_scale * self.kl_loss
+        return {"loss": loss, "kl_loss": self.kl_loss, "log_determinant": self.log_determinant}
 
 
 class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead, GenerationMixin):
