@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from bench.measuring import Row, make_parser, pad, report, sources_of
-from training.families import FAMILIES
+from vaswani_transformer.registration import FAMILIES
 
 Batch = dict[str, Any]  # tensors, for `model(**batch)`
 

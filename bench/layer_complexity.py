@@ -35,8 +35,8 @@ from torch import Tensor, nn
 
 from bench.measuring import Row, about, clock, in_turns, make_parser, peak_mib, seconds_of, spell, table
 from vaswani_transformer import VaswaniTransformerConfig
-from vaswani_transformer.attention import SelfAttention
 from vaswani_transformer.figures.style import INK, MUTED, RULE, head_colors, new_figure
+from vaswani_transformer.layers import SelfAttention
 from vaswani_transformer.restricted import MIN_BLOCK, window_mask
 
 LAYERS = ("self-attention", "self-attention, fused", "restricted", "recurrent", "convolutional")

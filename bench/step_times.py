@@ -42,7 +42,7 @@ def make_trainer(name: str, options: argparse.Namespace, folder: Path) -> PaperT
         fields.append(f"--data.distilled={options.distilled}")
     recipe = load_recipe(str(RECIPES / f"{recipe_name}.yaml"), fields)
     data = load_data(recipe, None)
-    return recipe.family.make_trainer(recipe, make_model(recipe, data.tokenizer), data, folder / name)
+    return recipe.family.recipe.make_trainer(recipe, make_model(recipe, data.tokenizer), data, folder / name)
 
 
 def timed_steps(trainer: PaperTrainer, count: int) -> Callable[[], float]:

@@ -14,17 +14,15 @@ from transformers.generation import GenerationMixin
 
 from tests.batches import MASK, random_tokens, targets
 from vaswani_transformer import (
-    VaswaniCmlmForConditionalGeneration,
-    VaswaniCtcForConditionalGeneration,
     VaswaniFlowSeqForConditionalGeneration,
-    VaswaniIterativeVaeForConditionalGeneration,
-    VaswaniNatForConditionalGeneration,
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,
     VaswaniTransformerModel,
     VaswaniTransformerPreTrainedModel,
     VaswaniTransformerTokenizer,
 )
+from vaswani_transformer.lengths import LengthHead
+from vaswani_transformer.registration import FAMILIES
 
 ModelAndTokenizer = tuple[VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer]
 TINY: dict[str, Any] = {
@@ -70,21 +68,23 @@ def tiny(model_class: Any, **fields: Any) -> Any:
         return model
 
 
-tiny_nat = partial(tiny, VaswaniNatForConditionalGeneration)
-tiny_cmlm = partial(tiny, VaswaniCmlmForConditionalGeneration, mask_token_id=MASK, max_target_length=20)
-tiny_ctc = partial(tiny, VaswaniCtcForConditionalGeneration)
-tiny_iterative_vae = partial(tiny, VaswaniIterativeVaeForConditionalGeneration)
-tiny_flowseq = partial(tiny, VaswaniFlowSeqForConditionalGeneration, flow_steps=1)
-FAMILY: dict[str, Callable[..., Any]] = {
-    "nat": tiny_nat,
-    "ctc": tiny_ctc,
-    "iterative_vae": tiny_iterative_vae,
-    "flowseq": tiny_flowseq,
-    "cmlm": tiny_cmlm,
+TINY_FIELDS: dict[str, dict[str, Any]] = {
+    "cmlm": {"mask_token_id": MASK, "max_target_length": 20},
+    "flowseq": {"flow_steps": 1},
 }
-LENGTH_FAMILY = {name: make for name, make in FAMILY.items() if name != "ctc"}
+"""Further fields of a family's tiny model."""
+EVERY_FAMILY: dict[str, Callable[..., Any]] = {
+    kind: partial(tiny, family.model_class, **TINY_FIELDS.get(kind, {})) for kind, family in FAMILIES.items()
+}
+FAMILY = {kind: make for kind, make in EVERY_FAMILY.items() if not FAMILIES[kind].model_class.is_autoregressive}
+"""The non-autoregressive families."""
+LENGTH_FAMILY = {kind: make for kind, make in FAMILY.items() if issubclass(FAMILIES[kind].model_class, LengthHead)}
 """The families that predict a length."""
-EVERY_FAMILY = {"autoregressive": tiny_model, **FAMILY}
+tiny_nat = FAMILY["nat"]
+tiny_cmlm = FAMILY["cmlm"]
+tiny_ctc = FAMILY["ctc"]
+tiny_iterative_vae = FAMILY["iterative_vae"]
+tiny_flowseq = FAMILY["flowseq"]
 
 
 def random_model(seed: int = 0, **overrides: Any) -> VaswaniTransformerForConditionalGeneration:

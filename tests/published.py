@@ -11,9 +11,7 @@ from tests.commands import run_python
 from tests.models import load_tokenizer
 
 COMMON_FILES = {
-    "attention.py",
     "config.py",
-    "embeddings.py",
     "generation.py",
     "layers.py",
     "loss.py",
@@ -24,16 +22,15 @@ COMMON_FILES = {
     "search.py",
     "settings.py",
     "stacks.py",
-    "stepper.py",
     "tokenizer.py",
 }
-PARALLEL_FILES = COMMON_FILES | {"nar.py"}  # of models that predict all words at once
+PARALLEL_FILES = COMMON_FILES | {"nar.py", "nar_decoder.py"}  # of models that predict all words at once
 LENGTH_FILES = PARALLEL_FILES | {"lengths.py"}  # of those that predict a length first
 PUBLISHED_FILES = {
-    "transformer": COMMON_FILES,
+    "autoregressive": COMMON_FILES,
     "nat": LENGTH_FILES | {"nat.py"},
-    "ctc": PARALLEL_FILES | {"alignments.py", "prefix_search.py", "ctc.py"},
-    "iterative_vae": LENGTH_FILES | {"discrete.py", "iterative_vae.py", "nat.py", "revealed.py"},
+    "ctc": PARALLEL_FILES | {"prefix_search.py", "ctc.py"},
+    "iterative_vae": LENGTH_FILES | {"discrete.py", "iterative_vae.py", "nat.py"},
     "flowseq": LENGTH_FILES | {"flowseq.py", "nat.py"},
     "cmlm": LENGTH_FILES | {"cmlm.py"},
 }

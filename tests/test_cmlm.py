@@ -15,7 +15,7 @@ from tests.batches import FLOAT32, MASK, Batch, padded_batch, random_tokens, tar
 from tests.models import tiny_cmlm, tiny_model
 from vaswani_transformer import MaskingCollator
 from vaswani_transformer.cmlm import mask_targets, sample_masks
-from vaswani_transformer.nar import canvas
+from vaswani_transformer.nar_decoder import canvas
 
 
 def test_masks_are_uniform_in_number_and_in_position() -> None:
@@ -147,4 +147,4 @@ def test_length_token_predicts_no_empty_target() -> None:
     source = model.read_source(model.encode(random_tokens(4, 4))[0], None)
     assert source.length_logits.shape == (4, 6)
     assert source.length_logits[:, 0].tolist() == [-math.inf] * 4
-    assert model.length_classes(source, torch.tensor([0, 1, 5, 9])).tolist() == [1, 1, 5, 5]
+    assert source.length_classes(torch.tensor([0, 1, 5, 9])).tolist() == [1, 1, 5, 5]

@@ -10,8 +10,7 @@ from transformers import CompileConfig
 
 from tests.batches import FLOAT32, assert_equal_at_tokens, masked_batch, source_batch, targets
 from tests.models import tiny_model
-from vaswani_transformer.attention import without_cudnn
-from vaswani_transformer.embeddings import Dropout
+from vaswani_transformer.layers import Dropout, without_cudnn
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")]
 
@@ -35,7 +34,7 @@ def test_training_step_compiles_as_one_graph_without_cudnn(monkeypatch: pytest.M
     """The path of a GPU, which on a CPU changes nothing."""
     gpu = torch.device("cuda")
     batch = source_batch([5, 3, 4], labels=targets(6, 2, 5), num_items_in_batch=torch.tensor(30))
-    monkeypatch.setattr("vaswani_transformer.attention.without_cudnn", lambda device: without_cudnn(gpu))
+    monkeypatch.setattr("vaswani_transformer.layers.without_cudnn", lambda device: without_cudnn(gpu))
     model, results = tiny_model(dropout=0.0, attn_implementation="sdpa").train(), []
     for forward in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
         outputs = forward(**batch)

@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.batches import END, FLOAT32, padded_batch, random_tokens, source_batch, targets
 from tests.models import tiny_ctc
 from vaswani_transformer import ctc
-from vaswani_transformer.alignments import NO_TARGET, best_alignment, state_tokens, words_of
+from vaswani_transformer.ctc import NO_TARGET, best_alignment, state_tokens, words_of
 from vaswani_transformer.prefix_search import prefix_beam_search
 
 BLANK = 1

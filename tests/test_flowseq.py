@@ -18,7 +18,7 @@ from tests.batches import END, FLOAT32, padded_batch, random_tokens, targets
 from tests.models import tiny_flowseq
 from vaswani_transformer import VaswaniFlowSeqForConditionalGeneration, prepare_for_inference
 from vaswani_transformer.flowseq import ActNorm, Coupling, FlowError, FlowInputs, HeadLinear
-from vaswani_transformer.nar import canvas
+from vaswani_transformer.nar_decoder import canvas
 
 NARROW: dict[str, Any] = {"d_model": 8, "num_heads": 2, "d_ff": 16}
 
@@ -241,7 +241,7 @@ def test_importance_weighted_estimate_is_that_of_a_long_monte_carlo_run() -> Non
     mask, tokens = torch.ones(count, 2, dtype=torch.long), answer.repeat(count, 1)
 
     def likelihoods(latents: Tensor) -> Tensor:
-        return model.log_likelihoods(model.run_decoder(encoded, mask, inputs_embeds=latents)[0], tokens, mask).double()
+        return model.log_likelihoods(model.first_pass(encoded, mask, latents), tokens, mask).double()
 
     from_prior = likelihoods(model.decoder_input(encoded, mask, 1.0)).exp()
     weights = model.estimate_log_probs(encoded, tokens, torch.full((count,), 2), 1).double().exp()

@@ -15,7 +15,7 @@ from transformers import AutoModelForSeq2SeqLM, ForcedEOSTokenLogitsProcessor, G
 from tests.batches import padded_batch, random_tokens, targets
 from tests.models import EVERY_FAMILY, PAIRS, WITH_SCORES, model_of_pairs, small_model, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, search
-from vaswani_transformer.generation import CallSettings
+from vaswani_transformer.settings import CallSettings
 
 SOURCE = torch.tensor([[3, 4, 2]])  # two words and the end
 # Not tied, because a random tied model repeats its last token; in float64, so that rounding decides between no tokens.
@@ -338,9 +338,11 @@ def test_argument_of_a_wrong_type_or_shape_is_an_error_of_one_line(
 
 @pytest.mark.parametrize("family", sorted(EVERY_FAMILY.keys() - {"flowseq"}))
 @pytest.mark.parametrize("beams", [1, 3])
-def test_scores_of_nan_are_a_warning(family: str, beams: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_of_nan_are_a_warning_or_what_their_handler_does(
+    family: str, beams: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """FlowSeq raises its own error."""
-    model, reports = EVERY_FAMILY[family](), []
+    model, reports, handled = EVERY_FAMILY[family](), [], []
     monkeypatch.setattr(search.logger, "warning", lambda *message: reports.append(message))
     settings: dict[str, Any] = {"num_beams" if family == "autoregressive" else "length_beam_size": beams}
     if family == "ctc":  # predicts no length
@@ -352,3 +354,5 @@ def test_scores_of_nan_are_a_warning(family: str, beams: int, monkeypatch: pytes
     )
     model.generate(random_tokens(3, 6), **settings)
     assert [message[1:] for message in reports] == [(1, 2)]
+    model.generate(random_tokens(3, 6), **settings, nan_handler=handled.append)
+    assert (handled, len(reports)) == ([[1]], 1)

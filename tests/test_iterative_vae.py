@@ -226,7 +226,7 @@ def test_words_that_glancing_shows_have_neither_hint_nor_loss_in_any_layer(monke
     copy = torch.where(seen[..., None], model.model.decoder.embed_tokens(labels), encoded.memory[:, [0, 1, 2, 3, 4]])
     hidden = labels.masked_fill(seen, -100)
     given = LatentPass(model.lm_head, labels=hidden, is_sampled=True)
-    states = model.run_decoder(encoded, torch.ones_like(labels), inputs_embeds=copy, latent=given)[0]
+    states = model.model.decoder.run(encoded, torch.ones_like(labels), inputs_embeds=copy, latent=given)[0]
     last = torch.nn.functional.cross_entropy(model.lm_head(states)[0], hidden[0], reduction="sum") / 5
     layers = [tokens.losses.sum() / 5 for tokens in given.tokens]
     torch.testing.assert_close(outputs.layer_losses, torch.stack([*layers, last]), **FLOAT32)

@@ -23,7 +23,7 @@ from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
     prepare_for_inference,
 )
-from vaswani_transformer.pretrained import CACHE
+from vaswani_transformer.stacks import CACHE
 
 POSITION_TYPES = ["sinusoidal", "learned"]
 MODELS = {

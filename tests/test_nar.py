@@ -40,9 +40,8 @@ from vaswani_transformer import (
     VaswaniNatConfig,
     prepare_for_inference,
 )
-from vaswani_transformer.config import TOKEN_IDS
-from vaswani_transformer.generation import default_settings
-from vaswani_transformer.nar import NarSettings, argmax, canvas
+from vaswani_transformer.nar_decoder import argmax, canvas
+from vaswani_transformer.settings import TOKEN_IDS, NarSettings, default_settings
 
 
 @pytest.mark.parametrize(

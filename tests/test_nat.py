@@ -12,9 +12,13 @@ import torch
 from tests.batches import END, FLOAT32, random_tokens, targets
 from tests.models import TINY, tiny_nat
 from vaswani_transformer import VaswaniNatConfig
-from vaswani_transformer.lengths import MeasuredSource
-from vaswani_transformer.nar import canvas, soft_copy
-from vaswani_transformer.nat import PositionalAttention, RelativeSelfAttention
+from vaswani_transformer.nar_decoder import (
+    MeasuredSource,
+    PositionalAttention,
+    RelativeSelfAttention,
+    canvas,
+    soft_copy,
+)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -36,7 +40,7 @@ def test_length_candidates_equal_lists() -> None:
         source = MeasuredSource(torch.zeros(1, n, 1), None, torch.ones(1, n).bool(), logits, torch.tensor([n - 20]))
         expected = [n + label - 20 for label in range(41) if n + label > 20]
         assert head.best_lengths(source, len(expected)).tolist() == [expected]
-        classes = head.length_classes(source, torch.arange(1, 81))
+        classes = source.length_classes(torch.arange(1, 81))
         assert classes.tolist() == [min(20, max(-20, m - n)) + 20 for m in range(1, 81)]
 
 

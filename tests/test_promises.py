@@ -34,10 +34,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
 )  # of PEFT, Accelerate and the exporters
 
-FAMILIES = {
-    family: EVERY_FAMILY[family] for family in ("autoregressive", "nat", "ctc", "cmlm", "iterative_vae", "flowseq")
-}
-NAR = list(FAMILIES)[1:]
+NAR = list(EVERY_FAMILY)[1:]
 
 
 def batch_of(*lengths: int) -> dict[str, Tensor]:
@@ -74,18 +71,18 @@ def assert_same_weights(model: Any, expected: Any) -> None:
 
 
 def offloads_to_the_cpu(family: str, folder: Path) -> None:
-    model = cpu_offload(FAMILIES[family]().double(), torch.device("cpu"))
+    model = cpu_offload(EVERY_FAMILY[family]().double(), torch.device("cpu"))
     assert {weight.device.type for weight in model.parameters()} == {"meta"}  # until it is needed
-    assert_same_answers(model, FAMILIES[family]().double(), batch_of(5, 3, 4))
+    assert_same_answers(model, EVERY_FAMILY[family]().double(), batch_of(5, 3, 4))
 
 
 def offloads_to_the_disk(family: str, folder: Path) -> None:
-    FAMILIES[family]().double().save_pretrained(folder)
+    EVERY_FAMILY[family]().double().save_pretrained(folder)
     model = AutoModelForSeq2SeqLM.from_pretrained(
         folder, device_map="auto", max_memory={"cpu": 20_000}, offload_folder=folder / "offloaded"
     )
     assert {weight.device.type for weight in model.parameters()} == {"meta"}
-    assert_same_answers(model, FAMILIES[family]().double(), batch_of(5, 3, 4))
+    assert_same_answers(model, EVERY_FAMILY[family]().double(), batch_of(5, 3, 4))
 
 
 def compiles_with_labels(family: str, folder: Path) -> None:
@@ -97,7 +94,7 @@ def compiles_with_labels(family: str, folder: Path) -> None:
     rates = {"dropout": 0.0}
     if family == "iterative_vae":
         rates["latent_dropout"] = 0.0
-    model = FAMILIES[family](**rates)
+    model = EVERY_FAMILY[family](**rates)
     batch = batch_of(5, 5, 5)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(**batch).loss, model(**batch).loss, **FLOAT32)
@@ -111,7 +108,7 @@ def compiles_with_labels(family: str, folder: Path) -> None:
 
 
 def compiles_without_labels(family: str, folder: Path) -> None:
-    model = FAMILIES[family]()
+    model = EVERY_FAMILY[family]()
     batch = target_of(family, batch_of(5, 3, 4))
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     assert_equal_at_tokens(compiled(**batch).logits, model(**batch).logits, batch["decoder_attention_mask"])
@@ -120,7 +117,7 @@ def compiles_without_labels(family: str, folder: Path) -> None:
 def learns(family: str, folder: Path, config: PeftConfig) -> None:
     """An adapter learns a batch, and gives the same results loaded onto the model; LoRA also merged into it."""
     batch = batch_of(5, 3, 4)
-    adapter: Any = get_peft_model(FAMILIES[family]().double(), copy.deepcopy(config)).train()
+    adapter: Any = get_peft_model(EVERY_FAMILY[family]().double(), copy.deepcopy(config)).train()
     optimizer = torch.optim.Adam([weight for weight in adapter.parameters() if weight.requires_grad], lr=0.05)
     losses = []
     for _ in range(5):
@@ -131,7 +128,7 @@ def learns(family: str, folder: Path, config: PeftConfig) -> None:
         optimizer.step()
     assert losses[-1] < losses[0]
     adapter.eval().save_pretrained(str(folder))
-    assert_same_answers(PeftModel.from_pretrained(FAMILIES[family]().double(), str(folder)).eval(), adapter, batch)
+    assert_same_answers(PeftModel.from_pretrained(EVERY_FAMILY[family]().double(), str(folder)).eval(), adapter, batch)
     if isinstance(config, LoraConfig):
         assert_same_answers(adapter.merge_and_unload(), adapter, batch)
 
@@ -142,7 +139,7 @@ LORA = LoraConfig(task_type=SEQ_2_SEQ, r=4, target_modules=["q_proj", "v_proj"])
 
 def mixes_adapters(family: str, folder: Path) -> None:
     """A batch with a different adapter for each text has the tokens of each text and adapter alone."""
-    base: Any = FAMILIES[family]().double()
+    base: Any = EVERY_FAMILY[family]().double()
     config = LoraConfig(task_type=SEQ_2_SEQ, r=4, target_modules=["q_proj", "v_proj", "fc1"], init_lora_weights=False)
     adapted: Any = get_peft_model(base, config, adapter_name="first")
     adapted.add_adapter("second", config)
@@ -167,10 +164,10 @@ def mixes_adapters(family: str, folder: Path) -> None:
 def has_dtypes(family: str, folder: Path) -> None:
     """A saved dtype, and loading in one, give what `.to()` gives, near float32."""
     batch = batch_of(5, 3, 4)
-    FAMILIES[family]().save_pretrained(folder)
-    loss = FAMILIES[family]()(**batch).loss
+    EVERY_FAMILY[family]().save_pretrained(folder)
+    loss = EVERY_FAMILY[family]()(**batch).loss
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        model = FAMILIES[family]().to(dtype)
+        model = EVERY_FAMILY[family]().to(dtype)
         model.save_pretrained(folder / "converted")
         for path, settings in ((folder, {"dtype": dtype}), (folder / "converted", {})):
             again = AutoModelForSeq2SeqLM.from_pretrained(path, **settings)
@@ -183,11 +180,11 @@ def has_dtypes(family: str, folder: Path) -> None:
 
 def saves_and_loads(family: str, folder: Path) -> None:
     for size in ("1GB", "20KB"):
-        FAMILIES[family]().save_pretrained(folder / size, max_shard_size=size)
+        EVERY_FAMILY[family]().save_pretrained(folder / size, max_shard_size=size)
         again = AutoModelForSeq2SeqLM.from_pretrained(folder / size)
-        assert type(again) is type(FAMILIES[family]())
-        assert_same_weights(again, FAMILIES[family]())
-        assert_same_answers(again.double(), FAMILIES[family]().double(), batch_of(5, 3, 4))
+        assert type(again) is type(EVERY_FAMILY[family]())
+        assert_same_weights(again, EVERY_FAMILY[family]())
+        assert_same_answers(again.double(), EVERY_FAMILY[family]().double(), batch_of(5, 3, 4))
     assert len(list((folder / "20KB").glob("*.safetensors"))) > 2
 
 
@@ -200,9 +197,9 @@ def publish(family: str, folder: Path) -> Path:
 def results_without_the_package() -> dict[str, list]:
     """Return the results of each family's published model in a process that cannot import the package."""
     with tempfile.TemporaryDirectory() as name:
-        folders = [publish(family, Path(name) / family) for family in FAMILIES]
+        folders = [publish(family, Path(name) / family) for family in EVERY_FAMILY]
         results = load_without_the_package(Path(name) / "home", *((str(folder), "main") for folder in folders))
-    return dict(zip(FAMILIES, results, strict=True))
+    return dict(zip(EVERY_FAMILY, results, strict=True))
 
 
 def carries_its_code(family: str, folder: Path) -> None:
@@ -231,24 +228,24 @@ def torch_exported(module: nn.Module, inputs: dict[str, Any], strict: bool = Fal
 
 def exports_to_onnx(family: str, folder: Path) -> None:
     """The export compares itself with the model."""
-    model = FAMILIES[family](encoder_layers=1, decoder_layers=1)
+    model = EVERY_FAMILY[family](encoder_layers=1, decoder_layers=1)
     assert to_onnx(model, None, folder / "converted").folder == folder / "converted"
 
 
 def exports_by_torch(family: str, folder: Path) -> None:
-    model = FAMILIES[family]().requires_grad_(False)
+    model = EVERY_FAMILY[family]().requires_grad_(False)
     batch, other = (target_of(family, batch_of(*lengths)) for lengths in ((5, 3, 4), (9, 2, 7)))
     logits = torch_exported(model, batch | {"use_cache": False}).module()(**other, use_cache=False).logits
     assert_equal_at_tokens(logits, model(**other).logits, other["decoder_attention_mask"])
 
 
 def exports_to_ctranslate2(family: str, folder: Path) -> None:
-    model = FAMILIES[family]()
+    model = EVERY_FAMILY[family]()
     assert_same_probabilities(model, to_ctranslate2(model, None, folder / "converted"))
 
 
 def accepts_no_cache(family: str, folder: Path) -> None:
-    model, batch = FAMILIES[family](), batch_of(5, 3, 4)
+    model, batch = EVERY_FAMILY[family](), batch_of(5, 3, 4)
     assert torch.equal(model(**batch, past_key_values=None, cache=None).loss, model(**batch).loss)
 
 
@@ -290,7 +287,7 @@ NOT_GIVEN: dict[str, dict[str, str | None]] = {
 CELLS = [
     pytest.param(promise, family, marks=[pytest.mark.slow] if PROMISES[promise] in SLOW else [])
     for promise in PROMISES
-    for family in FAMILIES
+    for family in EVERY_FAMILY
     if NOT_GIVEN.get(promise, {}).get(family, "tested") is not None
 ]
 
@@ -311,6 +308,6 @@ def test_table_of_the_page_lists_the_promises() -> None:
     lines = page.partition("| --- |")[2].partition("\n\n")[0].splitlines()[1:]
     plain = [re.sub(r"\[(.*?)\]\(.*?\)", r"\1", line) for line in lines]  # without links
     assert [[cell.strip() for cell in line.strip("|").split("|")] for line in plain] == [
-        [promise, *("no" if family in NOT_GIVEN.get(promise, {}) else "yes" for family in FAMILIES)]
+        [promise, *("no" if family in NOT_GIVEN.get(promise, {}) else "yes" for family in EVERY_FAMILY)]
         for promise in PROMISES
     ]

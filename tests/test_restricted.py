@@ -16,7 +16,7 @@ from tests.attention import FlashKernels, multi_head
 from tests.batches import FLOAT32, assert_equal_at_tokens, masked_batch, padded_batch, random_tokens, source_batch
 from tests.models import LargestTensor, random_model, tiny_config, tiny_model
 from vaswani_transformer import prepare_for_inference
-from vaswani_transformer.attention import CausalSelfAttention, SelfAttention
+from vaswani_transformer.layers import CausalSelfAttention, SelfAttention
 from vaswani_transformer.restricted import MIN_BLOCK, window_mask
 
 LONG = 4 * MIN_BLOCK  # from here on sdpa computes blocks

@@ -14,8 +14,8 @@ from torch import Tensor
 from tests.batches import FLOAT32, padded_batch, random_tokens, targets
 from tests.models import tiny_iterative_vae
 from vaswani_transformer import VaswaniIterativeVaeConfig, iterative_vae, prepare_for_inference
-from vaswani_transformer.nar import canvas
-from vaswani_transformer.revealed import CommittedWords, RevealedStep, nested_positions
+from vaswani_transformer.iterative_vae import CommittedWords, RevealedStep, nested_positions
+from vaswani_transformer.nar_decoder import canvas
 
 STILL: dict[str, Any] = {"dropout": 0.0, "latent_dropout": 0.0}
 

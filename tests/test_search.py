@@ -26,7 +26,6 @@ from tests.models import WITH_SCORES, plain_search, small_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer import generation as generation_module
 from vaswani_transformer import search as search_module
-from vaswani_transformer.pretrained import CACHE
 from vaswani_transformer.search import (
     SearchSettings,
     SearchState,
@@ -35,6 +34,7 @@ from vaswani_transformer.search import (
     select_continuations,
     top_continuations,
 )
+from vaswani_transformer.stacks import CACHE
 
 START, END = 0, 2
 
@@ -252,7 +252,7 @@ def test_stopping_criteria_end_the_targets_that_they_end_in_transformers_own_sea
 def test_sampled_candidates_are_sorted_so_that_the_best_of_them_continue() -> None:
     """Transformers' search draws 2 k candidates too, and keeps the k best, not the first k of a random order."""
     settings = SearchSettings(limits=torch.tensor([5, 5]), end_tokens=torch.tensor([END]), pad_token=1, num_beams=3)
-    settings = replace(settings, candidates=6, do_sample=True)
+    settings = replace(settings, do_sample=True)
     generator = torch.Generator().manual_seed(0)
     for seed in range(20):
         state = SearchState.start(torch.zeros(6, 1, dtype=torch.long), settings)

@@ -38,7 +38,7 @@ def training_arguments(recipe: Recipe, run: Path, selection: Metric, use_cache: 
         max_grad_norm=training.max_grad_norm,
         bf16=training.precision == "bf16",
         use_cpu=uses_cpu(),
-        ddp_find_unused_parameters=recipe.family.has_phases,
+        ddp_find_unused_parameters=recipe.family.recipe.has_phases,
         restore_callback_states_from_checkpoint=training.patience is not None,
         torch_compile=training.torch_compile,
         eval_strategy="steps",

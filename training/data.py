@@ -362,7 +362,7 @@ def make_tokenizer(recipe: Recipe, train: Dataset) -> PreTrainedTokenizerBase:
         tokenizer.init_kwargs.pop(ALL_WORDS_KEY, None)  # these texts may have other words
 
     # What training needs of any tokenizer.
-    if recipe.family.needs_mask and tokenizer.mask_token_id is None:
+    if recipe.family.recipe.needs_mask and tokenizer.mask_token_id is None:
         tokenizer.add_special_tokens({"mask_token": "<mask>"})
     ends_texts = tokenizer("a")["input_ids"][-1:] == [tokenizer.eos_token_id]
     if tokenizer.pad_token_id is None or tokenizer.padding_side != "right" or not ends_texts:
@@ -438,10 +438,10 @@ def longer_sides(rows: Dataset) -> Lengths:
 
 def with_possible_targets(recipe: Recipe, tokens: DatasetDict) -> DatasetDict:
     """Return the splits, in training only with targets that the model can produce; log how many it cannot."""
-    if recipe.family.fits is None:
+    if recipe.family.recipe.fits is None:
         return tokens
     for split, rows in tokens.items():
-        fits = recipe.family.fits(recipe, rows)
+        fits = recipe.family.recipe.fits(recipe, rows)
         if fits.all():
             continue
         count = f"{len(rows) - fits.sum():,} of {len(rows):,} pairs"

@@ -20,16 +20,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from training.data import Data
 from training.energy import EnergyTrainer
-from training.fields import FAMILIES, BeamSearch, BeamTraining, Family, Recipe, SearchRecipe, TrainingRecipe
+from training.fields import BeamSearch, BeamTraining, FamilyRecipe, Recipe, SearchRecipe, TrainingRecipe
 from training.trainer import PaperTrainer, StepBatches
 from vaswani_transformer import (
-    VaswaniCmlmForConditionalGeneration,
     VaswaniCtcConfig,
-    VaswaniCtcForConditionalGeneration,
     VaswaniFlowSeqForConditionalGeneration,
-    VaswaniIterativeVaeForConditionalGeneration,
-    VaswaniNatForConditionalGeneration,
-    VaswaniTransformerForConditionalGeneration,
 )
 from vaswani_transformer.batching.tokens import ArrowRows, Ragged
 from vaswani_transformer.cmlm import mask_targets, sample_masks
@@ -40,8 +35,7 @@ from vaswani_transformer.support.modes import eval_mode
 
 PAIRS = 100_000  # pairs whose tokens are counted at a time
 
-FAMILIES["autoregressive"] = Family(
-    model_class=VaswaniTransformerForConditionalGeneration,
+AUTOREGRESSIVE = FamilyRecipe(
     training=BeamTraining,
     decoding=BeamSearch,
     make_trainer=PaperTrainer,
@@ -110,8 +104,7 @@ class GlancingTrainer(PaperTrainer):
         return batch["labels"]
 
 
-FAMILIES["nat"] = Family(
-    model_class=VaswaniNatForConditionalGeneration,
+NAT = FamilyRecipe(
     training=GlancingTraining,
     decoding=LengthBeam,
     make_trainer=GlancingTrainer,
@@ -178,8 +171,7 @@ def fits_into_slots(recipe: Recipe, pairs: Dataset) -> NDArray[np.bool_]:
     return np.concatenate(needed) <= slots
 
 
-FAMILIES["ctc"] = Family(
-    model_class=VaswaniCtcForConditionalGeneration,
+CTC = FamilyRecipe(
     training=CtcTraining,
     decoding=PrefixSearch,
     make_trainer=CtcTrainer,
@@ -248,8 +240,7 @@ def make_cmlm_trainer(recipe: Recipe, model: ProjectedModel, data: Data, run: Pa
     return trainer_class(recipe, model, data, run)
 
 
-FAMILIES["cmlm"] = Family(
-    model_class=VaswaniCmlmForConditionalGeneration,
+CMLM = FamilyRecipe(
     training=CmlmTraining,
     decoding=MaskPredict,
     make_trainer=make_cmlm_trainer,
@@ -292,7 +283,7 @@ class LatentTrainer(GlancingTrainer):
         return {**super().step_attributes(step), "kl_scale": training.kl_scale * done}
 
     def add_draws(self, batch: dict[str, Tensor], seeds: list[int]) -> dict[str, Tensor]:
-        if not self.model.config.is_revealed:
+        if self.model.config.latent == "discrete":
             return super().add_draws(batch, seeds)
         return {**batch, "reveal_draws": self.reveal_draws(batch["labels"], seeds)}  # (B, T)
 
@@ -306,7 +297,7 @@ class LatentTrainer(GlancingTrainer):
 
         Revealed latents depend on the run's seed and the target, so batches of a different size have the same bound.
         """
-        if self.model.config.is_revealed:
+        if self.model.config.latent == "revealed":
             targets = [row[row.ne(-100)].numpy() for row in inputs["labels"].cpu()]
             seeds = [zlib.crc32(target.tobytes(), self.recipe.seed) for target in targets]
             inputs = inputs | {"reveal_draws": self.reveal_draws(inputs["labels"], seeds)}
@@ -321,8 +312,7 @@ class LatentTrainer(GlancingTrainer):
         return {name: mean * tokens for name, mean in means.items()}
 
 
-FAMILIES["iterative_vae"] = Family(
-    model_class=VaswaniIterativeVaeForConditionalGeneration,
+ITERATIVE_VAE = FamilyRecipe(
     training=LatentTraining,
     decoding=LengthBeam,
     make_trainer=LatentTrainer,
@@ -423,8 +413,7 @@ class FlowTrainer(PaperTrainer):
                 broadcast([layer.log_scale.data, layer.shift.data])
 
 
-FAMILIES["flowseq"] = Family(
-    model_class=VaswaniFlowSeqForConditionalGeneration,
+FLOWSEQ = FamilyRecipe(
     training=FlowTraining,
     decoding=LatentSearch,
     make_trainer=FlowTrainer,

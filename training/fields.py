@@ -1,6 +1,6 @@
-"""Fields of a recipe in groups, and the table of the families that a recipe can train.
+"""Fields of a recipe in groups.
 
-`training.recipe` reads recipes; `training.families` adds a record for each family, with the fields that only it has.
+`training.recipe` reads recipes; `training.families` has the fields that only some families of models have.
 """
 
 import dataclasses
@@ -27,6 +27,7 @@ from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 from vaswani_transformer import VaswaniTransformerConfig
+from vaswani_transformer.registration import FAMILIES, Family
 from vaswani_transformer.support.errors import UserError, one_line
 
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])  # what NumPy accepts
@@ -329,11 +330,10 @@ class ScoreRecipe:
 
 
 @dataclass(frozen=True)
-class Family:
-    """How a family of models is trained.
+class FamilyRecipe:
+    """How recipes train a family of models.
 
     Attributes:
-        model_class: model with output projection, whose attributes name configuration and body.
         training: fields of the recipe's group `training`.
         decoding: fields of the recipe's group `decoding`.
         make_trainer: maker of the trainer of a run, from recipe, model, data and folder.
@@ -342,17 +342,12 @@ class Family:
         fits: returns a mask of the tokenized pairs whose targets the model of a recipe can produce; None for all.
     """
 
-    model_class: type[Any]
     training: type[TrainingRecipe]
     decoding: type[SearchRecipe]
     make_trainer: Callable[..., Any]
     needs_mask: bool = False
     has_phases: bool = False
     fits: Callable[["Recipe", Dataset], NDArray[np.bool_]] | None = None
-
-
-FAMILIES: dict[str, Family] = {}
-"""The families by `model.kind`, the default first; `training.families` adds them."""
 
 
 @dataclass(frozen=True)
@@ -386,11 +381,12 @@ class Recipe:
 
     @property
     def kind(self) -> str:
-        """Return the family's name in `FAMILIES`."""
+        """Return the family's name in `registration.FAMILIES`."""
         return self.model.get("kind", "autoregressive")
 
     @property
     def family(self) -> Family:
+        """Return the record of the model's family."""
         return FAMILIES[self.kind]
 
     def model_config(self, **ids: int | None) -> VaswaniTransformerConfig:

@@ -30,7 +30,7 @@ def make_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, is_new: bool 
     """Return the model of a run; in a new run it starts from the recipe's trained weights, if it names any."""
     # The tokenizer decides the vocabulary.
     ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "pad_token_id", "eos_token_id")}
-    if recipe.family.needs_mask:
+    if recipe.family.recipe.needs_mask:
         ids["mask_token_id"] = tokenizer.mask_token_id
     entries = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values()))  # ids may have gaps
 

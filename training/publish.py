@@ -18,7 +18,7 @@ from training.card import make_card, read_results
 from training.recipe import to_yaml
 from training.train import RESULTS
 from vaswani_transformer import VaswaniTransformerTokenizer
-from vaswani_transformer.generation import CallSettings
+from vaswani_transformer.settings import CallSettings
 from vaswani_transformer.support.command_line import CommandParser
 from vaswani_transformer.support.errors import UserError, exit_on_user_error, one_line
 from vaswani_transformer.support.files import atomic_folder, write_errors

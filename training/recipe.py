@@ -16,9 +16,9 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 from transformers import PreTrainedConfig
 
-from training.families import FAMILIES
-from training.fields import Family, FileData, HubData, PaperOptimizer, Recipe, RectifiedOptimizer, Variants
+from training.fields import FileData, HubData, PaperOptimizer, Recipe, RectifiedOptimizer, Variants
 from training.machine import trains_slowly_in_bf16
+from vaswani_transformer.registration import FAMILIES, Family
 from vaswani_transformer.support.command_line import did_you_mean
 from vaswani_transformer.support.errors import UserError, one_line
 from vaswani_transformer.support.search_settings import check_settings
@@ -98,7 +98,7 @@ class RecipeParser(ArgumentParser):
             f"{kind}={choice}"
             for kind, choices in KINDS.items()
             for choice, record in choices.items()
-            for group in ((record.training, record.decoding) if isinstance(record, Family) else (record,))
+            for group in ((record.recipe.training, record.recipe.decoding) if isinstance(record, Family) else (record,))
             if any(field.name == last for field in dataclasses.fields(group))
         ]
         if meant := [*same, *others, *other_kinds]:
@@ -128,10 +128,11 @@ def recipe_parser(tree: Mapping[str, object], arguments: list[str]) -> RecipePar
     """Return a parser for the fields of a recipe's kinds of data, model and optimizer."""
     kinds = kinds_of(tree, arguments)
     family = FAMILIES[kinds["model.kind"]]
+    trained_by = family.recipe
     optimizer = OPTIMIZERS[kinds["training.optimizer"]]
-    training = make_dataclass("Training", (), bases=(family.training, optimizer), frozen=True)
-    training.__doc__ = family.training.__doc__
-    groups = {"data": DATA_KINDS[kinds["data.kind"]], "training": training, "decoding": family.decoding}
+    training = make_dataclass("Training", (), bases=(trained_by.training, optimizer), frozen=True)
+    training.__doc__ = trained_by.training.__doc__
+    groups = {"data": DATA_KINDS[kinds["data.kind"]], "training": training, "decoding": trained_by.decoding}
     fields = [(name, group, field(default_factory=group)) for name, group in groups.items()]
     recipe = make_dataclass("Recipe", fields, bases=(Recipe,), frozen=True)
     recipe.__doc__ = Recipe.__doc__

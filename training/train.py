@@ -64,7 +64,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
         # A model that cannot be loaded must not leave a folder that only the same command may use.
         model = make_model(recipe, data.tokenizer, is_new=checkpoint is None)
         begin_run(recipe, folder, data)
-        trainer = recipe.family.make_trainer(recipe, model, data, folder)
+        trainer = recipe.family.recipe.make_trainer(recipe, model, data, folder)
         trainer.train_or_resume(checkpoint)
         remove_results(folder)
         steps = trainer.save_final_model()

@@ -18,23 +18,25 @@ from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging
 
-from .config import TOKEN_IDS, as_token_ids, positive_int
-from .embeddings import read_table, text_positions
-from .lengths import LengthConfig, LengthHead, MeasuredSource
+from .config import positive_int
+from .layers import read_table, text_positions
+from .lengths import LengthConfig, LengthHead
 from .loss import recount
 from .model import EncoderDecoder
-from .nar import (
+from .nar import NarTargets
+from .nar_decoder import (
+    LengthTarget,
+    MeasuredSource,
     NarDecoder,
-    NarSettings,
-    NarTargets,
-    Target,
     TargetInputs,
     canvas,
     check_right_padded,
     choose_positions,
+    given_mask,
     real_tokens,
 )
-from .pretrained import check_mask, embed_text
+from .settings import TOKEN_IDS, NarSettings, as_token_ids
+from .stacks import as_encoder_output, check_mask, embed_text
 
 logger = logging.get_logger(__name__)
 
@@ -172,7 +174,7 @@ class VaswaniCmlmForConditionalGeneration(LengthHead, GenerationMixin):
         super().__init__(config)
         mask_id = config.mask_token_id
         pad_id = config.pad_token_id
-        if mask_id is None or pad_id is None or pad_id in as_token_ids(config.eos_token_id):
+        if mask_id is None or pad_id is None or pad_id in config.end_token_ids:
             raise ValueError(
                 f"mask_token_id, pad_token_id: a CMLM needs <mask>, <pad> and a separate end token; got {mask_id}, "
                 f"{pad_id} and eos_token_id {config.eos_token_id}, expected three ids. Add missing tokens to the "
@@ -191,6 +193,19 @@ class VaswaniCmlmForConditionalGeneration(LengthHead, GenerationMixin):
     def length_table(self, device: torch.device) -> Tensor:
         """Return L (C + 1, d_model): row 0 embeds the length token (3.3), and row c scores length c."""
         return read_table(self.length_token, self.config.max_target_length + 1, device)
+
+    def encode(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        encoder_outputs: tuple[Tensor, ...] | BaseModelOutput | None = None,
+        **inputs: Any,
+    ) -> BaseModelOutput:
+        """Run the encoder on the length token and the source, unless `encoder_outputs` are given."""
+        if encoder_outputs is None:
+            self.model.check_adapters()
+            encoder_outputs = self.run_encoder(input_ids, attention_mask, return_dict=True, **inputs)
+        return as_encoder_output(encoder_outputs)
 
     def get_encoder(self, modality: str | None = None) -> Any:
         """Return an encoder that prepends the length token to the source."""
@@ -262,15 +277,15 @@ class VaswaniCmlmForConditionalGeneration(LengthHead, GenerationMixin):
             target = inputs.labels if words is None else words
             width = None if target is None else target.shape[1]
             return canvas(inputs.lengths.to(device), width)
-        if words is None:
-            return super().target_mask(source, inputs)
-        if inputs.attention_mask is not None:
+        if words is not None and inputs.attention_mask is not None:
             return inputs.attention_mask.to(device).ne(0).long()
         if inputs.input_ids is not None:
             return inputs.input_ids.ne(self.config.token_id("pad_token_id")).long()
-        return super().target_mask(source, TargetInputs(inputs_embeds=words))
+        mask = given_mask(source, inputs if words is None else TargetInputs(inputs_embeds=words))
+        return canvas(self.best_lengths(source, 1).flatten()) if mask is None else mask
 
-    def make_target(self, source: MeasuredSource, inputs: TargetInputs) -> Target:
+    def make_target(self, source: MeasuredSource, inputs: TargetInputs) -> LengthTarget:
+        """Return the target, with `<mask>` at the words that the model predicts."""
         mask = self.target_mask(source, inputs)
         mask_id = self.config.token_id("mask_token_id")
         pad_id = self.config.token_id("pad_token_id")
@@ -281,7 +296,7 @@ class VaswaniCmlmForConditionalGeneration(LengthHead, GenerationMixin):
 
         # Without labels, the model predicts the caller's masked words, or a whole target.
         if labels is None:
-            return Target(mask, decoder_inputs=words if has_words else all_masked)
+            return LengthTarget(mask, decoder_inputs=words if has_words else all_masked, source=source)
 
         # In evaluation mode it predicts all words at once, also those that the decoder's input shows.
         if not self.training:
@@ -290,14 +305,14 @@ class VaswaniCmlmForConditionalGeneration(LengthHead, GenerationMixin):
                 is_shown = mask.bool() & labels.eq(-100) & inputs.input_ids.ne(mask_id)
                 complete = torch.where(is_shown, inputs.input_ids, labels)
             num_items = recount(inputs.num_items, labels, complete)
-            return Target(mask, complete, num_items, all_masked)
+            return LengthTarget(mask, complete, num_items, all_masked, source=source)
 
         # In training mode it predicts the masked words, which a MaskingCollator or the caller chose.
         if has_words:
             is_from_collator = inputs.lengths is not None
             if inputs.input_ids is not None and not is_from_collator:
                 check_masked(inputs.input_ids, labels, mask_id)
-            return Target(mask, labels, inputs.num_items, words)
+            return LengthTarget(mask, labels, inputs.num_items, words, source=source)
 
         # Nobody chose any.
         if inputs.num_items is not None:
@@ -306,7 +321,8 @@ class VaswaniCmlmForConditionalGeneration(LengthHead, GenerationMixin):
                 "some of them. Use a MaskingCollator as data collator; it masks before the Trainer counts."
             )
         masked = mask_targets({"labels": labels}, sample_masks(labels.ne(-100)), mask_id, pad_id)
-        return Target(mask, masked["labels"], inputs.num_items, {"input_ids": masked["decoder_input_ids"]})
+        decoder_inputs = {"input_ids": masked["decoder_input_ids"]}
+        return LengthTarget(mask, masked["labels"], inputs.num_items, decoder_inputs, source=source)
 
     def decode_targets(self, source: MeasuredSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
         """Predict a target for each of `lengths` (l B,) in R iterations of Mask-Predict (3.2).
@@ -331,7 +347,7 @@ class VaswaniCmlmForConditionalGeneration(LengthHead, GenerationMixin):
 
             # Their prediction from the other tokens.
             tokens = tokens.masked_fill(is_masked, self.config.token_id("mask_token_id"))
-            states = self.run_decoder(source, is_real.long(), cache, input_ids=tokens)[0]  # (l B, T, d_model)
+            states = self.model.decoder.run(source, is_real.long(), cache, input_ids=tokens)[0]  # (l B, T, d_model)
             is_last = iteration == iterations - 1
             new_tokens, new_log_probs = self.read_words(
                 states, lengths, is_masked, settings.suppress_tokens, settings.reads_scores or not is_last

@@ -11,20 +11,9 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.generation import GenerationConfig
 from transformers.utils import TRANSFORMERS_DYNAMIC_MODULE_NAME
 
-from .settings import NAR_SETTINGS, SEARCH_SETTINGS
+from .settings import NAR_SETTINGS, SEARCH_SETTINGS, TOKEN_IDS, as_token_ids
 
 MAX_LAYERS = 1000  # a typo here would exhaust the memory
-TOKEN_IDS = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
-"""Special tokens that a configuration and its GenerationConfig share."""
-
-
-def as_token_ids(value: Any) -> list[int]:
-    """Return token ids as a list; `value` is None, an integer, a list or a tensor."""
-    if hasattr(value, "tolist"):  # a tensor or an array
-        value = value.tolist()
-    if value is None:
-        return []
-    return [value] if isinstance(value, int) else list(value)
 
 
 def checked_field(is_valid: Callable[[Any], bool], problem: str) -> Callable[..., Any]:
@@ -195,9 +184,15 @@ class VaswaniTransformerConfig(PreTrainedConfig):
         return self.decoder_start_token_id if self.decoder_start_token_id is not None else self.bos_token_id
 
     @property
+    def end_token_ids(self) -> list[int]:
+        """Return the ids of all end tokens."""
+        ids = self.eos_token_id
+        return [ids] if isinstance(ids, int) else list(ids or [])
+
+    @property
     def end_token_id(self) -> int | None:
         """Return the id of the first end token, or None."""
-        return next(iter(as_token_ids(self.eos_token_id)), None)
+        return next(iter(self.end_token_ids), None)
 
     def token_id(self, name: str) -> int:
         """Return the id of a required special token, such as "pad_token_id" or "target_start_token_id".

@@ -10,8 +10,8 @@ collapse to it (Graves et al. 2006). `</s>` is in no path, because the end of th
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -19,30 +19,26 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import pad
 from transformers.generation import GenerationConfig, GenerationMixin
-from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as DecoderOutput
 
-from .alignments import Words, best_alignment, collapse, skippable, state_posteriors, state_tokens, words_of
-from .config import as_token_ids, positive_int
+from .config import positive_int
 from .loss import FusedLinearCrossEntropy, accumulation_dtype, chunk_size, reduce_loss
 from .model import EncoderDecoder
-from .nar import (
+from .nar import NarConfig, NarGenerateOutput, NarHead, NarLMOutput
+from .nar_decoder import (
     EncodedSource,
-    NarConfig,
     NarDecoder,
-    NarGenerateOutput,
-    NarHead,
-    NarLMOutput,
-    NarSettings,
+    Target,
     TargetInputs,
     argmax,
     canvas,
     check_right_padded,
     choose_positions,
+    input_mask,
     soft_copy,
 )
 from .prefix_search import BEST_TOKENS, prefix_beam_search
 from .search import report_nan
-from .settings import refuse
+from .settings import NarSettings, refuse
 from .stacks import check_rows
 
 
@@ -66,6 +62,175 @@ class VaswaniCtcModel(EncoderDecoder):
 
     config_class = VaswaniCtcConfig
     decoder_class = NarDecoder
+
+
+NO_TARGET = torch.iinfo(torch.long).max  # slots that a row without labels needs, so that it has no loss
+
+
+class Words(NamedTuple):
+    """The words of targets, without `</s>`."""
+
+    tokens: Tensor  # (k B, T), blanks after the words
+    counts: Tensor  # (k B,), number of words
+    needed_slots: Tensor  # (k B,), number of words and of blanks between equal neighbors
+
+
+def words_of(labels: Tensor, end_ids: list[int], blank: int) -> Words:
+    """Return the words of `labels` (k B, T), -100 at padding."""
+    # The words: all tokens but the end token.
+    lengths = labels.ne(-100).sum(1, keepdim=True)  # (k B, 1)
+    last = labels.gather(1, (lengths - 1).clamp(min=0))
+    is_end = torch.stack([last == end for end in end_ids]).any(0)  # (k B, 1)
+    counts = (lengths - is_end.long()).squeeze(1)  # (k B,)
+    is_word = canvas(counts, labels.shape[1]).bool()  # (k B, T)
+
+    # Each needs a slot, and a blank before it if it repeats the previous word.
+    is_repetition = (labels[:, 1:] == labels[:, :-1]) & is_word[:, 1:]
+    needed_slots = counts + is_repetition.sum(1)
+    needed_slots = needed_slots.masked_fill(lengths.squeeze(1) == 0, NO_TARGET)
+    return Words(labels.masked_fill(~is_word, blank), counts, needed_slots)
+
+
+def state_tokens(words: Words, blank: int) -> Tensor:
+    """Return the tokens (k B, A) of the states of an alignment."""
+    rows, width = words.tokens.shape
+    tokens = words.tokens.new_full((rows, 2 * width + 1), blank)
+    tokens[:, 1::2] = words.tokens
+    return tokens
+
+
+def skippable(tokens: Tensor) -> Tensor:
+    """Return which states (k B, A) may follow the state before the previous one, for `tokens` of `state_tokens`.
+
+    An alignment may skip the blank between two different words, but no word.
+    """
+    return pad(tokens[:, 2:] != tokens[:, :-2], (2, 0))
+
+
+def best_alignment(scores: Tensor, tokens: Tensor, slots: Tensor, counts: Tensor) -> Tensor:
+    """Return the token (B, U) of each slot in the best alignment.
+
+    Args:
+        scores: (B, U, A), log-probabilities of the states' tokens, up to a constant of each slot.
+        tokens: (B, A), those of `state_tokens`.
+        slots, counts: (B,), numbers of slots and of words.
+    """
+    return tokens.gather(1, best_states(scores, skippable(tokens), slots, counts))
+
+
+def best_states(scores: Tensor, may_skip: Tensor, slots: Tensor, counts: Tensor) -> Tensor:
+    """Return the state (B, U) of each slot in the best alignment, by Viterbi's algorithm.
+
+    The loop over slots takes little time beside the decoder. A parallel scan would avoid it, but multiplies U matrices
+    (A, A) instead of vectors.
+
+    Args:
+        scores: (B, U, A), log-probabilities of the states' tokens, up to a constant of each slot.
+        may_skip: (B, A), True at states that may follow the state before the previous one.
+        slots, counts: (B,), numbers of slots and of words.
+    """
+    # Forward: the score of the best alignment that ends in each state, and how many states its last step moved.
+    totals = torch.full_like(scores[:, 0], -torch.inf)  # (B, A)
+    totals[:, :2] = scores[:, 0, :2]
+    steps = []
+    for slot in range(1, scores.shape[1]):
+        moved_by_one = pad(totals[:, :-1], (1, 0), value=-torch.inf)
+        moved_by_two = pad(totals[:, :-2], (2, 0), value=-torch.inf).masked_fill(~may_skip, -torch.inf)
+        best, step = torch.stack([totals, moved_by_one, moved_by_two]).max(0)  # (B, A)
+        is_slot = (slot < slots)[:, None]
+        totals = torch.where(is_slot, best + scores[:, slot], totals)
+        steps.append(step * is_slot)
+
+    # An alignment ends in the last blank or the last word.
+    last_blank = 2 * counts[:, None]  # (B, 1)
+    last_word = (last_blank - 1).clamp(min=0)
+    ends_in_word = (counts[:, None] > 0) & (totals.gather(1, last_word) > totals.gather(1, last_blank))
+    state = torch.where(ends_in_word, last_word, last_blank)
+
+    # Backward along the steps.
+    states = [state]
+    for step in reversed(steps):
+        state = (state - step.gather(1, state)).clamp(min=0)  # without an alignment, any state
+        states.append(state)
+    return torch.cat(states[::-1], dim=1)
+
+
+def state_posteriors(log_probs: Tensor, may_skip: Tensor, slots: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return log p (B,) of targets, and the probability (B, U, A) of each state at each slot (Graves et al. 2006).
+
+    The probabilities are 0 beyond the slots. Both are meaningless for targets that do not fit into their slots.
+
+    Args:
+        log_probs: (B, U, A), log-probabilities of the states' tokens.
+        may_skip: (B, A), those of `skippable`.
+        slots, counts: (B,), numbers of slots and of words.
+    """
+    width = log_probs.shape[1]
+    is_slot = canvas(slots, width).bool()  # (B, U)
+    is_blocked = ~may_skip
+
+    # Forward: log p of the first slots that end in each state.
+    forward = torch.full_like(log_probs[:, 0], -torch.inf)  # (B, A)
+    forward[:, :2] = log_probs[:, 0, :2]
+    forwards = [forward]
+    for slot in range(1, width):
+        by_one = pad(forward[:, :-1], (1, 0), value=-torch.inf)
+        by_two = pad(forward[:, :-2], (2, 0), value=-torch.inf).masked_fill(is_blocked, -torch.inf)
+        moved = forward.logaddexp(by_one).logaddexp(by_two) + log_probs[:, slot]
+        forward = torch.where(is_slot[:, slot, None], moved, forward)
+        forwards.append(forward)
+
+    # The target ends in the last word or in the blank after it.
+    ends = torch.stack([2 * counts, (2 * counts - 1).clamp(min=0)], dim=1)  # (B, 2)
+    values = forward.gather(1, ends)
+    log_p = torch.where(counts > 0, values.logsumexp(1), values[:, 0])  # (B,)
+
+    # Backward: log p of the later slots after each state.
+    backward = torch.full_like(forward, -torch.inf).scatter(1, ends, 0.0)  # (B, A)
+    backwards = [backward]
+    for slot in range(width - 1, 0, -1):
+        later = backward + log_probs[:, slot]
+        by_one = pad(later[:, 1:], (0, 1), value=-torch.inf)
+        by_two = pad(later.masked_fill(is_blocked, -torch.inf)[:, 2:], (0, 2), value=-torch.inf)
+        backward = torch.where(is_slot[:, slot, None], later.logaddexp(by_one).logaddexp(by_two), backward)
+        backwards.append(backward)
+
+    together = torch.stack(forwards, dim=1) + torch.stack(backwards[::-1], dim=1)  # (B, U, A)
+    return log_p, (together - log_p[:, None, None]).exp() * is_slot[:, :, None]
+
+
+class Collapsed(NamedTuple):
+    """The targets of paths."""
+
+    tokens: Tensor  # (B, T), the words and `</s>`, then blanks
+    lengths: Tensor  # (B,), number of words and `</s>`
+    token_of_slot: Tensor  # (B, U), index of the target's token that a slot belongs to
+
+
+def collapse(path: Tensor, blank: int, end: int, limits: Tensor) -> Collapsed:
+    """Return the targets of paths.
+
+    A slot belongs to its word, a blank to the word after it, and what follows the last word to the end token.
+
+    Args:
+        path: (B, U), token of each slot; blanks after the last one.
+        blank, end: the blank, and the token that ends a target.
+        limits: (B,), largest lengths of the targets; words beyond them are dropped.
+    """
+    # The first slot of each word.
+    is_word = path != blank
+    is_new = pad(path[:, 1:] != path[:, :-1], (1, 0), value=True)
+    begins = is_word & is_new
+    lengths = torch.minimum(1 + begins.sum(1), limits)[:, None]  # (B, 1)
+
+    # The words in order, followed by the end token and blanks.
+    order = begins.long().argsort(dim=1, descending=True, stable=True)
+    words = pad(path.gather(1, order), (0, 1))[:, : int(lengths.max())]  # (B, T)
+    position = torch.arange(words.shape[1], device=words.device)
+    tokens = words.masked_fill(position == lengths - 1, end).masked_fill(position >= lengths, blank)
+
+    token_of_slot = torch.minimum(begins.cumsum(1) - is_word.long(), lengths - 1)  # (B, U)
+    return Collapsed(tokens, lengths.squeeze(1), token_of_slot)
 
 
 @dataclass
@@ -191,6 +356,28 @@ def summed_ctc_loss(
     return summed, losses
 
 
+@dataclass
+class CtcTarget(Target):
+    """A target of CTC, whose loss sums over the paths that collapse to its words."""
+
+    words: Words | None = field(default=None, kw_only=True)
+
+    def predictions(self, head: Any, states: Tensor, skip_logits: bool | None) -> dict[str, Tensor | None]:
+        predictions: dict[str, Tensor | None] = {**self.outputs}
+        skips_logits = head.training if skip_logits is None else skip_logits
+        if self.words is None or not skips_logits:
+            predictions["logits"] = head.lm_head(states)  # (k B, U, V)
+        if self.labels is None or self.words is None:
+            return predictions
+        fits = self.words.needed_slots <= self.mask.sum(1)  # (k B,)
+        logits = predictions.get("logits")
+        summed, losses = head.summed_losses(states, logits, self.mask, self.words, fits)  # (), (k B,)
+        counted = self.labels.masked_fill(~fits[:, None].to(self.labels.device), -100)
+        loss = reduce_loss(summed, counted, self.num_items)
+        predictions.update(loss=loss, token_loss=loss, sentence_losses=losses.masked_fill(~fits, torch.inf))
+        return predictions
+
+
 class VaswaniCtcForConditionalGeneration(NarHead, GenerationMixin):
     """CTC, with `generate()` in one pass: the most likely token of each slot, collapsed, or a search (`num_beams`).
 
@@ -216,7 +403,7 @@ class VaswaniCtcForConditionalGeneration(NarHead, GenerationMixin):
     def __init__(self, config: VaswaniCtcConfig) -> None:
         super().__init__(config)
         self.blank = config.token_id("pad_token_id")
-        self.end_ids = as_token_ids(config.eos_token_id)
+        self.end_ids = config.end_token_ids
         if not self.end_ids or self.blank in self.end_ids:
             raise ValueError(
                 f"eos_token_id: CTC needs an end token that is not <pad>, its blank; got {config.eos_token_id}, and "
@@ -232,50 +419,34 @@ class VaswaniCtcForConditionalGeneration(NarHead, GenerationMixin):
             width = min(width, self.config.max_position_embeddings)
         return canvas(counts, width)
 
-    def predict(
-        self, states: Tensor, attention_mask: Tensor | None, inputs: TargetInputs, **kwargs: Any
-    ) -> tuple[DecoderOutput, dict[str, Tensor | None]]:
-        """Return the decoder's output for all slots, the logits, and with labels the losses."""
+    def make_target(self, source: EncodedSource, inputs: TargetInputs) -> "CtcTarget":
+        """Return the slots of each target with its words, and the soft copy, of which glancing replaces some slots."""
         # The slots of each target, and its words.
-        source = self.read_source(states, attention_mask)
         inputs_embeds = inputs.inputs_embeds
         mask = None
         if inputs_embeds is not None:
-            mask = self.input_mask(source, inputs.attention_mask, inputs_embeds)  # (k B, U)
+            mask = input_mask(source, inputs.attention_mask, inputs_embeds)  # (k B, U)
         if mask is None:
             mask = self.slot_mask(source)  # (B, U)
         labels = inputs.labels
         words = None
         if labels is not None:
             check_right_padded(labels)
-            check_rows(len(labels), len(states))
+            check_rows(len(labels), len(source.memory))
             mask = mask.repeat_interleave(len(labels) // len(mask), dim=0)  # (k B, U)
-            words = words_of(labels.to(states.device), self.end_ids, self.blank)
+            words = words_of(labels.to(source.memory.device), self.end_ids, self.blank)
+        target = CtcTarget(mask, labels, inputs.num_items, words=words)
 
-        # The decoder starts from a soft copy of the source, of which glancing replaces some slots.
-        predictions: dict[str, Tensor | None] = {}
+        # The decoder's input.
         if inputs_embeds is None:
-            inputs_embeds = soft_copy(states, source.is_real, mask)  # (k B, U, d_model)
+            inputs_embeds = soft_copy(source.memory, source.is_real, mask)  # (k B, U, d_model)
             if words is not None and self.training and self.glancing_ratio > 0:
                 draws = inputs.further["glancing_draws"]
-                is_shown, aligned, predictions["accuracy"] = self.glance(source, inputs_embeds, mask, words, draws)
+                is_shown, aligned, target.outputs["accuracy"] = self.glance(source, inputs_embeds, mask, words, draws)
                 shown = self.model.decoder.embed_tokens(aligned).to(inputs_embeds.dtype)  # (k B, U, d_model)
                 inputs_embeds = torch.where(is_shown.unsqueeze(-1), shown, inputs_embeds)
-        decoded = self.run_decoder(source, mask, inputs_embeds=inputs_embeds, **kwargs)
-
-        # Logits and losses.
-        skips_logits = self.training if inputs.skip_logits is None else inputs.skip_logits
-        if words is None or not skips_logits:
-            predictions["logits"] = self.lm_head(decoded[0])  # (k B, U, V)
-        if labels is not None and words is not None:
-            fits = words.needed_slots <= mask.sum(1)  # (k B,)
-            summed, losses = self.summed_losses(decoded[0], predictions.get("logits"), mask, words, fits)  # (), (k B,)
-            counted = labels.masked_fill(~fits[:, None].to(labels.device), -100)
-            loss = reduce_loss(summed, counted, inputs.num_items)
-            predictions["loss"] = loss
-            predictions["token_loss"] = loss
-            predictions["sentence_losses"] = losses.masked_fill(~fits, torch.inf)
-        return decoded, predictions
+        target.decoder_inputs["inputs_embeds"] = inputs_embeds
+        return target
 
     def in_chunks(self, mask: Tensor, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         """Yield the rows of `tensors` (k B, ...) in chunks of sentences with logits that fit into memory at once."""
@@ -321,7 +492,7 @@ class VaswaniCtcForConditionalGeneration(NarHead, GenerationMixin):
         slots, floor(rho c) of all slots are shown.
         """
         # The first pass: its most likely tokens, and the scores of the tokens of an alignment's states.
-        states = self.run_decoder(source, mask, inputs_embeds=inputs_embeds)[0]  # (k B, U, d_model)
+        states = self.model.decoder.run(source, mask, inputs_embeds=inputs_embeds)[0]  # (k B, U, d_model)
         tokens = state_tokens(words, self.blank)  # (k B, A)
         predicted_chunks = []
         score_chunks = []
@@ -368,7 +539,7 @@ class VaswaniCtcForConditionalGeneration(NarHead, GenerationMixin):
         # The most likely path.
         source = self.read_source(states, attention_mask)
         mask = self.slot_mask(source)  # (B, U)
-        states = self.run_decoder(source, mask, inputs_embeds=soft_copy(states, source.is_real, mask))[0]
+        states = self.model.decoder.run(source, mask, inputs_embeds=soft_copy(states, source.is_real, mask))[0]
         if settings.num_beams > 1:
             return self.search(states, mask, self.length_limits(source, settings), settings)
         is_slot = mask.bool()
@@ -376,7 +547,7 @@ class VaswaniCtcForConditionalGeneration(NarHead, GenerationMixin):
         path, log_probs = self.most_likely_words(
             states, is_slot, is_end, settings.suppress_tokens, settings.reads_scores
         )  # (B, U) each
-        report_nan(log_probs.isnan().any(1))
+        report_nan(log_probs.isnan().any(1), settings.nan_handler)
         path = path.masked_fill(~is_slot, self.blank)
 
         # Its target.
@@ -405,7 +576,7 @@ class VaswaniCtcForConditionalGeneration(NarHead, GenerationMixin):
         logits = self.lm_head(states)  # (B, U, V)
         log_probs = logits.to(accumulation_dtype(logits.dtype)).log_softmax(-1)
         slots = mask.sum(1)  # (B,)
-        report_nan((log_probs[..., self.blank].isnan() & mask.bool()).any(1))
+        report_nan((log_probs[..., self.blank].isnan() & mask.bool()).any(1), settings.nan_handler)
 
         # The best words of each slot, and k targets of each source; if fewer are found, empty ones of score -inf.
         k = settings.num_beams

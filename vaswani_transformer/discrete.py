@@ -9,7 +9,7 @@ most likely word replaces the sample. Training without the hint is layer-wise pr
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,11 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from .config import VaswaniTransformerConfig
-from .embeddings import Dropout
+from .layers import Dropout
 from .loss import accumulation_dtype, chunk_size
-from .nar import argmax
+from .nar import NarTargets
+from .nar_decoder import LengthTarget, MeasuredSource, argmax
+from .settings import NarSettings
 
 RECOMPUTED = 2**25
 """Scores (N V, 128 MiB in float32) of a latent step above which the backward pass computes them again."""
@@ -154,6 +156,38 @@ class LatentPass:
     smoothing: float = 0.0  # label smoothing of the cross-entropy
     tokens: list[LatentTokens] = field(default_factory=list)  # results of each step; empty without labels
     rows: Tensor | None = field(default=None, init=False)  # of the tokens among k B T
+    shows_words: ClassVar[bool] = True  # glancing shows words in the decoder's input
+
+    @staticmethod
+    def make_step(config: Any) -> LatentStep:
+        """Return a new latent step."""
+        is_relaxed = config.latent_sample == "relaxed"
+        return LatentStep(config, config.latent_dropout, config.gumbel_temperature, is_relaxed)
+
+    @classmethod
+    def of_target(
+        cls, head: Any, source: MeasuredSource, target: LengthTarget, has_hint: bool, draws: Tensor | None
+    ) -> "LatentPass":
+        """Return the latents of a target, which see its labels if `has_hint`."""
+        return cls(
+            head.lm_head,
+            target.mask,
+            target.labels,
+            is_sampled=head.config.hint and has_hint,
+            smoothing=head.config.label_smoothing if head.training else 0.0,
+        )
+
+    @classmethod
+    def without_target(
+        cls, head: Any, mask: Tensor, suppress_tokens: list[int] | None, is_sampled: bool = False
+    ) -> "LatentPass":
+        """Return the latents of targets of `mask` (k B, T), by default without noise."""
+        return cls(head.lm_head, mask, is_sampled=is_sampled)
+
+    @classmethod
+    def without_head(cls, hidden_states: Tensor, mask: Tensor | None, table: Tensor, layers: int) -> "LatentPass":
+        """Return the latents of a decoder that is used by itself; the embeddings are its output projection."""
+        return cls(lambda states: functional.linear(states, table))
 
     def apply(self, step: LatentStep, hidden_states: Tensor, table: Tensor) -> Tensor:
         """Apply a latent step to the states (k B, T, d_model) of all tokens except padding."""
@@ -197,3 +231,51 @@ class LatentPass:
             fields = zip(*(tokens for _, tokens in results), strict=True)
             self.tokens.append(LatentTokens(*(torch.cat(chunks) * words.ne(-100) for chunks in fields)))
         return torch.cat([mixed for mixed, _ in results])
+
+    def loss(self, head: Any, target: LengthTarget, predictions: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the losses and divergences of the layers, and in training the `loss` with them."""
+        # The means over tokens of each step's results, none with a single layer.
+        token_loss = predictions["token_loss"]
+        means = token_loss.new_zeros(0, 4)
+        if self.tokens:
+            sums = [torch.stack([values.sum() for values in tokens]) for tokens in self.tokens]
+            means = target.mean(torch.stack([step_sums.to(token_loss.device) for step_sums in sums]))  # (N - 1, 4)
+        step_losses, layer_kl, prior_weights, hint_weights = means.unbind(1)  # (N - 1,) each
+
+        layer_losses = torch.cat([step_losses, token_loss[None]])  # (N,)
+        kl_loss = token_loss.new_zeros(())
+        for weight, kl in zip(head.config.layer_kl_weights, layer_kl, strict=True):
+            kl_loss = kl_loss + weight * kl
+        loss = predictions["loss"]
+        if head.training:
+            length_loss = head.config.length_loss_weight * predictions["length_loss"]
+            loss = layer_losses.sum() + head.kl_scale * kl_loss + length_loss
+        return {
+            "loss": loss,
+            "bound": token_loss + layer_kl.sum(),
+            "kl_loss": kl_loss,
+            "layer_losses": layer_losses,
+            "layer_kl": layer_kl,
+            "prior_weights": prior_weights.detach(),
+            "hint_weights": hint_weights.detach(),
+        }
+
+    def decode(self, head: Any, source: MeasuredSource, mask: Tensor, settings: NarSettings) -> NarTargets:
+        """Return a target for each row of `mask` (l B, T), from the states of the last layer."""
+        outputs = head.model.decoder.run(
+            source,
+            mask,
+            inputs_embeds=head.decoder_input(source, mask),
+            latent=self,
+            output_hidden_states=settings.return_history,
+        )
+
+        def read(states: Tensor, has_scores: bool) -> tuple[Tensor, Tensor]:
+            return head.read_words(states, mask.sum(1), mask.bool(), settings.suppress_tokens, has_scores)
+
+        history = []
+        if settings.return_history:
+            earlier_layers = (outputs.hidden_states or ())[1:-1]  # after the decoder's input, before the last layer
+            history = [read(states, False)[0] for states in earlier_layers]
+        tokens, log_probs = read(outputs[0], settings.reads_scores)
+        return NarTargets(tokens, log_probs, [*history, tokens])

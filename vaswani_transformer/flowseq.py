@@ -14,7 +14,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -25,25 +25,23 @@ from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
 from transformers.utils import logging
 
-from .attention import MultiHeadAttention
 from .config import VaswaniTransformerConfig, layer_count, unit_rate
-from .embeddings import InputEmbedding, sinusoids, text_positions
-from .layers import AddAndNorm
-from .lengths import MeasuredSource
+from .layers import AddAndNorm, InputEmbedding, MultiHeadAttention, sinusoids, text_positions
 from .loss import accumulation_dtype, without_padding
 from .model import EncoderDecoder
-from .nar import (
+from .nar import NarLMOutput, NarTargets
+from .nar_decoder import (
+    LengthTarget,
+    MeasuredSource,
     NarDecoder,
     NarDecoderLayer,
-    NarLMOutput,
-    NarSettings,
-    NarTargets,
-    Target,
+    PositionalAttention,
     TargetInputs,
     canvas,
+    given_mask,
 )
-from .nat import LengthDifferenceConfig, LengthDifferenceHead, PositionalAttention
-from .restricted import AttentionMask
+from .nat import LengthDifferenceConfig, LengthDifferenceHead
+from .settings import NarSettings
 
 logger = logging.get_logger(__name__)
 
@@ -59,9 +57,9 @@ class FlowInputs(NamedTuple):
 
     is_real: Tensor  # (k B, T, 1), 1.0 at tokens, else 0.0
     positions: Tensor  # (1, T, h), position encodings
-    attention_mask: AttentionMask | None  # mask of self-attention
+    attention_mask: Tensor | None  # mask of self-attention
     memory: Tensor  # (B, S, d_model), encoder output; row i of the latents belongs to source i // k
-    memory_mask: AttentionMask | None  # mask of cross-attention
+    memory_mask: Tensor | None  # mask of cross-attention
 
 
 class LatentReader(nn.Module):
@@ -72,7 +70,7 @@ class LatentReader(nn.Module):
         self.latent_attn = PositionalAttention(config, layer_idx=0)
         self.add_norm = AddAndNorm(config)
 
-    def forward(self, latents: Tensor, positions: Tensor, attention_mask: AttentionMask | None) -> Tensor:
+    def forward(self, latents: Tensor, positions: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Return states (k B, T, d_model) for latents of that shape and `positions` (1, T, d_model)."""
         attended, _ = self.latent_attn(latents, positions, attention_mask, keys=latents)
         return self.add_norm(positions, attended)
@@ -334,9 +332,9 @@ class FlowSeqDecoder(NarDecoder):
     def run_layers(
         self,
         hidden_states: Tensor,
-        mask: AttentionMask | None,
+        mask: Tensor | None,
         memory: Tensor | None,
-        source_mask: AttentionMask | None,
+        source_mask: Tensor | None,
         past_key_values: Cache | None,
         **kwargs: Any,
     ) -> Tensor:
@@ -380,6 +378,18 @@ class FlowSeqLMOutput(NarLMOutput):
 
     kl_loss: Tensor | None = None  # KL(posterior || prior) estimated with one sample, in nats per target token
     log_determinant: Tensor | None = None  # log|det dF/dz| per target token
+
+
+class SampledLatents(NamedTuple):
+    """Terms of the loss that a sample of the posterior adds, in nats per target token."""
+
+    kl_loss: Tensor
+    log_determinant: Tensor
+
+    def loss(self, head: Any, target: LengthTarget, predictions: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the terms, and the `loss` with the KL divergence."""
+        loss = predictions["loss"] + head.kl_scale * self.kl_loss
+        return {"loss": loss, "kl_loss": self.kl_loss, "log_determinant": self.log_determinant}
 
 
 class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead, GenerationMixin):
@@ -426,23 +436,15 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead, GenerationMix
             init.zeros_(module.started)
 
     def training_input(
-        self, source: MeasuredSource, target: Target, labels: Tensor, draws: dict[str, Tensor | None]
+        self, source: MeasuredSource, target: LengthTarget, labels: Tensor, draws: dict[str, Tensor | None]
     ) -> Tensor:
         """Return latents (k B, T, d) of the posterior; its means while `kl_scale` is 0."""
         posterior = self.encode_target(source, target.mask, labels.clamp(min=0), draws["word_draws"])
         latents, _ = posterior
         if self.kl_scale > 0:
             latents, divergence, log_det = self.sample(source, target.mask, posterior, draws["latent_noise"])
-            target.outputs["kl_loss"] = target.mean(divergence.sum())
-            target.outputs["log_determinant"] = target.mean(log_det.sum())
+            target.latent = SampledLatents(target.mean(divergence.sum()), target.mean(log_det.sum()))
         return latents.to(source.memory.dtype)
-
-    def losses(self, source: MeasuredSource, target: Target, token_loss: Tensor) -> dict[str, Tensor]:
-        """Return the losses of every model, and the KL divergence if the posterior was sampled."""
-        losses = super().losses(source, target, token_loss)
-        if "kl_loss" in losses:
-            losses["loss"] = losses["loss"] + self.kl_scale * losses["kl_loss"]
-        return losses
 
     def flow_inputs(self, source: MeasuredSource, mask: Tensor, dtype: torch.dtype | None = None) -> FlowInputs:
         """Return the inputs of posterior and flow for targets of `mask` (k B, T); `dtype` defaults to the flow's."""
@@ -524,7 +526,7 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead, GenerationMix
             raise ValueError("labels: the flow is initialized from targets; got only padding. Pass a batch of targets.")
         encoder_outputs = self.encode(input_ids, attention_mask)
         source = self.read_source(encoder_outputs[0], attention_mask)
-        mask = self.target_mask(source, TargetInputs(labels))
+        mask = cast(Tensor, given_mask(source, TargetInputs(labels)))
         posterior = self.encode_target(source, mask, labels.clamp(min=0), word_draws)
         with torch.autocast(mask.device.type, enabled=False):
             latents, _, _ = self.reparametrize(posterior, latent_noise)
@@ -548,7 +550,7 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead, GenerationMix
         log_weights = []
         for _ in range(samples):
             latents, divergence, _ = self.sample(source, mask, posterior)
-            states = self.run_decoder(source, mask, inputs_embeds=latents.to(source.memory.dtype))[0]
+            states = self.first_pass(source, mask, latents.to(source.memory.dtype))
             log_weights.append(self.log_likelihoods(states, tokens, mask) - divergence)
         return torch.stack(log_weights).logsumexp(0) - math.log(samples)
 

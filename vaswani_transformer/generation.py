@@ -1,17 +1,18 @@
 """The paper's decoding inside Transformers' `generate()` (6.1), which calls `_beam_search` or `_sample`.
 
-B sources, k beams or n samples per source, T target tokens so far, V vocabulary.
+B sources, A active sources, k beams or n samples per source, T target tokens so far, V vocabulary.
 """
 
 import copy
 import functools
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache, StaticLayer
 from transformers.generation import (
     EosTokenCriteria,
     GenerateBeamEncoderDecoderOutput,
@@ -24,40 +25,214 @@ from transformers.generation import (
 )
 from transformers.modeling_outputs import BaseModelOutput
 
-from .config import TOKEN_IDS, VaswaniTransformerConfig, as_token_ids
-from .pretrained import CACHE, INPUT_SHAPES, as_encoder_output, check_inputs, is_of_this_package, mixes_adapters
-from .search import LENGTH_PENALTY_TYPES, SearchSettings, Stepper, beam_search, greedy_search
-from .settings import (
-    NAR_SETTINGS,
-    SEARCH_SETTINGS,
-    NarSettings,
-    SharedSettings,
-    check_number,
-    default_settings,
-    refuse,
-)
-from .stacks import empty_cache
-from .stepper import ModelStepper, caller_inputs, share_sources, shares_sources
+from .config import VaswaniTransformerConfig
+from .search import SearchSettings, Stepper, beam_search, greedy_search
+from .settings import PAPER_LIMIT, CallSettings
+from .stacks import CACHE, as_encoder_output, check_inputs, empty_cache, pop_cache
 
-DEFAULT_LENGTH = 20  # Transformers' default limit
-PAPER_LIMIT = {"max_source_relative_length": 50}  # 6.1
-LIMITS = ("max_new_tokens", "max_length")
-BEAM_DEFAULTS = {"num_beams": 1, "length_penalty": 1.0}  # values of None
 UNMIXED = "table"  # learned positions, which all rows share
-WEIGHTS = ("length_penalty", "length_penalty_type", "early_stopping")  # no effect with a single beam
+SOURCE_INPUTS = ("attention_mask", "position_ids")
+TARGET_INPUTS = ("decoder_attention_mask", "decoder_position_ids")
 
 
-def check_call(generation_config: object, **call: object) -> None:
-    """Raise ValueError for arguments of `generate()` of a wrong type or shape."""
-    if generation_config is not None and not isinstance(generation_config, GenerationConfig):
-        refuse("generation_config", "wrong type", generation_config, "a GenerationConfig(...)")
-    tensors = INPUT_SHAPES.keys() - {"encoder_outputs"}  # which may be a tuple or a dictionary
-    check_inputs(**{name: value for name, value in call.items() if name in tensors})
+def mixes_adapters(model: nn.Module, unmixed: str, rows: int | None = None) -> bool:
+    """Return whether PEFT applies a different adapter to each row, because of `adapter_names` in the call.
+
+    Args:
+        model: the model, whose modules have hooks of PEFT with the names.
+        unmixed: regular expression of the names of modules that do not compute row by row.
+        rows: number of rows outside the encoder; None if it is that of the sources, which PEFT itself checks.
+
+    Raises:
+        ValueError: an adapter is on one of the `unmixed` modules, or there is not a name for each of the rows.
+    """
+    mixes = False
+    for path, module in model.named_modules():
+        hooks = [getattr(hook, "keywords", {}) for hook in module._forward_pre_hooks.values()]
+        names = [keywords["adapter_names"] for keywords in hooks if keywords.get("adapter_names")]
+        if not names:
+            continue
+        mixes = True
+        *parents, name = path.split(".")
+        expected = len(names[-1]) if rows is None or "encoder" in parents else rows
+        if re.fullmatch(unmixed, name) or len(names[-1]) != expected:
+            numbers = "one adapter" if re.fullmatch(unmixed, name) else f"{expected}, one for each row"
+            raise ValueError(
+                f"adapter_names: cannot differ by row in {path}; got {len(names[-1])} names, expected {numbers}. Pass "
+                "num_beams as an argument, not in a generation config, or decode the texts of each adapter separately."
+            )
+    return mixes
 
 
-def is_off(value: object) -> bool:
-    """Return whether a setting's value disables it in every model."""
-    return value is False or (isinstance(value, Sequence) and not value)
+class CallerCache(EncoderDecoderCache):
+    """A caller's cache, with a row for each beam; a cache of the search has a row for each source."""
+
+    def __init__(self, cache: EncoderDecoderCache) -> None:
+        super().__init__(cache.self_attention_cache, cache.cross_attention_cache)
+        self.is_updated = cache.is_updated
+
+
+def caller_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Return the inputs of a `generate()` call with the cache under Transformers' name."""
+    inputs = dict(inputs)
+    cache = pop_cache(inputs.pop("past_key_values", None), inputs)
+    if cache is not None:
+        inputs[CACHE] = CallerCache(cache) if isinstance(cache, EncoderDecoderCache) else cache
+        prompt = inputs.get("decoder_input_ids")
+        has_mask = inputs.get("decoder_attention_mask") is not None
+        if prompt is not None and not has_mask and 0 < cache.get_seq_length() < prompt.shape[1]:
+            # Tells Transformers that the cache contains a prefix.
+            inputs["decoder_attention_mask"] = torch.ones_like(prompt)
+    return inputs
+
+
+def shares_sources(inputs: dict[str, Any]) -> bool:
+    """Return whether the search may use its own cache: `inputs` have none or the default of `generate()`."""
+    cache = inputs.get(CACHE)
+    if type(cache) is not EncoderDecoderCache:
+        return cache is None
+    caches = (cache.self_attention_cache, cache.cross_attention_cache)
+    return all(type(stack_cache) is DynamicCache and not stack_cache.offloading for stack_cache in caches)
+
+
+def select_rows(values: Tensor, index: Tensor) -> Tensor:
+    """Return the rows `index` of `values`; a single row, such as of position ids, serves all sources."""
+    return values[index.to(values.device)] if len(values) > 1 else values
+
+
+def with_sources(inputs: dict[str, Any], select: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    """Return inputs of `forward` with `select` applied to the source inputs."""
+    selected = dict(inputs)
+    memory = select(inputs["encoder_outputs"][0]).contiguous()
+    selected["encoder_outputs"] = BaseModelOutput(last_hidden_state=memory)
+    for name in SOURCE_INPUTS:
+        if inputs.get(name) is not None:
+            selected[name] = select(inputs[name])
+    return selected
+
+
+def share_sources(inputs: dict[str, Any], rows: int) -> dict[str, Any]:
+    """Return inputs of `forward` with one row per source instead of `rows` equal ones, and without a cache."""
+    shared = with_sources(inputs, lambda values: values[::rows])
+    shared[CACHE] = None
+    return shared
+
+
+class ModelStepper:
+    """`Stepper` that calls a model's `forward` with a cache.
+
+    Args:
+        model: the model.
+        inputs: inputs of `forward`, prepared by `generate()`: encoder outputs, masks, cache.
+        beams_per_source: k; source inputs have one row per source, or k equal ones.
+        records: whether to keep the outputs of every step.
+        synced: whether all processes must take the same number of steps.
+    """
+
+    def __init__(
+        self, model: Any, inputs: dict[str, Any], beams_per_source: int, records: bool = False, synced: bool = False
+    ) -> None:
+        if inputs.get("use_cache") and inputs.get(CACHE) is None:
+            inputs = {**inputs, CACHE: empty_cache(model.config)}
+        self.model = model
+        self.inputs = inputs
+        self.beams_per_source = beams_per_source
+        self.synced = synced
+        self.records: list[Any] | None = [] if records else None
+        self.last_inputs: dict[str, Any] = {}
+
+    @property
+    def cache(self) -> Cache | None:
+        """Cached keys and values of earlier tokens and of the sources."""
+        return self.inputs.get(CACHE)
+
+    def next_length(self, tokens: Tensor) -> int | None:
+        """Return how many of `tokens` (k A, T) are new to `forward`; None for all."""
+        if self.last_inputs:
+            return 1 if self.inputs.get("use_cache") else None
+        mask = self.inputs.get("decoder_attention_mask")
+        if self.cache is None or mask is None or mask.shape[1] != tokens.shape[1]:
+            return None
+        return tokens.shape[1] - self.cache.get_seq_length()
+
+    def step(self, tokens: Tensor) -> Tensor:
+        is_first = not self.last_inputs
+        if self.synced and not is_first:
+            self.any_peer(True)
+        self.last_inputs = self.model.prepare_inputs_for_generation(
+            tokens, next_sequence_length=self.next_length(tokens), is_first_iteration=is_first, **self.inputs
+        )
+        outputs = self.model(**self.last_inputs, return_dict=True)
+        if outputs.get(CACHE) is not None:
+            self.inputs[CACHE] = outputs[CACHE]
+
+        # The next step sees one token more.
+        mask = self.inputs.get("decoder_attention_mask")
+        if mask is not None:
+            self.inputs["decoder_attention_mask"] = torch.cat((mask, mask.new_ones(len(mask), 1)), dim=1)
+        positions = self.inputs.get("decoder_position_ids")
+        if positions is not None:
+            self.inputs["decoder_position_ids"] = torch.cat((positions, positions[:, -1:] + 1), dim=1)
+        if self.records is not None:
+            self.records.append(outputs)
+        return outputs.logits[:, -1].to(tokens.device)
+
+    def reorder(self, beams: Tensor) -> None:
+        """Reorder the self-attention cache; tensors of a static cache keep their addresses, as CUDA graphs need."""
+        cache: Any = getattr(self.cache, "self_attention_cache", self.cache)
+        layers = [] if cache is None else cache.layers
+        for layer in layers:
+            if not isinstance(layer, StaticLayer):
+                layer.reorder_cache(beams)
+                continue
+            for states in (layer.keys, layer.values):
+                if states is not None:
+                    states.copy_(states.index_select(0, beams.to(states.device)))
+
+    def keep(self, sources: Tensor) -> None:
+        """Drop all other sources; only for a search with its own cache, or none."""
+        beams = torch.arange(self.beams_per_source, device=sources.device)
+        rows = (sources[:, None] * self.beams_per_source + beams).flatten()
+
+        self.inputs = with_sources(self.inputs, lambda values: select_rows(values, sources))
+        for name in TARGET_INPUTS:
+            if self.inputs.get(name) is not None:
+                self.inputs[name] = select_rows(self.inputs[name], rows)
+        if not isinstance(self.cache, EncoderDecoderCache):
+            return
+        for cache, index in ((self.cache.self_attention_cache, rows), (self.cache.cross_attention_cache, sources)):
+            for layer in cache.layers:
+                if isinstance(layer, DynamicLayer) and layer.keys is not None:
+                    layer.batch_select_indices(index.to(layer.keys.device))
+
+    def any_peer(self, goes_on: bool) -> bool:
+        """Return whether any process takes one more step."""
+        counter = torch.tensor(float(goes_on), device=self.model.device)
+        torch.distributed.all_reduce(counter)
+        return bool(counter > 0)
+
+    def finish(self) -> None:
+        """Run `forward` until all processes have finished."""
+        while self.synced and self.any_peer(False):
+            self.model(**self.last_inputs, return_dict=True)
+
+    def step_outputs(self, encoder_outputs: Any, config: GenerationConfig) -> dict[str, Any]:
+        """Return the requested outputs of each step: logits, attentions, hidden states."""
+        outputs: dict[str, Any] = {CACHE: self.cache}
+
+        def recorded(name: str) -> tuple[Any, ...]:
+            return tuple(getattr(step, name) for step in self.records or [])
+
+        if config.output_logits:
+            outputs["logits"] = tuple(logits[:, -1].float() for logits in recorded("logits"))
+        if config.output_attentions:
+            outputs["encoder_attentions"] = encoder_outputs.get("attentions")
+            outputs["decoder_attentions"] = recorded("decoder_attentions")
+            outputs["cross_attentions"] = recorded("cross_attentions")
+        if config.output_hidden_states:
+            outputs["encoder_hidden_states"] = encoder_outputs.get("hidden_states")
+            outputs["decoder_hidden_states"] = recorded("decoder_hidden_states")
+        return outputs
 
 
 @dataclass(eq=False)
@@ -71,244 +246,6 @@ class SourceLimitCriteria(StoppingCriteria):
         """Return whether each row (R,) has reached its limit."""
         limits = self.limits.repeat_interleave(input_ids.shape[0] // self.limits.shape[0])  # (R,)
         return limits.to(input_ids.device) <= input_ids.shape[1] - self.prompt_length
-
-
-class CallSettings:
-    """Settings of one `generate()` call: its arguments, else its generation config, else that of the model.
-
-    A limit in the call disables a saved `max_source_relative_length`. A saved `max_length` applies only if no other
-    limit is set, and only if it is not Transformers' default, which Seq2SeqTrainer saves. With a limit per source, the
-    end token is not forced.
-
-    Attributes:
-        inputs: arguments that are not settings.
-        in_call: settings of the call, including None.
-        saved: settings of the model, excluding None.
-        values: effective settings, excluding None.
-        num_positions: number of learned positions of a model of this package; None for sinusoidal ones.
-    """
-
-    def __init__(self, generation_config: GenerationConfig | None, model: Any, kwargs: dict[str, Any]) -> None:
-        self.generation_config = GenerationConfig() if generation_config is None else generation_config
-        self.is_autoregressive = getattr(model, "is_autoregressive", True)
-        self.num_positions: int | None = None
-        if getattr(model.config, "position_embedding", None) == "learned":
-            self.num_positions = model.config.max_position_embeddings
-
-        # Arguments that are not settings are inputs of the model.
-        added = SEARCH_SETTINGS if self.is_autoregressive else (*SEARCH_SETTINGS, *NAR_SETTINGS)
-        configured = vars(self.generation_config)
-        settings = {*configured, *added}
-        self.inputs = {name: value for name, value in kwargs.items() if name not in settings}
-
-        # Arguments override the generation config. There, None means that Transformers' setting is not set; in an
-        # argument, and for a setting of this package, it disables the saved value.
-        self.in_call = {name: value for name, value in configured.items() if value is not None or name in added}
-        for name in kwargs.keys() & settings:
-            self.in_call[name] = BEAM_DEFAULTS.get(name) if kwargs[name] is None else kwargs[name]
-
-        self.saved = {name: value for name, value in vars(model.generation_config).items() if value is not None}
-        self.values = self.effective_values()
-
-    def effective_values(self) -> dict[str, Any]:
-        """Return the settings of the call, else those of the model, without limits that the call disables."""
-        values = {**self.saved, **self.in_call}
-
-        # A limit in the call replaces the saved limit per source.
-        has_call_limit = any(self.in_call.get(name) is not None for name in LIMITS)
-        if has_call_limit and "max_source_relative_length" not in self.in_call:
-            values.pop("max_source_relative_length", None)
-        values = {name: value for name, value in values.items() if value is not None}
-
-        # A saved `max_length` gives way to every other limit, since it may be Transformers' default.
-        is_default = self.saved.get("max_length") == DEFAULT_LENGTH
-        has_other_limit = "max_source_relative_length" in values or "max_new_tokens" in values
-        if "max_length" not in self.in_call and (is_default or has_other_limit):
-            values.pop("max_length", None)
-
-        # Transformers forces the end token at one length for all targets, which does not suit a limit per source.
-        forced = as_token_ids(values.get("forced_eos_token_id"))
-        ends = as_token_ids(values.get("eos_token_id"))
-        if "max_source_relative_length" in values and set(forced) <= set(ends):
-            values.pop("forced_eos_token_id", None)
-        return values
-
-    def search(self) -> dict[str, Any]:
-        """Return the settings that commands record: those that are set, beams and length penalty."""
-        hidden = ("_", "output_", "return_", "transformers_version", "use_cache")
-        if self.is_autoregressive and self.values.get("num_beams", 1) == 1:
-            hidden += WEIGHTS
-        always_recorded = ("num_beams", "length_penalty", "length_penalty_type")
-        return {
-            name: value
-            for name, value in sorted(self.values.items())
-            if not name.startswith(hidden)
-            if name in always_recorded or value != default_settings().get(name)
-        }
-
-    def check(self) -> None:
-        """Raise ValueError for settings that are out of range or exclude each other."""
-        for name, least in (("length_penalty", -math.inf), ("num_beams", 1), ("max_source_relative_length", 0)):
-            if name in self.values:
-                check_number(name, self.values[name], least)
-
-        watermark = self.in_call.get("watermarking_config")
-        if isinstance(watermark, dict):
-            refuse("watermarking_config", "wrong type", watermark, "a WatermarkingConfig(...)")
-
-        penalty = self.values.get("length_penalty_type", "power")
-        if penalty not in LENGTH_PENALTY_TYPES:
-            refuse("length_penalty_type", "unknown", penalty, f"one of {', '.join(LENGTH_PENALTY_TYPES)}")
-
-        forced = self.values.get("forced_eos_token_id")
-        relative = self.values.get("max_source_relative_length")
-        if forced is not None and relative is not None:
-            raise ValueError(
-                "forced_eos_token_id: conflicts with max_source_relative_length, since it forces every target to the "
-                f"same length; got {forced!r} and {relative}, expected one of them. Set the other to None."
-            )
-
-    @functools.cached_property
-    def prompt_length(self) -> int:
-        """Number of tokens that each target begins with, including the start token."""
-        prompt = self.inputs.get("decoder_input_ids")
-        if prompt is None:
-            return 1
-        start = self.values.get("decoder_start_token_id", self.values.get("bos_token_id", -1))
-        lacks_start = (prompt[:, 0] != torch.as_tensor(start, device=prompt.device)).all()
-        return prompt.shape[1] + int(lacks_start)  # Transformers puts the start token before such a prompt
-
-    def common_limit(self) -> int | None:
-        """Return the limit of new tokens that all targets share; None if there is none."""
-        if "max_new_tokens" in self.values:
-            return self.values["max_new_tokens"]
-        if "max_length" in self.values:
-            return self.values["max_length"] - self.prompt_length
-        return None
-
-    def inferred_mask(self, inputs: Tensor | None) -> Tensor | None:
-        """Return the mask (B, S) that Transformers infers from the source; None without a source."""
-        encoded = self.inputs.get("encoder_outputs")
-        sources = (inputs, self.inputs.get("input_ids"), self.inputs.get("inputs_embeds"), encoded and encoded[0])
-        source = next((tensor for tensor in sources if tensor is not None), None)
-        if source is None:
-            return None
-        pad = self.values.get("pad_token_id")
-        ends = as_token_ids(self.values.get("eos_token_id"))
-        if source.dim() == 2 and pad is not None and pad not in ends:
-            return source.ne(pad)
-        return torch.ones(source.shape[:2], device=source.device)
-
-    def source_limits(self, inputs: Tensor | None = None) -> Tensor | None:
-        """Return the source-dependent limit (B,) of new tokens; None if there is none."""
-        relative = self.values.get("max_source_relative_length")
-        if relative is None:
-            return None
-        mask = self.inputs.get("attention_mask")
-        if mask is None:
-            mask = self.inferred_mask(inputs)
-        if mask is None:
-            return None
-        limits = mask.ne(0).sum(-1) + relative  # (B,)
-        if self.num_positions is None:
-            return limits
-        return limits.clamp(max=self.num_positions + 1 - self.prompt_length)
-
-    def target_limits(self) -> Tensor:
-        """Return the limit (B,) of new tokens of each target; the arguments must include `attention_mask`."""
-        common = self.common_limit()
-        limits = self.source_limits()
-        if limits is None:
-            mask = self.inputs["attention_mask"]
-            return torch.full((len(mask),), DEFAULT_LENGTH if common is None else common, device=mask.device)
-        return limits if common is None else limits.clamp(max=common)
-
-    def longest_limit(self, limits: Tensor | None) -> int | None:
-        """Return the largest number of new tokens of any target; None for Transformers' default."""
-        common = self.common_limit()
-        if limits is not None and len(limits):
-            largest = int(limits.max())
-            return largest if common is None else min(largest, common)
-        if common is None and "max_length" in self.saved.keys() & self.in_call.keys():
-            return DEFAULT_LENGTH  # the call sets the saved `max_length` to None
-        return common
-
-    def for_non_autoregressive(self, model: Any) -> dict[str, Any]:
-        """Return the values of the settings that a non-autoregressive model supports.
-
-        Raises:
-            ValueError: a setting that the model does not support is not None, False, empty or at its default.
-        """
-        # Arguments that Transformers does not know are settings too, since the model has no further inputs.
-        values = dict(self.values)
-        for name, value in self.inputs.items():
-            if value is not None:
-                values[name] = value
-
-        supported = {setting.name for setting in fields(SharedSettings)}
-        supported.update(model.family_settings)
-        defaults = {**default_settings(), **vars(NarSettings())}
-        for name in TOKEN_IDS:
-            defaults[name] = getattr(model.config, name)
-        defaults["decoder_start_token_id"] = model.config.target_start_token_id
-
-        # A saved generation config also contains these; only in a call they must agree with the model.
-        copied = {*TOKEN_IDS, "output_attentions", "output_hidden_states"} - self.in_call.keys()
-        for name in sorted(values.keys() - supported - copied - {"transformers_version"}):
-            value = values[name]
-            default = defaults.get(name)
-            if name in TOKEN_IDS:
-                value = as_token_ids(value)
-                default = as_token_ids(default)
-            if value != default and not is_off(value) and not name.startswith("_"):
-                refuse(name, f"not supported by {type(model).__name__}", value, repr(default))
-        return {name: values[name] for name in supported & values.keys()}
-
-    def for_transformers(self, limits: Tensor | None) -> tuple[GenerationConfig, dict[str, None]]:
-        """Return a generation config with limits (B,) of the sources, and the saved settings that the call disables.
-
-        Raises:
-            ValueError: a target may exceed the learned positions.
-        """
-        config = copy.copy(self.generation_config)
-        vars(config).update({name: self.values.get(name) for name in self.in_call})
-        config.length_penalty_type = self.values.get("length_penalty_type", "power")
-        if self.values.get("num_beams", 1) == 1:  # Transformers would warn of saved ones
-            config.length_penalty = 1.0
-            config.early_stopping = False
-        switched_off = dict.fromkeys(self.saved.keys() - self.values.keys() - {"max_length", *SEARCH_SETTINGS})
-
-        # Transformers gets the longest limit, in the setting that the call uses; criteria end the shorter targets.
-        longest = self.longest_limit(limits)
-        if longest is None:
-            return config, switched_off
-        max_length = self.prompt_length + longest
-        if "max_new_tokens" in self.values:
-            config.max_new_tokens = longest
-        else:
-            config.max_length = max_length
-
-        # The last token is not an input, so it needs no position.
-        most = self.num_positions
-        if most is not None and max_length - 1 > most:
-            raise ValueError(
-                f"max_length ({max_length}, including the start token) exceeds the {most} learned positions; use "
-                f"max_length <= {most + 1} or max_new_tokens <= {most}."
-            )
-        return config, switched_off
-
-
-def default_limit(model: Any, **settings: Any) -> dict[str, Any]:
-    """Return the paper's length limit if neither the call nor the model sets one, else no settings.
-
-    It replaces Transformers' default of 20 tokens. Non-autoregressive models and those of other packages need none.
-    """
-    generation_config = settings.pop("generation_config", None)
-    call = CallSettings(generation_config, model, settings)
-    has_limit = not call.values.keys().isdisjoint({*LIMITS, *PAPER_LIMIT})
-    if has_limit or not is_of_this_package(model) or not call.is_autoregressive:
-        return {}
-    return PAPER_LIMIT
 
 
 def split_criteria(
@@ -375,15 +312,12 @@ def search_settings(
     def ends(tokens: Tensor) -> Tensor:
         return remaining(tokens, cast(Any, tuple(scores) or None))
 
-    # More candidates than beams, so that k open beams remain if each end token continues each of them.
-    candidates = max(2, 1 + len(as_token_ids(config.eos_token_id))) * config.num_beams
     settings = SearchSettings(
         limits=limits,
         end_tokens=end_tokens,
         pad_token=int(pad),
         num_beams=config.num_beams,
         num_returned=config.num_return_sequences,
-        candidates=candidates,
         alpha=config.length_penalty,
         length_penalty_type=getattr(config, "length_penalty_type", "power"),
         early_stopping=config.early_stopping,
@@ -391,19 +325,21 @@ def search_settings(
         process=process if processors or records_scores else None,
         keep=keep if can_drop and not (records_scores or config.do_sample) else None,
         ends=ends if remaining else None,
+        nan_handler=getattr(config, "nan_handler", None),
         compacts=compacts,
     )
     return settings, scores
 
 
 class PaperBeamSearch(GenerationMixin):
-    """The paper's beam search (6.1), with two settings in addition to those of Transformers:
+    """The paper's beam search (6.1), with three settings in addition to those of Transformers:
 
     length_penalty_type: "gnmt" divides log P(Y | X) by lp(Y) with `length_penalty` as alpha; "power", the default, by
         Transformers' |Y|^length_penalty.
     max_source_relative_length: largest difference of target and source length, both including `</s>`; None for no
         limit. `max_new_tokens` or `max_length` in the call disable a saved limit; if the call has both, the shorter one
         applies.
+    nan_handler: function that gets the indices of sources whose scores are NaN at the end of the search; None to warn.
 
     Under "gnmt" the search of a source stops when no open beam can still enter the n best, if `early_stopping` is False
     or "never". True stops it at `num_beams` finished targets.
@@ -430,12 +366,12 @@ class PaperBeamSearch(GenerationMixin):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Generate targets as Transformers does, with the two additional settings of this class.
+        """Generate targets as Transformers does, with the additional settings of this class.
 
         Raises:
             ValueError: a setting is out of range, or a target may exceed the learned positions.
         """
-        check_call(generation_config, inputs=inputs, **kwargs)
+        check_inputs(inputs=inputs, **kwargs)
         self.config.check_generation_settings(generation_config)
         encoded = kwargs.get("encoder_outputs")
         if encoded is not None:  # a copy, since Transformers may repeat its rows

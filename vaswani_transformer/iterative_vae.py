@@ -3,32 +3,35 @@
 B batch, S source, T target, k target rows per source row, l lengths of a length beam, N layers, V vocabulary.
 
 Before each layer but the first, the states predict words, and some words go back into the states. There are two kinds
-of latents. Revealed ones (`revealed`) are words at some positions: in training those of the reference at random ones.
-Discrete ones (`discrete`), those of the report, are samples at every position, for which the reference is a hint.
+of latents. Discrete ones (`discrete`), those of the report, are samples at every position, for which the reference is a
+hint. Revealed ones are words at some positions, y. In training a random part of the reference is known, which grows
+evenly from layer to layer: S_1 is empty, and S_2 to S_N are nested sets of positions. The last layer that does not know
+a word predicts it. At inference each layer commits the most probable words in place of the reference's, as many as are
+known in training; m is the number of target tokens.
 
 Length, soft copy and layers are those of NAT.
 """
 
-from dataclasses import dataclass
-from typing import Any, Self, cast
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.functional import pad
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
-from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from .config import checked_field, positive_float, unit_rate
-from .discrete import LatentPass, LatentStep
-from .embeddings import read_table
-from .lengths import MeasuredSource
-from .nar import EncodedSource, NarLMOutput, NarSettings, NarTargets, Target, TargetInputs, canvas
-from .nat import PositionalDecoder, VaswaniNatConfig, VaswaniNatForConditionalGeneration, VaswaniNatModel
-from .restricted import AttentionMask
-from .revealed import CommittedWords, RevealedStep, RevealedWords, nested_positions
+from .config import VaswaniTransformerConfig, checked_field, positive_float, unit_rate
+from .discrete import LatentPass
+from .layers import Dropout, read_table
+from .nar import NarLMOutput, NarTargets
+from .nar_decoder import EncodedSource, LengthTarget, MeasuredSource, PositionalDecoder, TargetInputs, canvas
+from .nat import VaswaniNatConfig, VaswaniNatForConditionalGeneration, VaswaniNatModel
+from .settings import NarSettings
 
 NEW_LATENT = "revealed"
 """The latent of a new configuration that sets no field of a discrete one."""
@@ -86,11 +89,6 @@ class VaswaniIterativeVaeConfig(VaswaniNatConfig):
         """Read a saved configuration; one without `latent` was saved when every latent was discrete."""
         return super().from_dict({"latent": "discrete", **config_dict}, **kwargs)
 
-    @property
-    def is_revealed(self) -> bool:
-        """Return whether the latents are revealed words."""
-        return self.latent == "revealed"
-
     def discrete_settings(self) -> dict[str, Any]:
         """Return the fields of a discrete latent that are not at their defaults."""
         defaults = {"latent_sample": None, "hint": True, "kl_weights": None, "gumbel_temperature": 1}
@@ -99,7 +97,7 @@ class VaswaniIterativeVaeConfig(VaswaniNatConfig):
     def validate_latent(self) -> None:
         """Check that no setting of a discrete latent is set for revealed ones."""
         settings = self.discrete_settings()
-        if self.is_revealed and settings:
+        if self.latent == "revealed" and settings:
             name, value = next(iter(settings.items()))
             raise ValueError(
                 f'{name}: not supported by latent="revealed"; got {value!r}. Leave it out, or set latent="discrete".'
@@ -125,20 +123,244 @@ class VaswaniIterativeVaeConfig(VaswaniNatConfig):
         return [(self.decoder_layers + 1 - layer) ** 2 for layer in range(2, self.decoder_layers + 1)]
 
 
+class RevealedStep(nn.Module):
+    """Latent step of revealed words: LN(gate h + Dropout((1 - gate) e)).
+
+    At known positions e is the scaled embedding of the word, and elsewhere `empty`, a learned vector. The gate is the
+    sigmoid of a linear function of h.
+    """
+
+    def __init__(self, config: VaswaniTransformerConfig, dropout: float) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.d_model, 1)
+        self.empty = nn.Parameter(torch.zeros(config.d_model))
+        self.dropout = Dropout(dropout)
+        self.norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.config = config
+
+    def forward(self, states: Tensor, words: Tensor, is_known: Tensor, table: Tensor) -> Tensor:
+        """Return the new states (k B, T, d_model).
+
+        Args:
+            states: h (k B, T, d_model).
+            words: (k B, T), token ids; they count only at known positions.
+            is_known: (k B, T), True at known positions.
+            table: E (V, d_model), the embeddings.
+        """
+        embedded = self.config.embedding_scale * nn.functional.embedding(words, table)  # (k B, T, d_model)
+        latent = torch.where(is_known[..., None], embedded, self.empty.to(embedded.dtype))
+        latent = latent.to(states.dtype)
+        gate = self.gate(states).sigmoid()  # (k B, T, 1)
+        return self.norm(gate * states + self.dropout((1 - gate) * latent)).to(states.dtype)
+
+
+def nested_positions(is_real: Tensor, draws: Tensor, layers: int, share: Tensor | None = None) -> list[Tensor]:
+    """Return S_2 to S_N, (k B, T) each: the real positions t with u_t < (i - 1) / N.
+
+    Args:
+        is_real: (k B, T), True at tokens.
+        draws: (k B, T), u_t of each position, uniform on [0, 1).
+        layers: N.
+        share: (k B, 1), the share of positions in S_N instead of (N - 1) / N; in [0, 1].
+    """
+    known = (layers - 1) / layers if share is None else share
+    steps = layers - 1
+    return [is_real & (draws < known * step / steps) for step in range(1, layers)]
+
+
+def repeats_neighbor(words: Tensor, ranked: Tensor) -> Tensor:
+    """Return which of `words` (k B, T) equal a neighbor that is ranked higher; of equally ranked ones, the second."""
+    is_equal = words[:, 1:] == words[:, :-1]  # (k B, T - 1), of a word and the next one
+    is_lower = ranked[:, 1:] <= ranked[:, :-1]
+    repeats_left = pad(is_equal & is_lower, (1, 0))
+    repeats_right = pad(is_equal & ~is_lower, (0, 1))
+    return repeats_left | repeats_right
+
+
+@dataclass
+class CommittedWords:
+    """Prior of one decoder pass: before layer i it knows at most the ceil(m (i - 1) / N) most probable words.
+
+    Of equal neighbors only the more probable word is committed, and no word equal to a committed neighbor; later layers
+    predict the others again. A committed word and its log-probability stay as they are. So the sum of all
+    log-probabilities is that of a target of which the words are predicted in this order.
+    """
+
+    read: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    """Function that reads words and log-probabilities (k B, T) from states (k B, T, d_model) at a mask's positions."""
+    is_real: Tensor  # (k B, T), True at tokens
+    layers: int  # N
+    words: Tensor = field(init=False)  # (k B, T), of the last layer at positions that are not committed
+    log_probs: Tensor = field(init=False)  # (k B, T)
+    is_committed: Tensor = field(init=False)  # (k B, T)
+    states: Tensor | None = field(default=None, init=False)  # (k B, T, d_model), those that predicted the words
+    history: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # words and `is_committed` after each layer
+
+    def __post_init__(self) -> None:
+        self.is_committed = torch.zeros_like(self.is_real)
+
+    def apply(self, step: RevealedStep, states: Tensor, table: Tensor) -> Tensor:
+        """Commit words of the states (k B, T, d_model), and apply the step before the next layer."""
+        self.read_open(states)
+        layer = len(self.history) + 1
+        lengths = self.is_real.sum(1, keepdim=True)  # (k B, 1), m
+        counts = (lengths * layer + self.layers - 1) // self.layers  # (k B, 1), ceil(m layer / N)
+
+        # Committed words stay first, then the most probable ones; repetitions and padding are last.
+        ranked = self.log_probs.masked_fill(self.is_committed, 1.0)  # above every log-probability
+        ranked = ranked.masked_fill(~self.is_real, float("-inf"))
+        can_commit = self.is_real & (self.is_committed | ~repeats_neighbor(self.words, ranked))
+        ranked = ranked.masked_fill(~can_commit, float("-inf"))
+        ranks = ranked.argsort(dim=1, descending=True, stable=True).argsort(1)
+        self.is_committed = can_commit & (ranks < counts)
+        self.history.append((self.words, self.is_committed))
+        return step(states, self.words, self.is_committed, table)
+
+    def read_open(self, states: Tensor) -> None:
+        """Read the words that are not committed from the states (k B, T, d_model) after a layer."""
+        states = states.to(self.is_real.device)
+        is_open = self.is_real & ~self.is_committed
+        words, log_probs = self.read(states, is_open)
+        if self.states is not None:  # not the first layer
+            words = torch.where(is_open, words, self.words)
+            log_probs = torch.where(is_open, log_probs, self.log_probs)
+        self.words = words
+        self.log_probs = log_probs
+        self.states = self.output(states)
+
+    def output(self, states: Tensor) -> Tensor:
+        """Return the states that predict each word: those from which it was committed, or those of the last layer."""
+        if self.states is None:
+            return states
+        return torch.where(self.is_committed[..., None], self.states, states.to(self.states.device))
+
+    def loss(self, head: Any, target: LengthTarget, predictions: dict[str, Any]) -> dict[str, Tensor]:
+        """Return no further terms, since the pass does not see the target."""
+        return {}
+
+    def decode(self, head: Any, source: MeasuredSource, mask: Tensor, settings: NarSettings) -> NarTargets:
+        """Return a target for each row of `mask` (l B, T), whose words the layers commit one after the other."""
+        inputs_embeds = head.decoder_input(source, mask)
+        states = head.model.decoder.run(source, mask, inputs_embeds=inputs_embeds, latent=self)[0]
+        self.read_open(states)  # the words that no step has committed
+        history = [*self.history, (self.words, self.is_real)]
+        return NarTargets(
+            self.words,
+            self.log_probs,
+            history=[words for words, _ in history],
+            committed=[is_committed for _, is_committed in history],
+        )
+
+
+@dataclass
+class RevealedWords:
+    """Posterior of one decoder pass: before layer i it knows the reference's words at S_i."""
+
+    words: Tensor  # (k B, T), y, any id at padding
+    revealed: list[Tensor]  # S_2 to S_N, (k B, T) each
+    states: list[Tensor] = field(default_factory=list)  # after layers 1 to N - 1, (k B, T, d_model) each
+    predicting: Tensor | None = None  # (k B, T, d_model), the states that predict each word
+    shows_words: ClassVar[bool] = False  # in the decoder's input
+
+    @staticmethod
+    def make_step(config: VaswaniIterativeVaeConfig) -> RevealedStep:
+        """Return a new latent step."""
+        return RevealedStep(config, config.latent_dropout)
+
+    @classmethod
+    def of_target(
+        cls, head: Any, source: MeasuredSource, target: LengthTarget, has_hint: bool, draws: Tensor | None
+    ) -> "RevealedWords | CommittedWords":
+        """Return the posterior of a target, and limit its labels to the words that stay hidden; the prior without hint.
+
+        `draws` (k B, T), uniform on [0, 1), determine which words are known; if None, they come from torch's generator.
+        """
+        if not has_hint or target.labels is None:
+            return cls.without_target(head, target.mask, head.special_tokens())
+        labels = target.labels.to(source.memory.device)
+        is_real = labels.ne(-100)  # (k B, T)
+        if draws is None:
+            draws = torch.rand(labels.shape, device=labels.device)
+        share = None
+        if head.training and head.glancing_ratio > 0:
+            share = head.share_of_mistakes(source, target, labels)
+        revealed = nested_positions(is_real, draws.to(labels.device), head.config.decoder_layers, share)
+        if revealed:
+            target.labels = labels.masked_fill(revealed[-1], -100)
+        return cls(labels.clamp(min=0), revealed)
+
+    @staticmethod
+    def without_target(
+        head: Any, mask: Tensor, suppress_tokens: list[int] | None, is_sampled: bool = False
+    ) -> CommittedWords:
+        """Return the prior for targets of `mask` (k B, T), which never commits any of `suppress_tokens`."""
+        lengths = mask.sum(1)
+
+        @torch.no_grad()
+        def read(states: Tensor, is_read: Tensor) -> tuple[Tensor, Tensor]:
+            return head.read_words(states, lengths, is_read, suppress_tokens, has_scores=True)
+
+        return CommittedWords(read, mask.bool(), head.config.decoder_layers)
+
+    @staticmethod
+    def without_head(hidden_states: Tensor, mask: Tensor | None, table: Tensor, layers: int) -> CommittedWords:
+        """Return the prior for a decoder that is used by itself; the embeddings are its output projection."""
+        is_real = hidden_states.new_ones(hidden_states.shape[:2], dtype=torch.bool)
+        if mask is not None:  # boolean or additive; its first row tells the keys of the first position
+            is_key = mask if mask.dtype == torch.bool else mask == 0
+            is_real = is_key[:, 0, 0].expand_as(is_real)
+
+        @torch.no_grad()
+        def read(states: Tensor, is_read: Tensor) -> tuple[Tensor, Tensor]:
+            log_probs, words = functional.linear(states, table).log_softmax(-1).max(-1)
+            return words, log_probs
+
+        return CommittedWords(read, is_real, layers)
+
+    def apply(self, step: RevealedStep, states: Tensor, table: Tensor) -> Tensor:
+        """Apply the step before the next layer to the states (k B, T, d_model)."""
+        is_known = self.revealed[len(self.states)]
+        self.states.append(states)
+        return step(states, self.words, is_known, table)
+
+    def output(self, states: Tensor) -> Tensor:
+        """Return the states that predict each word: those of the last layer that does not know it."""
+        # Backwards, since a known word stays known.
+        for is_known, earlier in reversed(list(zip(self.revealed, self.states, strict=True))):
+            states = torch.where(is_known[..., None].to(states.device), earlier.to(states.device), states)
+        self.predicting = states
+        return states
+
+    def loss(self, head: Any, target: LengthTarget, predictions: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the bound as the loss of all words, and its terms."""
+        # The words that become known before each layer but the first; the layer before predicts them.
+        is_known = torch.zeros_like(self.words, dtype=torch.bool)  # (k B, T)
+        is_new = []
+        for is_revealed in self.revealed:
+            is_new.append(is_revealed & ~is_known)
+            is_known = is_revealed
+
+        # Their losses are the divergences; `token_loss` is that of the words that stay hidden from the last layer.
+        token_loss = predictions["token_loss"]
+        states = cast(Tensor, self.predicting).to(token_loss.device)  # (k B, T, d_model)
+        summed, token_losses = head.token_losses(states, self.words.masked_fill(~is_known, -100))  # scalar, (k B, T)
+        layer_kl = [target.mean((token_losses * mask).sum()) for mask in is_new]  # K_2 to K_N
+        layer_losses = torch.stack([*layer_kl, token_loss.detach()])  # (N,)
+        bound = token_loss + target.mean(summed)
+        return {
+            "loss": bound + head.config.length_loss_weight * predictions["length_loss"],
+            "token_loss": bound,
+            "bound": bound,
+            "layer_losses": layer_losses,
+            "layer_kl": layer_losses[:-1],
+        }
+
+
 Latent = LatentPass | RevealedWords | CommittedWords
 """The latents of one decoder pass: discrete ones, the posterior and the prior of revealed ones."""
-
-
-def make_step(config: VaswaniIterativeVaeConfig) -> nn.Module:
-    """Return a new latent step of the configuration's latent."""
-    if config.is_revealed:
-        return RevealedStep(config, config.latent_dropout)
-    return LatentStep(
-        config,
-        config.latent_dropout,
-        temperature=config.gumbel_temperature,
-        is_relaxed=config.latent_sample == "relaxed",
-    )
+LATENTS: dict[str, type[Any]] = {"revealed": RevealedWords, "discrete": LatentPass}
+"""The latents of a target by `latent` of the configuration; each class makes its steps, and also the latents of a pass
+that does not see the target."""
 
 
 class LatentDecoder(PositionalDecoder):
@@ -148,7 +370,9 @@ class LatentDecoder(PositionalDecoder):
 
     def __init__(self, config: VaswaniIterativeVaeConfig) -> None:
         super().__init__(config)
-        self.latent_steps = nn.ModuleList(make_step(config) for _ in range(config.decoder_layers - 1))
+        self.latent_steps = nn.ModuleList(
+            LATENTS[cast(str, config.latent)].make_step(config) for _ in range(config.decoder_layers - 1)
+        )
         self.post_init()
 
     @torch.no_grad()
@@ -161,9 +385,9 @@ class LatentDecoder(PositionalDecoder):
     def run_layers(
         self,
         hidden_states: Tensor,
-        mask: AttentionMask | None,
+        mask: Tensor | None,
         memory: Tensor | None,
-        source_mask: AttentionMask | None,
+        source_mask: Tensor | None,
         past_key_values: Cache | None,
         latent: Latent | None = None,
         depth: int | None = None,
@@ -179,7 +403,8 @@ class LatentDecoder(PositionalDecoder):
         scale = self.config.embedding_scale
         table = read_table(self.embed_tokens, vocab_size, hidden_states.device, scale)  # E (V, d_model)
         if latent is None:
-            latent = self.inference(hidden_states, mask, table)
+            latents = LATENTS[self.config.latent]
+            latent = cast(Latent, latents.without_head(hidden_states, mask, table, self.config.decoder_layers))
         positions = self.position_encodings(hidden_states)  # (1, T, d_model)
         self_attention_mask = self.without_diagonal(mask, hidden_states)
 
@@ -198,24 +423,6 @@ class LatentDecoder(PositionalDecoder):
                 **kwargs,
             )  # (k B, T, d_model)
         return latent.output(hidden_states)
-
-    def inference(
-        self, hidden_states: Tensor, mask: AttentionMask | None, table: Tensor
-    ) -> LatentPass | CommittedWords:
-        """Return a pass without reference, for a decoder that is used by itself."""
-        if not self.config.is_revealed:
-            return LatentPass(lambda states: functional.linear(states, table))
-        is_real = hidden_states.new_ones(hidden_states.shape[:2], dtype=torch.bool)
-        if isinstance(mask, Tensor):  # boolean or additive; its first row tells the keys of the first position
-            is_key = mask if mask.dtype == torch.bool else mask == 0
-            is_real = is_key[:, 0, 0].expand_as(is_real)
-
-        @torch.no_grad()
-        def read(states: Tensor, is_read: Tensor) -> tuple[Tensor, Tensor]:
-            log_probs, words = functional.linear(states, table).log_softmax(-1).max(-1)
-            return words, log_probs
-
-        return CommittedWords(read, is_real, self.config.decoder_layers)
 
 
 class VaswaniIterativeVaeModel(VaswaniNatModel):
@@ -267,177 +474,48 @@ class VaswaniIterativeVaeForConditionalGeneration(VaswaniNatForConditionalGenera
 
     def __init__(self, config: VaswaniIterativeVaeConfig) -> None:
         super().__init__(config)
-        if config.hint and not config.is_revealed:
+        if config.latent == "discrete" and config.hint:
             self.family_settings = (*self.family_settings, "do_sample")
 
-    def make_target(self, source: MeasuredSource, inputs: TargetInputs) -> Target:
+    @property
+    def latents(self) -> type[Any]:
+        """Return the class of a target's latents."""
+        return LATENTS[self.config.latent]
+
+    def make_target(self, source: MeasuredSource, inputs: TargetInputs) -> LengthTarget:
         target = super().make_target(source, inputs)
         has_hint = inputs.further["has_hint"]
         if has_hint is None:
             has_hint = self.training
-        if not self.config.is_revealed:
-            target.decoder_inputs["latent"] = LatentPass(
-                self.lm_head,
-                target.mask,
-                target.labels,
-                is_sampled=self.config.hint and has_hint,
-                smoothing=self.config.label_smoothing if self.training else 0.0,
-            )
-        elif has_hint and target.labels is not None:
-            draws = inputs.further["reveal_draws"]
-            target.decoder_inputs["latent"] = self.reveal(source, target, target.labels, draws)
+        target.latent = self.latents.of_target(self, source, target, has_hint, inputs.further["reveal_draws"])
+        target.decoder_inputs["latent"] = target.latent
         return target
 
     def training_input(
-        self, source: MeasuredSource, target: Target, labels: Tensor, draws: dict[str, Tensor | None]
+        self, source: MeasuredSource, target: LengthTarget, labels: Tensor, draws: dict[str, Tensor | None]
     ) -> Tensor:
         """Return the soft copy (k B, T, d_model); with a discrete latent also words that glancing shows."""
-        if self.config.is_revealed:
+        if not self.latents.shows_words:
             return self.decoder_input(source, target.mask)
         return super().training_input(source, target, labels, draws)
 
-    def reveal(self, source: MeasuredSource, target: Target, labels: Tensor, draws: Tensor | None) -> RevealedWords:
-        """Return the posterior of `labels` (k B, T), and limit `target.labels` to the words that stay hidden."""
-        labels = labels.to(source.memory.device)
-        is_real = labels.ne(-100)  # (k B, T)
-        if draws is None:
-            draws = torch.rand(labels.shape, device=labels.device)
-        share = None
-        if self.training and self.glancing_ratio > 0:
-            share = self.share_of_mistakes(source, target, labels)
-        revealed = nested_positions(is_real, draws.to(labels.device), self.config.decoder_layers, share)
-        if revealed:
-            target.labels = labels.masked_fill(revealed[-1], -100)
-        return RevealedWords(labels.clamp(min=0), revealed)
+    def first_pass(self, source: MeasuredSource, mask: Tensor, inputs_embeds: Tensor) -> Tensor:
+        latent = self.latents.without_target(self, mask, self.special_tokens())
+        return self.model.decoder.run(source, mask, inputs_embeds=inputs_embeds, latent=latent)[0]
 
     @torch.no_grad()
-    def share_of_mistakes(self, source: MeasuredSource, target: Target, labels: Tensor) -> Tensor:
+    def share_of_mistakes(self, source: EncodedSource, target: LengthTarget, labels: Tensor) -> Tensor:
         """Return `glancing_ratio` times the share (k B, 1) of words that the first layer gets wrong."""
         is_real = labels.ne(-100)  # (k B, T)
-        states = self.run_decoder(source, target.mask, **target.decoder_inputs, depth=1)[0]  # (k B, T, d_model)
+        latent = self.latents.without_target(self, target.mask, self.special_tokens())
+        states = self.model.decoder.run(source, target.mask, **target.decoder_inputs, latent=latent, depth=1)[0]
         mistakes = self.count_mistakes(states, labels)[:, None]  # (k B, 1)
         lengths = is_real.sum(1, keepdim=True)  # (k B, 1)
         target.outputs["accuracy"] = 1 - mistakes.sum() / lengths.sum().clamp(min=1)
         return self.glancing_ratio * mistakes / lengths.clamp(min=1)
 
-    def commit(self, mask: Tensor, suppress_tokens: list[int] | None) -> CommittedWords:
-        """Return the prior for targets of `mask` (k B, T), which never commits any of `suppress_tokens`."""
-        lengths = mask.sum(1)
-
-        @torch.no_grad()
-        def read(states: Tensor, is_read: Tensor) -> tuple[Tensor, Tensor]:
-            return self.read_words(states, lengths, is_read, suppress_tokens, has_scores=True)
-
-        return CommittedWords(read, mask.bool(), self.config.decoder_layers)
-
-    def run_decoder(
-        self, source: EncodedSource, target_mask: Tensor, cache: Cache | None = None, **inputs: Any
-    ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Run the decoder, by default without reference and noise."""
-        if inputs.get("latent") is None and self.config.is_revealed:
-            inputs["latent"] = self.commit(target_mask, self.special_tokens())
-        elif inputs.get("latent") is None:
-            inputs["latent"] = LatentPass(self.lm_head, target_mask)
-        return super().run_decoder(source, target_mask, cache, **inputs)
-
-    def losses(self, source: MeasuredSource, target: Target, token_loss: Tensor) -> dict[str, Tensor]:
-        """Return the output fields with the losses of layers, latents and length."""
-        losses = super().losses(source, target, token_loss)
-        latent = target.decoder_inputs.get("latent")
-        if isinstance(latent, RevealedWords):
-            losses.update(self.revealed_losses(losses, target, latent))
-        elif latent is not None:  # a pass without the reference has none
-            losses.update(self.discrete_losses(losses, target, latent))
-        return losses
-
-    def revealed_losses(self, losses: dict[str, Tensor], target: Target, latent: RevealedWords) -> dict[str, Tensor]:
-        """Return the fields of revealed latents."""
-        # The words that become known before each layer but the first; the layer before predicts them.
-        is_known = torch.zeros_like(latent.words, dtype=torch.bool)  # (k B, T)
-        is_new = []
-        for is_revealed in latent.revealed:
-            is_new.append(is_revealed & ~is_known)
-            is_known = is_revealed
-
-        # Their losses are the divergences; `token_loss` is that of the words that stay hidden from the last layer.
-        token_loss = losses["token_loss"]
-        states = cast(Tensor, latent.predicting).to(token_loss.device)  # (k B, T, d_model)
-        summed, token_losses = self.token_losses(states, latent.words.masked_fill(~is_known, -100))  # scalar, (k B, T)
-        layer_kl = [target.mean((token_losses * mask).sum()) for mask in is_new]  # K_2 to K_N
-        layer_losses = torch.stack([*layer_kl, token_loss.detach()])  # (N,)
-        bound = token_loss + target.mean(summed)
-        return {
-            "loss": bound + self.config.length_loss_weight * losses["length_loss"],
-            "token_loss": bound,
-            "bound": bound,
-            "layer_losses": layer_losses,
-            "layer_kl": layer_losses[:-1],
-        }
-
-    def discrete_losses(self, losses: dict[str, Tensor], target: Target, latent: LatentPass) -> dict[str, Tensor]:
-        """Return the fields of discrete latents."""
-        # The means over tokens of each step's results, none with a single layer.
-        token_loss = losses["token_loss"]
-        means = token_loss.new_zeros(0, 4)
-        if latent.tokens:
-            sums = [torch.stack([values.sum() for values in tokens]) for tokens in latent.tokens]
-            means = target.mean(torch.stack([step_sums.to(token_loss.device) for step_sums in sums]))  # (N - 1, 4)
-        step_losses, layer_kl, prior_weights, hint_weights = means.unbind(1)  # (N - 1,) each
-
-        layer_losses = torch.cat([step_losses, token_loss[None]])  # (N,)
-        kl_loss = token_loss.new_zeros(())
-        for weight, kl in zip(self.config.layer_kl_weights, layer_kl, strict=True):
-            kl_loss = kl_loss + weight * kl
-        loss = losses["loss"]
-        if self.training:
-            length_loss = self.config.length_loss_weight * losses["length_loss"]
-            loss = layer_losses.sum() + self.kl_scale * kl_loss + length_loss
-        return {
-            "loss": loss,
-            "bound": token_loss + layer_kl.sum(),
-            "kl_loss": kl_loss,
-            "layer_losses": layer_losses,
-            "layer_kl": layer_kl,
-            "prior_weights": prior_weights.detach(),
-            "hint_weights": hint_weights.detach(),
-        }
-
     def decode_targets(self, source: MeasuredSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
         """Predict a target for each of `lengths` (l B,) in one pass, with the words after each layer as history."""
-        if self.config.is_revealed:
-            return self.decode_revealed(source, canvas(lengths), settings)
-        return self.decode_discrete(source, lengths, settings)
-
-    def decode_revealed(self, source: MeasuredSource, mask: Tensor, settings: NarSettings) -> NarTargets:
-        """Predict a target for each row of `mask` (l B, T), whose words the layers commit one after the other."""
-        latent = self.commit(mask, settings.suppress_tokens)
-        states = self.run_decoder(source, mask, inputs_embeds=self.decoder_input(source, mask), latent=latent)[0]
-        latent.read_open(states)  # the words that no step has committed
-        history = [*latent.history, (latent.words, latent.is_real)]
-        return NarTargets(
-            latent.words,
-            latent.log_probs,
-            history=[words for words, _ in history],
-            committed=[is_committed for _, is_committed in history],
-        )
-
-    def decode_discrete(self, source: MeasuredSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
-        """Predict a target for each of `lengths` (l B,) from the states of the last layer."""
         mask = canvas(lengths)  # (l B, T)
-        outputs = self.run_decoder(
-            source,
-            mask,
-            inputs_embeds=self.decoder_input(source, mask),
-            latent=LatentPass(self.lm_head, mask, is_sampled=settings.do_sample),
-            output_hidden_states=settings.return_history,
-        )
-
-        def read(states: Tensor, has_scores: bool) -> tuple[Tensor, Tensor]:
-            return self.read_words(states, lengths, mask.bool(), settings.suppress_tokens, has_scores)
-
-        history = []
-        if settings.return_history:
-            earlier_layers = (outputs.hidden_states or ())[1:-1]  # after the decoder's input, before the last layer
-            history = [read(states, False)[0] for states in earlier_layers]
-        tokens, log_probs = read(outputs[0], settings.reads_scores)
-        return NarTargets(tokens, log_probs, [*history, tokens])
+        latent = self.latents.without_target(self, mask, settings.suppress_tokens, settings.do_sample)
+        return latent.decode(self, source, mask, settings)

@@ -1,36 +1,23 @@
-"""What models that predict a length share: their losses, length beams and decoding. NAT's classifier is in nat.py.
+"""The length beam: how models that predict a length decode targets of several lengths and choose among them.
 
 B batch, S source, T target, k target rows per source row, C length classes, l lengths of a length beam, n targets
 returned per source, V vocabulary, R iterations or refining layers. For lengths, n and m are the numbers of source and
 target tokens, both including `</s>`.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers.generation import GenerationConfig
-from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as DecoderOutput
 
 from .config import loss_weight
-from .loss import accumulation_dtype
-from .nar import (
-    EncodedSource,
-    NarConfig,
-    NarGenerateOutput,
-    NarHead,
-    NarSettings,
-    NarTargets,
-    Target,
-    TargetInputs,
-    canvas,
-    check_right_padded,
-)
+from .nar import NarConfig, NarGenerateOutput, NarHead, NarTargets
+from .nar_decoder import EncodedSource, MeasuredSource, canvas
 from .search import report_nan
-from .settings import refuse
-from .stacks import check_rows
+from .settings import NarSettings, refuse
 
 
 @strict
@@ -44,14 +31,6 @@ class LengthConfig(NarConfig):
     length_loss_weight: float | int = loss_weight(default=1.0)
 
 
-@dataclass
-class MeasuredSource(EncodedSource):
-    """An encoded source with its length prediction."""
-
-    length_logits: Tensor  # (B, C)
-    first_length: Tensor  # (B,), target length of class 0; each further class is one token longer
-
-
 class LengthHead(NarHead):
     """Base class of heads that predict a length, and then the words of a target of that length."""
 
@@ -61,31 +40,9 @@ class LengthHead(NarHead):
         """Return the encoded source with its length prediction."""
         raise NotImplementedError
 
-    def make_target(self, source: MeasuredSource, inputs: TargetInputs) -> Target:
-        """Return the target of `forward`, prepared for the decoder and the losses."""
-        raise NotImplementedError
-
     def decode_targets(self, source: MeasuredSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
         """Predict a target for each of `lengths` (l B,)."""
         raise NotImplementedError
-
-    def predict(
-        self, states: Tensor, attention_mask: Tensor | None, inputs: TargetInputs, **kwargs: Any
-    ) -> tuple[DecoderOutput, dict[str, Tensor | None]]:
-        """Return the decoder's output for a target of the known or predicted length, and logits and losses by name."""
-        source = self.read_source(states, attention_mask)
-        target = self.make_target(source, inputs)
-        outputs = self.run_decoder(source, target.mask, **target.decoder_inputs, **kwargs)
-        token_loss, logits = self.loss_and_logits(outputs[0], target.labels, 0, inputs.skip_logits, target.num_items)
-        predictions: dict[str, Tensor | None] = {"logits": logits}
-        if token_loss is not None:
-            predictions.update(self.losses(source, target, token_loss))
-        return outputs, predictions
-
-    def length_classes(self, source: MeasuredSource, lengths: Tensor) -> Tensor:
-        """Return the nearest length class (k B,) of `lengths` (k B,)."""
-        first = source.first_length.repeat_interleave(len(lengths) // len(source.first_length))
-        return (lengths.clamp(min=1) - first).clamp(0, source.length_logits.shape[1] - 1)
 
     def is_allowed(self, source: MeasuredSource, limits: Tensor | None = None) -> Tensor:
         """Return whether each length class (B, C) is a length from 1 to `limits` (B,)."""
@@ -101,31 +58,6 @@ class LengthHead(NarHead):
         logits = source.length_logits.masked_fill(~self.is_allowed(source), float("-inf"))
         classes = logits.sort(dim=1, descending=True, stable=True).indices[:, :count]
         return (source.first_length[:, None] + classes).clamp(min=1)
-
-    def target_mask(self, source: MeasuredSource, inputs: TargetInputs) -> Tensor:
-        """Return the target mask (k B, T), from the labels, else the mask or embeddings, else the prediction."""
-        labels = inputs.labels
-        if labels is not None:
-            check_right_padded(labels)
-            check_rows(labels.shape[0], source.memory.shape[0])
-            lengths = labels.to(source.memory.device).ne(-100).sum(1)  # (k B,)
-            return canvas(lengths, labels.shape[1])
-        mask = self.input_mask(source, inputs.attention_mask, inputs.inputs_embeds)
-        if mask is not None:
-            return mask
-        return canvas(self.best_lengths(source, 1).flatten())
-
-    def losses(self, source: MeasuredSource, target: Target, token_loss: Tensor) -> dict[str, Tensor]:
-        """Return the `loss`, its terms, and further output fields of the model family."""
-        lengths = target.mask.sum(1)  # (k B,)
-        classes = self.length_classes(source, lengths)  # (k B,)
-        logits = source.length_logits  # (B, C)
-        logits = logits.to(accumulation_dtype(logits.dtype))
-        logits = logits.repeat_interleave(len(lengths) // len(logits), dim=0)  # (k B, C)
-        losses = nn.functional.cross_entropy(logits, classes, reduction="none")  # (k B,)
-        length_loss = target.mean((losses * (lengths > 0)).sum())  # rows without a target have no loss
-        loss = token_loss + self.config.length_loss_weight * length_loss
-        return {"loss": loss, "token_loss": token_loss, "length_loss": length_loss, **target.outputs}
 
     def read_settings(self, generation_config: GenerationConfig | None, call: dict[str, Any]) -> NarSettings:
         """Return the settings of every model, after checking the number of lengths, samples and returned targets."""
@@ -198,7 +130,7 @@ class LengthHead(NarHead):
         scores = targets.log_likelihoods  # (l B,)
         if scores is None:
             scores = targets.log_probs.sum(1)
-        classes = self.length_classes(source, lengths.flatten()).view_as(lengths)
+        classes = source.length_classes(lengths.flatten()).view_as(lengths)
         log_lengths = source.length_logits.to(scores.dtype).log_softmax(-1).gather(1, classes)  # (B, l)
         scores = scores.view_as(lengths) + settings.length_weight * log_lengths
         return scores / lengths.to(scores.dtype) ** settings.length_penalty
@@ -214,7 +146,7 @@ class LengthHead(NarHead):
         """Return the n best of the targets of `lengths` (B, l) for each source, where `is_candidate` (B, l)."""
         # The scores of all candidates.
         scores = self.target_scores(source, targets, lengths, settings)  # (B, l)
-        report_nan(scores.isnan().any(1))
+        report_nan(scores.isnan().any(1), settings.nan_handler)
         scores = scores.masked_fill(~is_candidate, float("-inf"))
 
         # The n best, as rows of l B.

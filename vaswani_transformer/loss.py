@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from .config import VaswaniTransformerConfig, as_token_ids
-from .pretrained import check_inputs
+from .config import VaswaniTransformerConfig
+from .stacks import check_inputs
 
 CHUNK = 256  # tokens at a time on a CPU
 CACHE_ROWS = 32  # tokens whose float32 logits fit into a core's cache
@@ -194,7 +194,7 @@ def without_padding(
             "(batch, length), length >= 1. End an empty text with its end token, and put -100 where no token counts."
         )
     pad = config.pad_token_id
-    if pad is None or pad in as_token_ids(config.eos_token_id):
+    if pad is None or pad in config.end_token_ids:
         return labels, num_items
     tokens = labels.long().masked_fill(labels == pad, -100)
     return tokens, recount(num_items, labels, tokens)

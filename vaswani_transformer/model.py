@@ -1,5 +1,13 @@
 """The paper's model (Figure 1), and the base classes `EncoderDecoder` and `ProjectedModel` of every model family.
 
+    source                 target, shifted right
+      |                            |
+    embedding + positions  embedding + positions       InputEmbedding
+      |                            |
+    N encoder layers ----> N decoder layers            VaswaniTransformerEncoder, VaswaniTransformerDecoder
+                                   |
+                           output projection           ProjectedModel; its loss is in `loss`
+
 B batch, S source, T target, k target rows per source row, V vocabulary.
 """
 
@@ -16,8 +24,8 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .config import VaswaniTransformerConfig
-from .embeddings import ScaledEmbedding, is_unwrapped
 from .generation import PaperBeamSearch
+from .layers import ScaledEmbedding, is_unwrapped
 from .loss import (
     cross_entropy,
     projected_cross_entropy,
@@ -25,8 +33,8 @@ from .loss import (
     token_cross_entropy,
     without_padding,
 )
-from .pretrained import CACHE, VaswaniTransformerPreTrainedModel, as_encoder_output, pop_cache
-from .stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
+from .pretrained import VaswaniTransformerPreTrainedModel
+from .stacks import CACHE, VaswaniTransformerDecoder, VaswaniTransformerEncoder, as_encoder_output, pop_cache
 
 
 class EncoderDecoder(VaswaniTransformerPreTrainedModel):
@@ -49,44 +57,6 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
         self.encoder = VaswaniTransformerEncoder(config)
         self.decoder = self.decoder_class(config)
         self.post_init()
-
-    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Tie source and target embeddings even with `tie_word_embeddings=False`."""
-        if all_submodels:
-            return super().get_expanded_tied_weights_keys(all_submodels=True)
-        return dict(self._tied_weights_keys)
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Use a different module for source and target embeddings, or tie both stacks to the resized `shared`."""
-        is_different = value is not self.shared
-        self.shared = cast(ScaledEmbedding, value)
-        for stack in (self.encoder, self.decoder):
-            if is_different:
-                stack.embed_tokens = self.shared
-            stack.embed_tokens.weight = self.shared.weight
-            stack.embed_tokens.num_embeddings = self.shared.num_embeddings
-
-    def check_adapters(self) -> None:
-        """Raise ValueError for an adapter on `shared`, which would learn nothing, or one that PEFT cannot load.
-
-        PEFT tells a model nothing of its adapters, so this is called where a source comes in.
-        """
-        norm: Any = self.encoder.layers[0].self_attn_add_norm
-        is_nested = hasattr(norm, "modules_to_save") and any(name == "norm" for name, _ in norm.named_children())
-        if is_nested:
-            raise ValueError(
-                "modules_to_save: PEFT cannot load a wrapped module inside a wrapped module; got a name that matches "
-                '"add_norm" and "add_norm.norm", expected one that matches a single module. Use ["add_norm.norm"].'
-            )
-        # PEFT ties trainable tokens of `shared` to those of the stacks, so they learn.
-        tables = (self.shared, self.encoder.embed_tokens)
-        trains_tokens = all(hasattr(table, "token_adapter") for table in tables)
-        if not isinstance(self.shared, nn.Embedding) and not trains_tokens:
-            raise ValueError(
-                f"`shared` is wrapped in a {type(self.shared).__name__}, which would learn nothing: encoder and "
-                'decoder embed with their own modules. Use modules_to_save=["embed_tokens"] without '
-                "ensure_weight_tying or, if the output projection is tied, trainable_token_indices."
-            )
 
     @can_return_tuple
     def forward(
@@ -132,17 +102,14 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
 
         # The encoder, unless this is a later step of a search.
         position_ids = kwargs.pop("position_ids", None)
-        if encoder_outputs is None:
-            self.check_adapters()
-            encoder_outputs = self.encoder(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                position_ids=position_ids,
-                inputs_embeds=inputs_embeds,
-                return_dict=True,
-                **kwargs,
-            )
-        encoder_outputs = as_encoder_output(encoder_outputs)
+        encoder_outputs = self.encode(
+            input_ids,
+            attention_mask,
+            encoder_outputs,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            **cast(dict[str, Any], kwargs),
+        )
 
         # The decoder over the encoder's output.
         decoder_outputs = self.decoder(
@@ -168,42 +135,58 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
             encoder_attentions=encoder_outputs.attentions,
         )
 
+    def encode(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        encoder_outputs: tuple[Tensor, ...] | BaseModelOutput | None = None,
+        **inputs: Any,
+    ) -> BaseModelOutput:
+        """Run the encoder, unless `encoder_outputs` are given; arguments as in `forward`."""
+        if encoder_outputs is None:
+            self.check_adapters()
+            encoder_outputs = self.encoder(
+                input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **inputs
+            )
+        return as_encoder_output(encoder_outputs)
 
-@dataclass
-class LMOutput(Seq2SeqLMOutput):
-    """Output of a model with an output projection.
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Tie source and target embeddings even with `tie_word_embeddings=False`."""
+        if all_submodels:
+            return super().get_expanded_tied_weights_keys(all_submodels=True)
+        return dict(self._tied_weights_keys)
 
-    Fields are read by name, or by position among those that are not None. Since omitted logits would shift the
-    positions after the loss, these are errors.
-    """
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Use a different module for source and target embeddings, or tie both stacks to the resized `shared`."""
+        is_different = value is not self.shared
+        self.shared = cast(ScaledEmbedding, value)
+        for stack in (self.encoder, self.decoder):
+            if is_different:
+                stack.embed_tokens = self.shared
+            stack.embed_tokens.weight = self.shared.weight
+            stack.embed_tokens.num_embeddings = self.shared.num_embeddings
 
-    def __getitem__(self, k: Any) -> Any:
-        is_position = not isinstance(k, str)
-        if is_position and self.loss is not None and self.logits is None:
-            positions = range(len(self))[k]
-            last = positions if isinstance(positions, int) else max(positions, default=0)
-            if last > 0:
-                raise ValueError(
-                    f"outputs[{k}]: the logits, field 1, were omitted, as in training; got only the loss and fields "
-                    "after the logits. Pass skip_logits=False to forward, or read fields by name."
-                )
-        return super().__getitem__(k)
+    def check_adapters(self) -> None:
+        """Raise ValueError for an adapter on `shared`, which would learn nothing, or one that PEFT cannot load.
 
-
-def can_return_whole_tuple(forward: Callable[..., LMOutput]) -> Callable[..., Any]:
-    """Decorate `forward` as `can_return_tuple` does, but always compute logits for a tuple, since it has no names."""
-    as_tuple = can_return_tuple(forward)
-
-    @functools.wraps(forward)
-    def wrapper(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
-        returns_dict = kwargs.get("return_dict")
-        if returns_dict is None:
-            returns_dict = self.config.return_dict
-        if not returns_dict and kwargs.get("skip_logits") is None:
-            kwargs["skip_logits"] = False
-        return as_tuple(self, *args, **kwargs)
-
-    return wrapper
+        PEFT tells a model nothing of its adapters, so this is called where a source comes in.
+        """
+        norm: Any = self.encoder.layers[0].self_attn_add_norm
+        is_nested = hasattr(norm, "modules_to_save") and any(name == "norm" for name, _ in norm.named_children())
+        if is_nested:
+            raise ValueError(
+                "modules_to_save: PEFT cannot load a wrapped module inside a wrapped module; got a name that matches "
+                '"add_norm" and "add_norm.norm", expected one that matches a single module. Use ["add_norm.norm"].'
+            )
+        # PEFT ties trainable tokens of `shared` to those of the stacks, so they learn.
+        tables = (self.shared, self.encoder.embed_tokens)
+        trains_tokens = all(hasattr(table, "token_adapter") for table in tables)
+        if not isinstance(self.shared, nn.Embedding) and not trains_tokens:
+            raise ValueError(
+                f"`shared` is wrapped in a {type(self.shared).__name__}, which would learn nothing: encoder and "
+                'decoder embed with their own modules. Use modules_to_save=["embed_tokens"] without '
+                "ensure_weight_tying or, if the output projection is tied, trainable_token_indices."
+            )
 
 
 class ProjectedModel(VaswaniTransformerPreTrainedModel):
@@ -214,11 +197,13 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
     Attributes:
         is_autoregressive: whether the model predicts a target from left to right.
         has_likelihood: whether the loss is -log p(target | source) per token, so that its exponential is a perplexity.
+        takes_nan_handler: whether `generate()` supports the setting `nan_handler`.
     """
 
     body_class: ClassVar[type[EncoderDecoder]] = EncoderDecoder
     is_autoregressive: ClassVar[bool] = True
     has_likelihood: ClassVar[bool] = True
+    takes_nan_handler: ClassVar[bool] = True
     _own_auto_class = "AutoModelForSeq2SeqLM"
     _tied_weights_keys = {"lm_head.weight": "model.shared.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
@@ -229,33 +214,15 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
 
-    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """Save as the base class does; saved code includes the pipeline and, for AutoModel, the body.
-
-        Raises:
-            ValueError: the output projection has a bias, which the package's models cannot load.
-        """
-        if getattr(self.lm_head, "bias", None) is not None:
-            raise ValueError(
-                "lm_head: its bias would be lost when the model is loaded; got "
-                f"{self.lm_head.out_features} numbers, expected None. Save a projection without bias."
-            )
-        if self.is_remote_code():
-            self.describe_code()
-        return super().save_pretrained(*args, **kwargs)
-
-    def describe_code(self) -> None:
-        """Tell in the configuration which saved code has the pipeline and, for AutoModel, the body."""
-        # Imported here only. This line also makes the Hub's loader copy the file.
-        from .pipeline import PUBLISHED_PIPELINES
-
-        self.config.custom_pipelines = PUBLISHED_PIPELINES
-        body = self.body_class
-        if body.__module__ != type(self).__module__:  # a user's subclass, with the package's body
-            return
-        file = body.__module__.rpartition(".")[2]
-        auto_map = getattr(self.config, "auto_map", None) or {}
-        self.config.auto_map = {**auto_map, "AutoModel": f"{file}.{body.__name__}"}
+    def encode(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        encoder_outputs: tuple[Tensor, ...] | BaseModelOutput | None = None,
+        **inputs: Any,
+    ) -> BaseModelOutput:
+        """Run the encoder, unless `encoder_outputs` are given; arguments as in `forward`."""
+        return self.model.encode(input_ids, attention_mask, encoder_outputs, **inputs)
 
     def loss_and_logits(
         self,
@@ -312,6 +279,71 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
     def has_plain_projection(self) -> bool:
         """Return whether the output projection is a matrix, without adapter, bias or tensor parallelism."""
         return is_unwrapped(self.lm_head, nn.Linear) and self.lm_head.bias is None
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """Save as the base class does; saved code includes the pipeline and, for AutoModel, the body.
+
+        Raises:
+            ValueError: the output projection has a bias, which the package's models cannot load.
+        """
+        if getattr(self.lm_head, "bias", None) is not None:
+            raise ValueError(
+                "lm_head: its bias would be lost when the model is loaded; got "
+                f"{self.lm_head.out_features} numbers, expected None. Save a projection without bias."
+            )
+        if self.is_remote_code():
+            self.describe_code()
+        return super().save_pretrained(*args, **kwargs)
+
+    def describe_code(self) -> None:
+        """Tell in the configuration which saved code has the pipeline and, for AutoModel, the body."""
+        # Imported here only. This line also makes the Hub's loader copy the file.
+        from .pipeline import PUBLISHED_PIPELINES
+
+        self.config.custom_pipelines = PUBLISHED_PIPELINES
+        body = self.body_class
+        if body.__module__ != type(self).__module__:  # a user's subclass, with the package's body
+            return
+        file = body.__module__.rpartition(".")[2]
+        auto_map = getattr(self.config, "auto_map", None) or {}
+        self.config.auto_map = {**auto_map, "AutoModel": f"{file}.{body.__name__}"}
+
+
+@dataclass
+class LMOutput(Seq2SeqLMOutput):
+    """Output of a model with an output projection.
+
+    Fields are read by name, or by position among those that are not None. Since omitted logits would shift the
+    positions after the loss, these are errors.
+    """
+
+    def __getitem__(self, k: Any) -> Any:
+        is_position = not isinstance(k, str)
+        if is_position and self.loss is not None and self.logits is None:
+            positions = range(len(self))[k]
+            last = positions if isinstance(positions, int) else max(positions, default=0)
+            if last > 0:
+                raise ValueError(
+                    f"outputs[{k}]: the logits, field 1, were omitted, as in training; got only the loss and fields "
+                    "after the logits. Pass skip_logits=False to forward, or read fields by name."
+                )
+        return super().__getitem__(k)
+
+
+def can_return_whole_tuple(forward: Callable[..., LMOutput]) -> Callable[..., Any]:
+    """Decorate `forward` as `can_return_tuple` does, but always compute logits for a tuple, since it has no names."""
+    as_tuple = can_return_tuple(forward)
+
+    @functools.wraps(forward)
+    def wrapper(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+        returns_dict = kwargs.get("return_dict")
+        if returns_dict is None:
+            returns_dict = self.config.return_dict
+        if not returns_dict and kwargs.get("skip_logits") is None:
+            kwargs["skip_logits"] = False
+        return as_tuple(self, *args, **kwargs)
+
+    return wrapper
 
 
 def shift_right(labels: Tensor, config: VaswaniTransformerConfig) -> Tensor:

@@ -1,4 +1,4 @@
-"""Shared code of the non-autoregressive models: decoder, inputs and outputs, and `generate()`.
+"""The head of the non-autoregressive models: `forward`, its outputs, and `generate()`.
 
 B batch, S source, T target, k target rows per source row, l lengths of a length beam, n targets returned per source, N
 positions, V vocabulary, R iterations or refining layers. For lengths, n and m are the numbers of source and target
@@ -6,29 +6,23 @@ tokens, both including `</s>`.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor
-from transformers.cache_utils import Cache
 from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as DecoderOutput
 from transformers.utils import ModelOutput
 
-from .attention import SelfAttention, padding_mask
-from .config import TOKEN_IDS, VaswaniTransformerConfig, as_token_ids, checked_field
-from .embeddings import text_positions
-from .generation import CallSettings, check_call
-from .layers import VaswaniTransformerDecoderLayer
-from .loss import accumulation_dtype, chunk_size, reduce_loss, without_padding
+from .config import VaswaniTransformerConfig, checked_field
+from .generation import mixes_adapters
+from .loss import accumulation_dtype, chunk_size, without_padding
 from .model import LMOutput, ProjectedModel, can_return_whole_tuple
-from .pretrained import as_encoder_output, check_inputs, check_mask, mixes_adapters, pop_cache
-from .restricted import AttentionMask
-from .settings import NarSettings, refuse
-from .stacks import VaswaniTransformerDecoder, check_rows
+from .nar_decoder import EncodedSource, Target, TargetInputs, argmax, real_tokens
+from .settings import TOKEN_IDS, CallSettings, NarSettings, as_token_ids, refuse
+from .stacks import check_inputs, pop_cache
 
 always_none = checked_field(lambda value: value is None, "is not supported by non-autoregressive models; leave it out.")
 
@@ -46,139 +40,6 @@ class NarConfig(VaswaniTransformerConfig):
     attention_window: int | None = always_none(default=None)
 
 
-def check_right_padded(labels: Tensor) -> None:
-    """Raise ValueError if a row of `labels` (B, T) has a token after padding; skipped in a compiled graph."""
-    if torch.compiler.is_compiling() or labels.shape[1] < 2:
-        return
-    is_late = (labels[:, 1:].ne(-100) & labels[:, :-1].eq(-100)).any(1)  # (B,)
-    if bool(is_late.any()):
-        raise ValueError(
-            f"labels: a target must begin at the first position; got row {int(is_late.nonzero()[0])} with a token "
-            "after padding. Pad targets on the right."
-        )
-
-
-def real_tokens(attention_mask: Tensor | None, memory: Tensor) -> Tensor:
-    """Return the mask (B, S), bool, of the tokens in `memory` (B, S, d_model); all True for a source without any."""
-    if attention_mask is None:
-        return torch.ones(memory.shape[:2], dtype=torch.bool, device=memory.device)
-    check_mask(attention_mask, *memory.shape[:2], name="attention_mask")
-    is_real = attention_mask.to(memory.device).ne(0)
-    return is_real | ~is_real.any(1, keepdim=True)
-
-
-def canvas(lengths: Tensor, width: int | None = None) -> Tensor:
-    """Return the target mask (k B, T), 1 at positions 0..m-1, for `lengths` (k B,); T defaults to the longest."""
-    width = int(lengths.max()) if width is None else width
-    return (torch.arange(width, device=lengths.device) < lengths[:, None]).long()
-
-
-def soft_copy(memory: Tensor, is_real: Tensor, mask: Tensor) -> Tensor:
-    """Return the decoder input (k B, T, d_model), at position i the state of source token floor(i n / m).
-
-    Unlike in Gu et al. 2018, the encoder's output is copied instead of the embeddings.
-
-    Args:
-        memory: (B, S, d_model), the encoder's output.
-        is_real: (B, S), True at tokens; padding may be anywhere.
-        mask: (k B, T), 1 at the m tokens of each target; positions beyond them repeat the last source token.
-    """
-    # The rank among the source tokens that each target position copies.
-    width = mask.shape[1]
-    source_lengths = is_real.sum(1)[:, None, None]  # (B, 1, 1), n
-    target_lengths = mask.sum(1).clamp(min=1).view(memory.shape[0], -1, 1)  # (B, k, 1), m
-    ranks = torch.arange(width, device=memory.device) * source_lengths // target_lengths  # (B, k, T)
-    ranks = torch.minimum(ranks, source_lengths - 1)
-
-    # The index of the token of each rank, since padding may be anywhere.
-    order = is_real.long().argsort(dim=1, descending=True, stable=True)  # (B, S), tokens first, in their order
-    indices = order.gather(1, ranks.flatten(1))  # (B, k T)
-
-    d_model = memory.shape[-1]
-    copied = memory.gather(1, indices.unsqueeze(-1).expand(-1, -1, d_model))  # (B, k T, d_model)
-    return copied.view(-1, width, d_model)
-
-
-def choose_positions(is_candidate: Tensor, counts: Tensor, draws: Tensor | None = None) -> Tensor:
-    """Return `counts` (B,) random candidates per row as a mask (B, T).
-
-    `draws` (B, T), uniform on [0, 1), determine them; if None, they come from torch's generator.
-    """
-    if draws is None:
-        draws = torch.rand(is_candidate.shape, device=is_candidate.device)
-    order = draws.masked_fill(~is_candidate, 2.0).argsort(1)  # candidates first
-    ranks = order.argsort(1)
-    return is_candidate & (ranks < counts[:, None])
-
-
-GROUP = 128  # number of logits in a group of `argmax`
-
-
-def argmax(logits: Tensor) -> Tensor:
-    """Return the index (N,) of the first of the largest `logits` (N, V).
-
-    torch's `amax` is faster on CPUs than its `argmax`, which searches only the best group here.
-    """
-    groups = logits.shape[1] // GROUP
-    if groups == 0 or logits.device.type != "cpu" or torch.compiler.is_compiling():
-        return logits.argmax(1)
-
-    # The group with the largest maximum.
-    grouped = logits[:, : groups * GROUP].unflatten(1, (groups, GROUP))  # (N, groups, 128)
-    remainder = logits[:, groups * GROUP :]
-    best_group = grouped.amax(2).argmax(1)  # (N,)
-
-    # The largest of its members and of the logits in no group.
-    rows = torch.arange(len(best_group), device=best_group.device)
-    members = torch.cat([grouped[rows, best_group], remainder], dim=1)  # (N, 128 + the remainder)
-    index = members.argmax(1)
-    is_in_group = index < GROUP
-    return index + GROUP * torch.where(is_in_group, best_group, groups - 1)
-
-
-class NarDecoderLayer(VaswaniTransformerDecoderLayer):
-    """The paper's decoder layer without a causal mask; it caches only cross-attention."""
-
-    self_attention = SelfAttention
-
-    def attend_to_target(
-        self, hidden_states: Tensor, attention_mask: Tensor | None, past_key_values: Cache | None, **kwargs: object
-    ) -> Tensor:
-        return super().attend_to_target(hidden_states, attention_mask, None, **kwargs)
-
-
-class NarDecoder(VaswaniTransformerDecoder):
-    """The paper's decoder without a causal mask."""
-
-    layer_class = NarDecoderLayer
-    _no_split_modules = ["NarDecoderLayer"]
-
-    def self_attention_mask(
-        self, inputs_embeds: Tensor, attention_mask: Tensor | None, cache: Cache | None
-    ) -> AttentionMask | None:
-        """Return the padding mask in the attention implementation's format."""
-        return padding_mask(self.config, inputs_embeds, attention_mask)
-
-    def position_encodings(self, hidden_states: Tensor) -> Tensor:
-        """Return the position encodings (1, T, d_model) for `hidden_states` (k B, T, d_model), in their dtype."""
-        positions = text_positions(hidden_states, None)  # (1, T)
-        return self.input_embedding.positions(positions, hidden_states.shape[1]).to(hidden_states.dtype)
-
-
-@dataclass
-class EncodedSource:
-    """An encoded source."""
-
-    memory: Tensor  # (B, S, d_model), input of cross-attention
-    attention_mask: Tensor | None  # (B, S), as passed by the caller
-    is_real: Tensor  # (B, S), True at tokens
-
-    @property
-    def lengths(self) -> Tensor:
-        """Return n (B,), the number of tokens of each source."""
-        return self.is_real.sum(1)
-
-
 @dataclass
 class NarLMOutput(LMOutput):
     """Output of a non-autoregressive model; the fields below are None without labels."""
@@ -186,34 +47,6 @@ class NarLMOutput(LMOutput):
     token_loss: Tensor | None = None  # mean in nats per target token; label-smoothed in training mode
     length_loss: Tensor | None = None  # cross-entropy of a predicted length, divided by the same number of tokens
     accuracy: Tensor | None = None  # with glancing: share of the words to show that the first pass predicts
-
-
-class TargetInputs(NamedTuple):
-    """Target arguments of `forward`."""
-
-    labels: Tensor | None = None
-    num_items: Tensor | int | None = None
-    input_ids: Tensor | None = None
-    attention_mask: Tensor | None = None
-    inputs_embeds: Tensor | None = None
-    lengths: Tensor | None = None
-    skip_logits: bool | None = None
-    further: dict[str, Any] = {}  # the `further_arguments` of the model family; None if not passed
-
-
-@dataclass
-class Target:
-    """A target prepared for a model family's decoder and losses."""
-
-    mask: Tensor  # (k B, T), 1 at tokens
-    labels: Tensor | None = None  # (k B, T), token ids, -100 at positions without a loss; None: no loss
-    num_items: Tensor | int | None = None  # divisor of every summed loss; None: the number of labels
-    decoder_inputs: dict[str, Any] = field(default_factory=dict)  # input_ids or inputs_embeds, and settings
-    outputs: dict[str, Tensor] = field(default_factory=dict)  # output fields computed before the decoder
-
-    def mean(self, summed: Tensor) -> Tensor:
-        """Divide a sum over targets by the number of their tokens."""
-        return summed if self.labels is None else reduce_loss(summed, self.labels, self.num_items)
 
 
 class NarTargets(NamedTuple):
@@ -250,6 +83,7 @@ IGNORED = {
 class NarHead(ProjectedModel, GenerationMixin):
     """Base class of non-autoregressive heads: output projection, `forward` and `generate()`."""
 
+    model: Any  # an `EncoderDecoder` with a `NarDecoder`
     is_autoregressive = False
     has_likelihood = False  # the length is given
     output_class: ClassVar[type[NarLMOutput]] = NarLMOutput  # of `forward`
@@ -262,10 +96,8 @@ class NarHead(ProjectedModel, GenerationMixin):
         """Return the encoded source for the encoder's `states`."""
         return EncodedSource(states, attention_mask, real_tokens(attention_mask, states))
 
-    def predict(
-        self, states: Tensor, attention_mask: Tensor | None, inputs: TargetInputs, **kwargs: Any
-    ) -> tuple[DecoderOutput, dict[str, Tensor | None]]:
-        """Return the decoder's output for the encoder's `states` (B, S, d_model), and logits and losses by name."""
+    def make_target(self, source: Any, inputs: TargetInputs) -> Target:
+        """Return the target of `forward`, prepared for the decoder and the losses."""
         raise NotImplementedError
 
     def decode(
@@ -333,15 +165,23 @@ class NarHead(ProjectedModel, GenerationMixin):
             attention_mask=decoder_attention_mask,
             inputs_embeds=decoder_inputs_embeds,
             lengths=target_lengths,
-            skip_logits=skip_logits,
             further={name: kwargs.pop(name, None) for name in self.further_arguments},
         )
-        self.remove_cache_arguments(kwargs)
+        # Trainers and PEFT pass the arguments of a cache to every model.
+        kwargs.pop("use_cache", None)
+        if pop_cache(kwargs.pop("past_key_values", None), kwargs) is not None:
+            raise ValueError(
+                f"past_key_values: {type(self).__name__} predicts all words at once and uses no cache; got one, "
+                "expected None. Of PEFT's methods, PREFIX_TUNING needs a cache; use LORA or PROMPT_TUNING."
+            )
 
         # What remains in `kwargs` goes to both stacks, but the positions are those of the source.
         encoder_outputs = self.encode(input_ids, attention_mask, encoder_outputs, inputs_embeds=inputs_embeds, **kwargs)
         kwargs.pop("position_ids", None)
-        outputs, predictions = self.predict(encoder_outputs[0], attention_mask, target_inputs, **kwargs)
+        source = self.read_source(encoder_outputs[0], attention_mask)
+        target = self.make_target(source, target_inputs)
+        outputs = self.model.decoder.run(source, target.mask, **target.decoder_inputs, **kwargs)
+        predictions = target.predictions(self, outputs[0], skip_logits)
         return self.output_class(
             decoder_hidden_states=outputs.hidden_states,
             decoder_attentions=outputs.attentions,
@@ -351,56 +191,6 @@ class NarHead(ProjectedModel, GenerationMixin):
             encoder_attentions=encoder_outputs.attentions,
             **predictions,
         )
-
-    def remove_cache_arguments(self, kwargs: dict[str, Any]) -> None:
-        """Remove the cache arguments that trainers and PEFT pass to every model; raise ValueError for a cache."""
-        kwargs.pop("use_cache", None)
-        if pop_cache(kwargs.pop("past_key_values", None), kwargs) is not None:
-            raise ValueError(
-                f"past_key_values: {type(self).__name__} predicts all words at once and uses no cache; got one, "
-                "expected None. Of PEFT's methods, PREFIX_TUNING needs a cache; use LORA or PROMPT_TUNING."
-            )
-
-    def encode(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        encoder_outputs: tuple[Tensor, ...] | BaseModelOutput | None = None,
-        **inputs: Any,
-    ) -> BaseModelOutput:
-        """Run the encoder, unless `encoder_outputs` are given; arguments as in `forward`."""
-        if encoder_outputs is not None:
-            return as_encoder_output(encoder_outputs)
-        self.model.check_adapters()
-        return self.run_encoder(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **inputs)
-
-    def run_encoder(self, **inputs: Any) -> BaseModelOutput:
-        return self.model.encoder(**inputs)
-
-    def run_decoder(
-        self, source: EncodedSource, target_mask: Tensor, cache: Cache | None = None, **inputs: Any
-    ) -> DecoderOutput:
-        """Run the decoder on targets with the mask `target_mask` (k B, T)."""
-        return self.model.decoder(
-            attention_mask=target_mask,
-            encoder_hidden_states=source.memory,
-            encoder_attention_mask=source.attention_mask,
-            past_key_values=cache,
-            use_cache=False,
-            return_dict=True,
-            **inputs,
-        )
-
-    def input_mask(self, source: EncodedSource, mask: Tensor | None, inputs_embeds: Tensor | None) -> Tensor | None:
-        """Return the mask (k B, T) of the decoder's input, by `mask`, else by its embeddings; None without both."""
-        device = source.memory.device
-        if mask is None and inputs_embeds is not None:
-            mask = torch.ones(inputs_embeds.shape[:2], device=device)
-        if mask is None:
-            return None
-        check_rows(mask.shape[0], source.memory.shape[0])
-        lengths = mask.to(device).ne(0).sum(1)  # (k B,)
-        return canvas(lengths, mask.shape[1])
 
     def logits_of(self, states: Tensor, is_real: Tensor, *values: Tensor) -> Iterator[tuple[Tensor, ...]]:
         """Yield chunks of logits (N, V), in at least float32, with the corresponding entries (N,) of `values` (k B, T).
@@ -436,7 +226,7 @@ class NarHead(ProjectedModel, GenerationMixin):
             ValueError: this model does not support a setting, or a value is out of range.
         """
         self.config.check_generation_settings(generation_config)
-        check_call(generation_config, inputs=inputs, **call)
+        check_inputs(inputs=inputs, **call)
         source = {name: call.pop(name, None) for name in SOURCE_INPUTS}
         if inputs is not None:
             if source["input_ids"] is not None:

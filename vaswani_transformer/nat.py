@@ -7,35 +7,28 @@ implemented; docs/non-autoregressive.md shows noisy parallel decoding. Relative 
 addition.
 """
 
-from typing import Any, cast
-
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
-from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
 
-from .attention import MultiHeadAttention, SelfAttention, additive_mask
-from .config import VaswaniTransformerConfig, positive_int
-from .embeddings import read_table
-from .layers import AddAndNorm
-from .lengths import LengthConfig, LengthHead, MeasuredSource
+from .config import positive_int
+from .lengths import LengthConfig, LengthHead
 from .model import EncoderDecoder
-from .nar import (
-    NarDecoder,
-    NarDecoderLayer,
-    NarSettings,
-    NarTargets,
-    Target,
+from .nar import NarTargets
+from .nar_decoder import (
+    LengthTarget,
+    MeasuredSource,
+    PositionalDecoder,
     TargetInputs,
     argmax,
     canvas,
     choose_positions,
+    given_mask,
     real_tokens,
     soft_copy,
 )
-from .pretrained import tensor_parallel_plan
-from .restricted import AttentionMask
+from .settings import NarSettings
 
 
 @strict
@@ -87,174 +80,6 @@ class LengthDifference(nn.Module):
         return self.proj(memory.masked_fill(~is_real.unsqueeze(-1), lowest).amax(1))  # (B, C)
 
 
-class RelativeSelfAttention(SelfAttention):
-    """Relative self-attention, equations (3) and (4) of Shaw et al. 2018.
-
-    With r = clip(j - i, -c, c) + c, score_ij = q_i . (k_j + R^K_r) / sqrt(d_k) and out_i = sum_j a_ij (v_j + R^V_r).
-    The heads of a layer share the tables R^K (2c + 1, d_k) and R^V (2c + 1, d_v). To avoid a (T, T, d_k) tensor,
-    q R^K^T is gathered at r, and the weights are summed by r. All attention implementations use this code.
-
-    Args:
-        clip: c, the clipping distance.
-    """
-
-    def __init__(self, config: VaswaniTransformerConfig, layer_idx: int, clip: int) -> None:
-        super().__init__(config, layer_idx)
-        self.clip = clip
-        self.relative_keys = nn.Embedding(2 * clip + 1, self.head_dim)
-        self.relative_values = nn.Embedding(2 * clip + 1, self.value_head_dim)
-
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: object
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the output (B, T, H, d_v) and the weights (B, H, T, T); the mask is boolean or additive."""
-        rows = 2 * self.clip + 1
-        relative_keys = read_table(self.relative_keys, rows, query.device).to(query.dtype)  # (2c + 1, d_k)
-        relative_values = read_table(self.relative_values, rows, query.device).to(value.dtype)  # (2c + 1, d_v)
-
-        # r of every pair of positions.
-        positions = torch.arange(query.shape[2], device=query.device)
-        distances = (positions - positions[:, None]).clamp(-self.clip, self.clip) + self.clip  # (T, T)
-        distances = distances.expand(*query.shape[:3], -1)  # (B, H, T, T)
-
-        # Equation (4): the weights.
-        scores_by_distance = query @ relative_keys.T  # (B, H, T, 2c + 1)
-        scores = query @ key.transpose(-2, -1) + scores_by_distance.gather(-1, distances)  # (B, H, T, T)
-        scores = scores * self.scaling
-        if attention_mask is not None and attention_mask.dtype == torch.bool:
-            scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
-        elif attention_mask is not None:
-            scores = scores + attention_mask
-        weights = nn.functional.dropout(scores.softmax(-1), p=self.dropout, training=self.training)
-        weights = weights.to(value.dtype)
-
-        # Equation (3): the weighted sum.
-        weights_by_distance = torch.zeros_like(weights[..., :1]).repeat(1, 1, 1, rows)
-        weights_by_distance = weights_by_distance.scatter_add(-1, distances, weights)  # (B, H, T, 2c + 1)
-        attended = weights @ value + weights_by_distance @ relative_values  # (B, H, T, d_v)
-        return attended.transpose(1, 2).contiguous(), weights
-
-
-class PositionalAttention(MultiHeadAttention):
-    """Attention with positions as queries and keys, and states as values (Gu et al. 2018, 3.2).
-
-    It is not a subclass of `SelfAttention`, so that its weights are not among the recorded self-attentions.
-    """
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        positions: Tensor,
-        attention_mask: Tensor | None = None,
-        keys: Tensor | None = None,
-        **kwargs: object,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the output (B, T, d_model) for `positions` (1, T, d_model), and the weights if any.
-
-        `keys` (B, T, d_model) replace the positions as keys.
-        """
-        if keys is None:
-            keys = positions
-        batch = hidden_states.shape[0]
-        query = self.split_heads(self.q_proj(positions), self.head_dim).expand(batch, -1, -1, -1)  # (B, H, T, d_k)
-        key = self.split_heads(self.k_proj(keys), self.head_dim).expand(batch, -1, -1, -1)  # (B, H, T, d_k)
-        value = self.split_heads(self.v_proj(hidden_states), self.value_head_dim)  # (B, H, T, d_v)
-        attended, weights = self.attend(query, key, value, attention_mask, **kwargs)  # (B, T, H, d_v)
-        return self.o_proj(attended.flatten(-2)), weights
-
-
-class PositionalDecoderLayer(NarDecoderLayer):
-    """Self-attention, positional attention, cross-attention and feed-forward network (Gu et al. 2018, Figure 2)."""
-
-    def __init__(self, config: VaswaniNatConfig, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
-        if config.relative_attention_clip is not None:
-            self.self_attn = RelativeSelfAttention(config, layer_idx, config.relative_attention_clip)
-        self.positional_attn = PositionalAttention(config, layer_idx)
-        self.positional_attn_add_norm = AddAndNorm(config)
-
-    def forward(  # ty: ignore[incompatible-method-override] - only `PositionalDecoder` has such layers
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        encoder_hidden_states: Tensor | None = None,
-        encoder_attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        *,
-        positions: Tensor,
-        self_attention_mask: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Tensor:
-        """Return the layer's output (k B, T, d_model).
-
-        Args:
-            attention_mask: mask of the positional attention.
-            encoder_hidden_states: (B, S, d_model), the encoder's output; None to skip cross-attention.
-            positions: (1, T, d_model), the position encodings.
-            self_attention_mask: mask of the self-attention.
-        """
-        hidden_states = self.attend_to_target(hidden_states, self_attention_mask, past_key_values, **kwargs)
-        attended, _ = self.positional_attn(hidden_states, positions, attention_mask, **kwargs)
-        hidden_states = self.positional_attn_add_norm(hidden_states, attended)
-        if encoder_hidden_states is not None:
-            hidden_states = self.attend_to_source(
-                hidden_states, encoder_hidden_states, encoder_attention_mask, past_key_values, **kwargs
-            )
-        return self.feed_forward_add_norm(hidden_states, self.feed_forward(hidden_states))
-
-
-class PositionalDecoder(NarDecoder):
-    """Non-autoregressive decoder with positional attention and a self-attention with masked diagonal."""
-
-    layer_class = PositionalDecoderLayer
-    _no_split_modules = ["PositionalDecoderLayer"]
-    _tp_plan = tensor_parallel_plan("self_attn", "positional_attn", "cross_attn")
-    _supports_flash_attn = False
-    _supports_flex_attn = False
-
-    def run_layers(
-        self,
-        hidden_states: Tensor,
-        mask: AttentionMask | None,
-        memory: Tensor | None,
-        source_mask: AttentionMask | None,
-        past_key_values: Cache | None,
-        **kwargs: Any,
-    ) -> Tensor:
-        """Run all layers on `hidden_states` (k B, T, d_model), with positions and the self-attention's own mask."""
-        positions = self.position_encodings(hidden_states)  # (1, T, d_model)
-        self_attention_mask = self.without_diagonal(mask, hidden_states)
-        return super().run_layers(
-            hidden_states,
-            mask,
-            memory,
-            source_mask,
-            past_key_values,
-            positions=positions,
-            self_attention_mask=self_attention_mask,
-            **kwargs,
-        )
-
-    def without_diagonal(self, mask: AttentionMask | None, hidden_states: Tensor) -> AttentionMask | None:
-        """Return `mask` with a masked diagonal (k B or 1, 1, T, T); targets of one token keep theirs.
-
-        With `mask_diagonal=False` in the configuration it is returned unchanged.
-        """
-        if not self.config.mask_diagonal:
-            return mask
-        mask = cast(Tensor | None, mask)  # these models support neither windows nor flex attention
-        length = hidden_states.shape[1]
-        is_off_diagonal = ~torch.eye(length, dtype=torch.bool, device=hidden_states.device)  # (T, T)
-        if mask is None:
-            mask = torch.ones_like(is_off_diagonal)[None, None]  # (1, 1, T, T)
-        is_key = mask if mask.dtype == torch.bool else mask == 0  # (k B or 1, 1, T, T)
-        is_only_key = is_key.sum(-1, keepdim=True) == 1
-        allowed = is_key & (is_off_diagonal | is_only_key)
-        if self.config._attn_implementation == "eager":
-            return additive_mask(allowed, hidden_states.dtype)
-        return allowed
-
-
 class VaswaniNatModel(EncoderDecoder):
     """Encoder and positional decoder with a shared embedding matrix, without predictions."""
 
@@ -284,12 +109,17 @@ class LengthDifferenceHead(LengthHead):
         first_length = is_real.sum(1) + self.config.min_length_difference
         return MeasuredSource(states, attention_mask, is_real, logits, first_length)
 
-    def make_target(self, source: MeasuredSource, inputs: TargetInputs) -> Target:
+    def make_target(self, source: MeasuredSource, inputs: TargetInputs) -> LengthTarget:
+        """Return the target with the decoder's input, and in training with what the family's training changes."""
+        mask = given_mask(source, inputs)
+        if mask is None:
+            mask = canvas(self.best_lengths(source, 1).flatten())
+
         # Training may remove labels, but the losses are divided by the number of all tokens.
         num_items = inputs.num_items
         if num_items is None and inputs.labels is not None:
             num_items = inputs.labels.ne(-100).sum()
-        target = Target(self.target_mask(source, inputs), inputs.labels, num_items)
+        target = LengthTarget(mask, inputs.labels, num_items, source=source)
 
         states = inputs.inputs_embeds
         if states is None and self.training and inputs.labels is not None:
@@ -304,16 +134,20 @@ class LengthDifferenceHead(LengthHead):
         return soft_copy(source.memory, source.is_real, mask)
 
     def training_input(
-        self, source: MeasuredSource, target: Target, labels: Tensor, draws: dict[str, Tensor | None]
+        self, source: MeasuredSource, target: LengthTarget, labels: Tensor, draws: dict[str, Tensor | None]
     ) -> Tensor:
         """Return the decoder input (k B, T, d_model) in training; it may change the labels of `target`."""
         raise NotImplementedError
+
+    def first_pass(self, source: MeasuredSource, mask: Tensor, inputs_embeds: Tensor) -> Tensor:
+        """Return the decoder's states (k B, T, d_model) for targets of `mask` (k B, T), without their words."""
+        return self.model.decoder.run(source, mask, inputs_embeds=inputs_embeds)[0]
 
     def decode_targets(self, source: MeasuredSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
         """Predict a target for each of `lengths` (l B,), all words in parallel."""
         mask = canvas(lengths)  # (l B, T)
         inputs_embeds = self.decoder_input(source, mask, settings.latent_temperature)
-        states = self.run_decoder(source, mask, inputs_embeds=inputs_embeds)[0]
+        states = self.first_pass(source, mask, inputs_embeds)
         tokens, log_probs = self.read_words(
             states, lengths, mask.bool(), settings.suppress_tokens, settings.reads_scores
         )
@@ -337,7 +171,7 @@ class VaswaniNatForConditionalGeneration(LengthDifferenceHead, GenerationMixin):
     glancing_ratio: float = 0.0
 
     def training_input(
-        self, source: MeasuredSource, target: Target, labels: Tensor, draws: dict[str, Tensor | None]
+        self, source: MeasuredSource, target: LengthTarget, labels: Tensor, draws: dict[str, Tensor | None]
     ) -> Tensor:
         """Return the soft copy (k B, T, d_model), with the reference words that GLAT shows; these have no loss."""
         inputs_embeds = self.decoder_input(source, target.mask)
@@ -358,7 +192,7 @@ class VaswaniNatForConditionalGeneration(LengthDifferenceHead, GenerationMixin):
         After c mistakes in the first pass, floor(rho c) positions are chosen among all tokens.
         """
         is_real = labels.ne(-100)  # (k B, T)
-        states = self.run_decoder(source, is_real.long(), inputs_embeds=inputs_embeds)[0]  # (k B, T, d_model)
+        states = self.first_pass(source, is_real.long(), inputs_embeds)  # (k B, T, d_model)
         mistakes = self.count_mistakes(states, labels)  # (k B,), c
         counts = (self.glancing_ratio * mistakes).floor().long()
         accuracy = 1 - mistakes.sum() / is_real.sum().clamp(min=1)

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from transformers.pipelines import Pipeline
 
-from .generation import default_limit
-from .pretrained import is_of_this_package
-from .tokenizer import check_text, check_vocabulary, source_encoder
+from .settings import default_limit
+from .tokenizer import check_text, check_vocabulary, is_of_this_package, source_encoder
 
 TASK = "vaswani-translation"
 

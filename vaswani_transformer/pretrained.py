@@ -2,19 +2,15 @@
 
 import copy
 import os
-import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers import __version__ as transformers_version
 from transformers import initialization as init
-from transformers.cache_utils import Cache
 from transformers.generation import GenerationConfig, GenerationMixin
-from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.modeling_utils import PreTrainedModel
 
 from .config import VaswaniTransformerConfig
@@ -22,8 +18,6 @@ from .settings import NAR_SETTINGS, SEARCH_SETTINGS
 
 FAMILY_PREFIX = "vaswani_"  # prefix of the package's model types
 KNOWN_VERSIONS = "5.17 to 5.24"
-CACHE = "cache" if "cache" in Seq2SeqLMOutput.__annotations__ else "past_key_values"
-"""Transformers' name of the cache in calls and outputs; `cache` since version 5.24."""
 PRIVATE_NAMES: dict[type, str] = {
     GenerationConfig: "_get_default_generation_params",
     GenerationMixin: "_beam_search _sample",
@@ -55,51 +49,6 @@ _ATTENTION_PLAN = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise"
 _FEED_FORWARD_PLAN = {"layers.*.feed_forward.fc1": "colwise", "layers.*.feed_forward.fc2": "rowwise"}
 
 
-def pop_cache(past_key_values: Cache | None, kwargs: dict[str, Any]) -> Cache | None:
-    """Remove the cache from `kwargs` and return it, under either of Transformers' names.
-
-    A nonempty `cache` takes precedence over `past_key_values`, since PEFT's prefix tuning passes its prefix under the
-    second name at every step of `generate()`.
-    """
-    cache = kwargs.pop("cache", None)
-    is_empty = cache is None or (past_key_values is not None and cache.get_seq_length() == 0)
-    return past_key_values if is_empty else cache
-
-
-def is_of_this_package(component: object) -> bool:
-    """Return whether a model or tokenizer is one of this package, installed or loaded with its code from the Hub."""
-    return hasattr(component, "with_remote_code")
-
-
-def mixes_adapters(model: nn.Module, unmixed: str, rows: int | None = None) -> bool:
-    """Return whether PEFT applies a different adapter to each row, because of `adapter_names` in the call.
-
-    Args:
-        model: the model, whose modules have hooks of PEFT with the names.
-        unmixed: regular expression of the names of modules that do not compute row by row.
-        rows: number of rows outside the encoder; None if it is that of the sources, which PEFT itself checks.
-
-    Raises:
-        ValueError: an adapter is on one of the `unmixed` modules, or there is not a name for each of the rows.
-    """
-    mixes = False
-    for path, module in model.named_modules():
-        hooks = [getattr(hook, "keywords", {}) for hook in module._forward_pre_hooks.values()]
-        names = [keywords["adapter_names"] for keywords in hooks if keywords.get("adapter_names")]
-        if not names:
-            continue
-        mixes = True
-        *parents, name = path.split(".")
-        expected = len(names[-1]) if rows is None or "encoder" in parents else rows
-        if re.fullmatch(unmixed, name) or len(names[-1]) != expected:
-            numbers = "one adapter" if re.fullmatch(unmixed, name) else f"{expected}, one for each row"
-            raise ValueError(
-                f"adapter_names: cannot differ by row in {path}; got {len(names[-1])} names, expected {numbers}. Pass "
-                "num_beams as an argument, not in a generation config, or decode the texts of each adapter separately."
-            )
-    return mixes
-
-
 def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
     """Return a stack's tensor-parallel plan, which splits heads, inner units and the rows of embeddings."""
     plan = {"embed_tokens": "embedding_rowwise", **_FEED_FORWARD_PLAN}
@@ -107,104 +56,6 @@ def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
         for projection, style in _ATTENTION_PLAN.items():
             plan[f"layers.*.{name}.{projection}"] = style
     return plan
-
-
-INPUT_SHAPES = {
-    **dict.fromkeys(("inputs", "input_ids", "decoder_input_ids"), ("texts", "tokens")),
-    **dict.fromkeys(("inputs_embeds", "decoder_inputs_embeds", "encoder_outputs"), ("texts", "tokens", "d_model")),
-    **dict.fromkeys(("attention_mask", "decoder_attention_mask", "labels", "target_lengths"), None),
-}
-"""Dimensions of the inputs of `forward` and `generate()`; None: checked where the input is used."""
-
-
-def check_inputs(**inputs: object) -> None:
-    """Raise ValueError for an input in `INPUT_SHAPES` that is a list, or lacks the batch dimension."""
-    for name, value in inputs.items():
-        shape = INPUT_SHAPES.get(name)
-        if isinstance(value, Tensor):
-            if shape is None or value.dim() == len(shape):
-                continue
-            got = f"shape {tuple(value.shape)}"
-        elif name in INPUT_SHAPES and isinstance(value, (list, tuple)):
-            got = f"a {type(value).__name__}"
-        else:
-            continue
-        expected = "a tensor" if shape is None else f"a tensor of shape ({', '.join(shape)})"
-        raise ValueError(
-            f"{name}: not a batch of texts; got {got}, expected {expected}. Pass one text as a batch of 1."
-        )
-
-
-def as_encoder_output(outputs: Mapping[str, Any] | Sequence[Any] | Tensor) -> BaseModelOutput:
-    """Convert encoder outputs, which may be a tuple, a dictionary or the last state alone, to a `BaseModelOutput`."""
-    if isinstance(outputs, BaseModelOutput):
-        check_not_empty("encoder_outputs", outputs.last_hidden_state)
-        return outputs
-    if isinstance(outputs, Tensor):
-        outputs = (outputs,)
-
-    # The fields by name, from a dictionary or in the order of a tuple.
-    names = ("last_hidden_state", "hidden_states", "attentions")
-    values: dict[str, Any]
-    if isinstance(outputs, Mapping):
-        values = {name: outputs.get(name) for name in names}
-        got = f"keys {sorted(outputs)}"
-    else:
-        values = dict(zip(names, outputs, strict=False))
-        got = f"a {type(outputs).__name__} of {len(outputs)}"
-
-    states = values.get("last_hidden_state")
-    if not isinstance(states, Tensor):
-        raise ValueError(
-            f"encoder_outputs: last_hidden_state is missing; got {got}, expected the output of the model's encoder. "
-            "Pass what get_encoder() returns."
-        )
-    check_inputs(encoder_outputs=states)
-    check_not_empty("encoder_outputs", states)
-    return BaseModelOutput(**cast(Any, values))
-
-
-def check_not_empty(name: str, texts: Tensor | None) -> None:
-    """Raise ValueError if `texts` (B, S, ...) has no text or no token."""
-    if texts is not None and 0 in texts.shape[:2]:
-        raise ValueError(
-            f"{name}: empty batch or sequence; got shape {tuple(texts.shape[:2])}, expected at least one text of at "
-            "least one token. Skip empty batches, and end an empty text with its end token."
-        )
-
-
-def embed_text(
-    embed_tokens: nn.Module, input_ids: Tensor | None, inputs_embeds: Tensor | None, prefix: str = ""
-) -> Tensor:
-    """Return the scaled embeddings (B, S, d_model) of `input_ids` (B, S), or `inputs_embeds` if given."""
-    if (input_ids is None) == (inputs_embeds is None):
-        got = "neither" if input_ids is None else "both"
-        raise ValueError(f"Pass exactly one of {prefix}input_ids and {prefix}inputs_embeds; got {got}.")
-    check_inputs(**{f"{prefix}input_ids": input_ids, f"{prefix}inputs_embeds": inputs_embeds})
-    if inputs_embeds is not None:
-        check_not_empty(f"{prefix}inputs_embeds", inputs_embeds)
-        return inputs_embeds
-    check_not_empty(f"{prefix}input_ids", input_ids)
-    return embed_tokens(input_ids)
-
-
-def check_mask(attention_mask: object, rows: int, tokens: int, name: str, queries: int | None = None) -> None:
-    """Raise ValueError unless a mask has the shape (rows, tokens), or with `queries` is a valid 4D mask.
-
-    Masks that are neither tensors nor lists pass.
-    """
-    check_inputs(**{name: attention_mask})
-    if not isinstance(attention_mask, Tensor) or attention_mask.shape == (rows, tokens):
-        return
-    shape = tuple(attention_mask.shape)
-    expected = f"{(rows, tokens)}, a number for each token"
-    if queries is not None:
-        if len(shape) == 4 and shape[0] in (1, rows) and shape[2] in (1, queries) and shape[3] == tokens:
-            return
-        expected += f", or {(rows, 1, 1, tokens)}"
-    raise ValueError(
-        f"{name}: does not fit the tokens; got shape {shape}, expected {expected}. Pass the mask of these texts."
-    )
 
 
 class VaswaniTransformerPreTrainedModel(PreTrainedModel):

@@ -81,10 +81,6 @@ class Band:
         return attended.unflatten(0, (batch, blocks)).flatten(1, 2)[:, :length], None
 
 
-AttentionMask = Tensor | BlockMask | Band
-"""Mask of self-attention or cross-attention, in the attention implementation's format."""
-
-
 def check_supports_window(config: VaswaniTransformerConfig, attention_mask: Tensor | BlockMask | None) -> None:
     """Raise ValueError unless the attention implementation and the mask support a window."""
     implementation = config._attn_implementation or "eager"
@@ -103,7 +99,7 @@ def make_window_mask(
     attention_mask: Tensor | None,
     cache: Cache | None,
     is_causal: bool,
-) -> AttentionMask | None:
+) -> Tensor | None:
     """Return Transformers' mask of the neighborhoods; arguments as in `window_mask`."""
     windowed: Any = copy.copy(config)
     windowed.sliding_window = (config.attention_window or 0) + is_causal  # a causal window counts the token itself
@@ -132,11 +128,11 @@ def window_mask(
     attention_mask: Tensor | BlockMask | None,
     cache: Cache | None = None,
     is_causal: bool = False,
-) -> AttentionMask | None:
+) -> Tensor | None:
     """Return the mask of the neighborhoods of `queries` (B, Q, d_model) in the attention implementation's format.
 
-    None means that no mask is needed. `attention_mask` is (B, K), 0 at padding, or a mask (B, 1, Q, K) to combine with
-    the window; `cache` contains earlier tokens.
+    It may be a `Band`, which only `SelfAttention` knows; None means that no mask is needed. `attention_mask` is (B, K),
+    0 at padding, or a mask (B, 1, Q, K) to combine with the window; `cache` contains earlier tokens.
 
     Raises:
         ValueError: the attention implementation does not support a window, or the mask is a `BlockMask`.
@@ -158,5 +154,5 @@ def window_mask(
     is_long = length >= 4 * max(reach, MIN_BLOCK)
     is_fast = config._attn_implementation == "sdpa" and queries.device.type == "cpu"
     if is_fast and is_whole and is_long and not torch.compiler.is_compiling():
-        return Band.over(queries, mask, reach, is_causal)
+        return cast(Tensor, Band.over(queries, mask, reach, is_causal))
     return make_window_mask(config, queries, mask, cache, is_causal)

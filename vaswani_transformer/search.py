@@ -6,7 +6,6 @@ Rows of a source are consecutive: row i belongs to source i // k.
 
 import functools
 from collections.abc import Callable
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +16,6 @@ from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
 
-LENGTH_PENALTY_TYPES = ("power", "gnmt")
 NOT_FINISHED = -1e9  # score of an empty slot
 TOPK_GROUP = 16  # tokens in a group of `top_continuations`
 
@@ -32,14 +30,11 @@ def warn_of_nan(sources: list[int]) -> None:
     )
 
 
-nan_handler: ContextVar[Callable[[list[int]], None]] = ContextVar("nan_handler", default=warn_of_nan)
-"""Function that gets the indices of sources whose scores are NaN at the end of a search; commands raise an error."""
-
-
-def report_nan(is_nan: Tensor) -> None:
-    """Call `nan_handler` if the scores of any source are NaN, `is_nan` (B,)."""
+def report_nan(is_nan: Tensor, nan_handler: Callable[[list[int]], None] | None) -> None:
+    """Call `nan_handler`, or else warn, if the scores of any source are NaN, `is_nan` (B,)."""
     if not torch.compiler.is_compiling() and bool(is_nan.any()):
-        nan_handler.get()(is_nan.nonzero()[:, 0].tolist())
+        handler = nan_handler or warn_of_nan
+        handler(is_nan.nonzero()[:, 0].tolist())
 
 
 class Stepper(Protocol):
@@ -67,7 +62,6 @@ class SearchSettings:
         end_tokens: (E,), ids of the end tokens; may be empty.
         pad_token: id of the padding after the end.
         num_beams, num_returned: k, and n, the number of hypotheses to return per source.
-        candidates: C, the number of continuations per source considered in a step.
         alpha: exponent of the length penalty.
         length_penalty_type: "gnmt" or "power", see `length_penalty`.
         early_stopping: True to stop a source at its k-th hypothesis; False or "never" to stop by `score_bound`.
@@ -75,6 +69,7 @@ class SearchSettings:
         process: maps tokens (k B, T) and next-token scores (k B, V) to new scores; or None.
         keep: restricts `process` to these sources, as `Stepper.keep`; None if it always gets all of them.
         ends: returns whether rows of tokens (R, T) end for a reason other than limits and end tokens; or None.
+        nan_handler: gets the indices of sources whose scores are NaN at the end of the search; None to warn.
         compacts: whether to drop finished sources from the batch.
     """
 
@@ -83,7 +78,6 @@ class SearchSettings:
     pad_token: int
     num_beams: int = 1
     num_returned: int = 1
-    candidates: int = 2
     alpha: float = 1.0
     length_penalty_type: str = "power"
     early_stopping: bool | str | None = False
@@ -91,12 +85,21 @@ class SearchSettings:
     process: Callable[[Tensor, Tensor], Tensor] | None = None
     keep: Callable[[Tensor], None] | None = None
     ends: Callable[[Tensor], Tensor] | None = None
+    nan_handler: Callable[[list[int]], None] | None = None
     compacts: bool = True
 
     @functools.cached_property
     def shortest(self) -> int:
         """Smallest of the limits."""
         return int(self.limits.min())
+
+    @property
+    def candidates(self) -> int:
+        """C, the number of continuations per source considered in a step.
+
+        More than k, so that k open beams remain if each end token continues each of them.
+        """
+        return max(2, 1 + self.end_tokens.numel()) * self.num_beams
 
     @property
     def is_plain(self) -> bool:
@@ -121,22 +124,26 @@ class SearchState:
     """State of a beam search between steps.
 
     Attributes:
-        beams: (2, k A, T), tokens of the open beams, and for each new token the row (of k A) that it continued.
+        tokens: (k A, T), tokens of the open beams.
+        parents: (k A, T), for each new token the row (of k A) that it continued.
         scores: (A, k), log P of the open beams, in descending order.
         active: (A,), indices of the sources in the batch.
         is_active: (A,), whether the result of a source can still change.
         limits: (A, 1), largest number of new tokens of each source's targets.
-        hypotheses: (2, B, k, up to T), finished targets in the format of `beams`, best first; -1 after the end.
+        finished_tokens, finished_parents: (B, k, up to T), tokens and parents of the hypotheses, which are the finished
+            targets, best first; -1 after the end.
         hypothesis_scores: (B, k), their log P / lp, or `NOT_FINISHED`.
         has_hypotheses: whether any target is finished.
     """
 
-    beams: Tensor
+    tokens: Tensor
+    parents: Tensor
     scores: Tensor
     active: Tensor
     is_active: Tensor
     limits: Tensor
-    hypotheses: Tensor
+    finished_tokens: Tensor
+    finished_parents: Tensor
     hypothesis_scores: Tensor
     has_hypotheses: bool = False
 
@@ -148,16 +155,36 @@ class SearchState:
         device = prompt.device
         scores = torch.zeros(num_sources, k, dtype=torch.float32, device=device)
         scores[:, 1:] = NOT_FINISHED
-        beams = torch.stack((prompt, torch.full_like(prompt, -1)))
+        parents = torch.full_like(prompt, -1)
         return cls(
-            beams=beams,
+            tokens=prompt,
+            parents=parents,
             scores=scores,
             active=torch.arange(num_sources, device=device),
             is_active=torch.ones(num_sources, dtype=torch.bool, device=device),
             limits=settings.limits[:, None],
-            hypotheses=beams.unflatten(1, (num_sources, k)),
+            finished_tokens=prompt.unflatten(0, (num_sources, k)),
+            finished_parents=parents.unflatten(0, (num_sources, k)),
             hypothesis_scores=torch.full_like(scores, NOT_FINISHED),
         )
+
+    def extended(self, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the tokens and parents (R, T + 1) of the beams `rows` (R,), extended by `tokens` (R,)."""
+        all_tokens = torch.cat((self.tokens.index_select(0, rows), tokens.unsqueeze(1)), dim=1)
+        all_parents = torch.cat((self.parents.index_select(0, rows), rows.unsqueeze(1)), dim=1)
+        return all_tokens, all_parents
+
+    def drop_finished(self) -> Tensor:
+        """Remove finished sources from the state, and return the indices (A,) of those that stay."""
+        kept = self.is_active.nonzero()[:, 0]
+        beams = (-1, self.scores.shape[1])
+        self.tokens = self.tokens.unflatten(0, beams)[kept].flatten(0, 1)
+        self.parents = self.parents.unflatten(0, beams)[kept].flatten(0, 1)
+        self.scores = self.scores[kept]
+        self.active = self.active[kept]
+        self.is_active = self.is_active[kept]
+        self.limits = self.limits[kept]
+        return kept
 
 
 def length_penalty(length: Tensor | int, alpha: float, length_penalty_type: str = "gnmt") -> Tensor | float:
@@ -274,7 +301,7 @@ def select_continuations(
     k = settings.num_beams
     vocabulary = log_probs.shape[1]
     if settings.process is not None:
-        log_probs = settings.process(state.beams[0], log_probs)
+        log_probs = settings.process(state.tokens, log_probs)
     if settings.do_sample:
         continued = (log_probs.view(-1, k, vocabulary) + state.scores[:, :, None]).flatten(1)  # (A, k V)
         drawn = torch.multinomial(continued.softmax(-1), settings.candidates)  # in random order
@@ -289,13 +316,6 @@ def select_continuations(
     return values, rows, tokens
 
 
-def extend(state: SearchState, rows: Tensor, tokens: Tensor) -> Tensor:
-    """Return the beams (2, R, T + 1) of `rows` (R,), extended by `tokens` (R,)."""
-    beams = state.beams.index_select(1, rows)  # (2, R, T)
-    last = torch.stack((tokens, rows)).unsqueeze(2)  # (2, R, 1)
-    return torch.cat((beams, last), dim=2)
-
-
 def ended(state: SearchState, rows: Tensor, tokens: Tensor, new_tokens: int, settings: SearchSettings) -> Tensor:
     """Return whether each candidate (A, C) ends its target."""
     is_end = settings.is_last(tokens, state.limits, new_tokens)
@@ -303,8 +323,9 @@ def ended(state: SearchState, rows: Tensor, tokens: Tensor, new_tokens: int, set
         return is_end
 
     # Criteria get the candidates of all B sources, zeros for the dropped ones.
-    candidates = extend(state, rows.flatten(), tokens.flatten())[0].unflatten(0, rows.shape)  # (A, C, T + 1)
-    of_all_sources = candidates.new_zeros(state.hypotheses.shape[1], *candidates.shape[1:])  # (B, C, T + 1)
+    candidates, _ = state.extended(rows.flatten(), tokens.flatten())
+    candidates = candidates.unflatten(0, rows.shape)  # (A, C, T + 1)
+    of_all_sources = candidates.new_zeros(len(state.hypothesis_scores), *candidates.shape[1:])  # (B, C, T + 1)
     of_all_sources[state.active] = candidates
     meets_criteria = settings.ends(of_all_sources.flatten(0, 1)).view(of_all_sources.shape[:2])  # (B, C)
     return is_end | meets_criteria[state.active]
@@ -321,31 +342,26 @@ def add_hypotheses(state: SearchState, scores: Tensor, rows: Tensor, tokens: Ten
     # The ended candidates as new hypotheses; those that did not end lose every comparison.
     k = is_end.shape[1]
     scores = scores[with_ends].masked_fill(~is_end[with_ends], -torch.inf)  # (S, k)
-    targets = extend(state, rows[with_ends].flatten(), tokens[with_ends].flatten())  # (2, S k, T + 1)
-    targets = targets.unflatten(1, (-1, k))  # (2, S, k, T + 1)
+    new_tokens, new_parents = state.extended(rows[with_ends].flatten(), tokens[with_ends].flatten())  # (S k, T + 1)
 
-    # The k best of the earlier and the new ones, all padded to one length.
+    # The k best of the earlier and the new ones.
     sources = state.active[with_ends]
-    hypotheses = pad(state.hypotheses, (0, targets.shape[3] - state.hypotheses.shape[3]), value=-1)
-    merged = torch.cat((hypotheses[:, sources], targets), dim=2)  # (2, S, 2 k, T + 1)
     merged_scores = torch.cat((state.hypothesis_scores[sources], scores), dim=1)  # (S, 2 k)
     best, order = merged_scores.topk(k, dim=1)
-    hypotheses[:, sources] = merged[:, torch.arange(len(order), device=order.device)[:, None], order]
-    state.hypotheses = hypotheses
     state.hypothesis_scores[sources] = best
+    state.finished_tokens = merge(state.finished_tokens, new_tokens.unflatten(0, (-1, k)), sources, order)
+    state.finished_parents = merge(state.finished_parents, new_parents.unflatten(0, (-1, k)), sources, order)
 
 
-def drop_finished(state: SearchState, stepper: Stepper, settings: SearchSettings) -> None:
-    """Remove finished sources from the batch."""
-    kept = state.is_active.nonzero()[:, 0]
-    stepper.keep(kept)
-    if settings.keep is not None:
-        settings.keep(kept)
-    state.beams = state.beams.unflatten(1, (-1, state.scores.shape[1]))[:, kept].flatten(1, 2)
-    state.scores = state.scores[kept]
-    state.active = state.active[kept]
-    state.is_active = state.is_active[kept]
-    state.limits = state.limits[kept]
+def merge(finished: Tensor, new: Tensor, sources: Tensor, order: Tensor) -> Tensor:
+    """Return `finished` (B, k, up to T), where `sources` (S,) have the k in `order` (S, k) of theirs and `new` ones.
+
+    `new` are (S, k, T + 1); earlier ones are padded to their length.
+    """
+    finished = pad(finished, (0, new.shape[2] - finished.shape[2]), value=-1)
+    merged = torch.cat((finished[sources], new), dim=1)  # (S, 2 k, T + 1)
+    finished[sources] = merged[torch.arange(len(order), device=order.device)[:, None], order]
+    return finished
 
 
 @dataclass(frozen=True)
@@ -372,7 +388,7 @@ def beam_search(stepper: Stepper, prompt: Tensor, settings: SearchSettings) -> H
     while True:
         # Candidates: more than k, so that k open beams remain if some of them end.
         new_tokens += 1
-        log_probs = next_log_probs(stepper, state.beams[0])
+        log_probs = next_log_probs(stepper, state.tokens)
         log_probs, rows, tokens = select_continuations(log_probs, state, settings)
 
         # Those among the k best that end become hypotheses.
@@ -389,7 +405,7 @@ def beam_search(stepper: Stepper, prompt: Tensor, settings: SearchSettings) -> H
             rows = rows.gather(1, order)
             tokens = tokens.gather(1, order)
         rows = rows[:, :k].flatten()
-        state.beams = extend(state, rows, tokens[:, :k].flatten())
+        state.tokens, state.parents = state.extended(rows, tokens[:, :k].flatten())
         state.scores = log_probs[:, :k]
 
         # Counting active sources synchronizes with an accelerator, so only once one may be finished.
@@ -403,19 +419,23 @@ def beam_search(stepper: Stepper, prompt: Tensor, settings: SearchSettings) -> H
 
         stepper.reorder(rows)
         if num_active < state.active.shape[0] and settings.compacts and not settings.reads_all_rows:
-            drop_finished(state, stepper, settings)
+            kept = state.drop_finished()
+            stepper.keep(kept)
+            if settings.keep is not None:
+                settings.keep(kept)
 
 
 def best_hypotheses(state: SearchState, prompt_length: int, settings: SearchSettings) -> Hypotheses:
     """Return the n best hypotheses of every source."""
-    report_nan(state.hypothesis_scores.isnan().any(1))
-    best = state.hypotheses[:, :, : settings.num_returned].flatten(1, 2)  # (2, n B, T)
-    longest = int((best[0] >= 0).sum(1).max())
-    tokens, beam_indices = best[:, :, :longest]
+    report_nan(state.hypothesis_scores.isnan().any(1), settings.nan_handler)
+    tokens = state.finished_tokens[:, : settings.num_returned].flatten(0, 1)  # (n B, T)
+    parents = state.finished_parents[:, : settings.num_returned].flatten(0, 1)  # (n B, T)
+    longest = int((tokens >= 0).sum(1).max())
+    tokens = tokens[:, :longest]
     return Hypotheses(
         tokens=tokens.masked_fill(tokens < 0, settings.pad_token),
         scores=state.hypothesis_scores[:, : settings.num_returned].flatten(),
-        beam_indices=beam_indices[:, prompt_length:].int(),
+        beam_indices=parents[:, prompt_length:longest].int(),
     )
 
 
@@ -472,7 +492,7 @@ def greedy_search(stepper: Stepper, prompt: Tensor, settings: SearchSettings) ->
             continue
         is_over = is_over | is_end
         if bool(is_over.all()):
-            report_nan(summed.isnan().view(len(settings.limits), -1).any(1))
+            report_nan(summed.isnan().view(len(settings.limits), -1).any(1), settings.nan_handler)
             return tokens
 
         # Sources of which all rows are finished leave the batch.

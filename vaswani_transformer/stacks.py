@@ -1,31 +1,165 @@
-"""Encoder and decoder: stacks of N layers over embedded texts (3.1).
+"""Encoder and decoder: stacks of N layers over embedded texts (3.1), and the checks of their inputs.
 
 B batch, S source, T target, k target rows per source row.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import create_causal_mask
-from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions, Seq2SeqLMOutput
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention import CrossAttention, SelfAttention, padding_mask
 from .config import VaswaniTransformerConfig
-from .embeddings import InputEmbedding, ScaledEmbedding, count_positions, text_positions
-from .layers import VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
-from .pretrained import (
-    CACHE,
-    VaswaniTransformerPreTrainedModel,
-    check_mask,
-    embed_text,
-    pop_cache,
-    tensor_parallel_plan,
+from .layers import (
+    CrossAttention,
+    InputEmbedding,
+    ScaledEmbedding,
+    SelfAttention,
+    VaswaniTransformerDecoderLayer,
+    VaswaniTransformerEncoderLayer,
+    count_positions,
+    padding_mask,
+    text_positions,
 )
-from .restricted import AttentionMask, window_mask
+from .pretrained import VaswaniTransformerPreTrainedModel, tensor_parallel_plan
+from .restricted import window_mask
+
+CACHE = "cache" if "cache" in Seq2SeqLMOutput.__annotations__ else "past_key_values"
+"""Transformers' name of the cache in calls and outputs; `cache` since version 5.24."""
+
+
+INPUT_SHAPES = {
+    **dict.fromkeys(("inputs", "input_ids", "decoder_input_ids"), ("texts", "tokens")),
+    **dict.fromkeys(("inputs_embeds", "decoder_inputs_embeds", "encoder_outputs"), ("texts", "tokens", "d_model")),
+    **dict.fromkeys(("attention_mask", "decoder_attention_mask", "labels", "target_lengths"), None),
+}
+"""Dimensions of the inputs of `forward` and `generate()`; None: checked where the input is used."""
+
+
+def check_inputs(**inputs: object) -> None:
+    """Raise ValueError for an input in `INPUT_SHAPES` that is a list, or lacks the batch dimension.
+
+    A tuple of encoder outputs passes.
+    """
+    for name, value in inputs.items():
+        shape = INPUT_SHAPES.get(name)
+        if isinstance(value, Tensor):
+            if shape is None or value.dim() == len(shape):
+                continue
+            got = f"shape {tuple(value.shape)}"
+        elif name in INPUT_SHAPES.keys() - {"encoder_outputs"} and isinstance(value, (list, tuple)):
+            got = f"a {type(value).__name__}"
+        else:
+            continue
+        expected = "a tensor" if shape is None else f"a tensor of shape ({', '.join(shape)})"
+        raise ValueError(
+            f"{name}: not a batch of texts; got {got}, expected {expected}. Pass one text as a batch of 1."
+        )
+
+
+def check_not_empty(name: str, texts: Tensor | None) -> None:
+    """Raise ValueError if `texts` (B, S, ...) has no text or no token."""
+    if texts is not None and 0 in texts.shape[:2]:
+        raise ValueError(
+            f"{name}: empty batch or sequence; got shape {tuple(texts.shape[:2])}, expected at least one text of at "
+            "least one token. Skip empty batches, and end an empty text with its end token."
+        )
+
+
+def check_mask(attention_mask: object, rows: int, tokens: int, name: str, queries: int | None = None) -> None:
+    """Raise ValueError unless a mask has the shape (rows, tokens), or with `queries` is a valid 4D mask.
+
+    Masks that are neither tensors nor lists pass.
+    """
+    check_inputs(**{name: attention_mask})
+    if not isinstance(attention_mask, Tensor) or attention_mask.shape == (rows, tokens):
+        return
+    shape = tuple(attention_mask.shape)
+    expected = f"{(rows, tokens)}, a number for each token"
+    if queries is not None:
+        if len(shape) == 4 and shape[0] in (1, rows) and shape[2] in (1, queries) and shape[3] == tokens:
+            return
+        expected += f", or {(rows, 1, 1, tokens)}"
+    raise ValueError(
+        f"{name}: does not fit the tokens; got shape {shape}, expected {expected}. Pass the mask of these texts."
+    )
+
+
+def check_rows(rows: int, sources: int) -> None:
+    """Raise ValueError unless the number of target rows is a multiple of that of source rows."""
+    if rows % sources:
+        raise ValueError(
+            f"decoder_input_ids: rows do not match the source; got {rows} for {sources} source rows, expected a "
+            f"multiple of {sources}. Pass the same number of target rows for each source row."
+        )
+
+
+def embed_text(
+    embed_tokens: nn.Module, input_ids: Tensor | None, inputs_embeds: Tensor | None, prefix: str = ""
+) -> Tensor:
+    """Return the scaled embeddings (B, S, d_model) of `input_ids` (B, S), or `inputs_embeds` if given."""
+    if (input_ids is None) == (inputs_embeds is None):
+        got = "neither" if input_ids is None else "both"
+        raise ValueError(f"Pass exactly one of {prefix}input_ids and {prefix}inputs_embeds; got {got}.")
+    check_inputs(**{f"{prefix}input_ids": input_ids, f"{prefix}inputs_embeds": inputs_embeds})
+    if inputs_embeds is not None:
+        check_not_empty(f"{prefix}inputs_embeds", inputs_embeds)
+        return inputs_embeds
+    check_not_empty(f"{prefix}input_ids", input_ids)
+    return embed_tokens(input_ids)
+
+
+def as_encoder_output(outputs: Mapping[str, Any] | Sequence[Any] | Tensor) -> BaseModelOutput:
+    """Convert encoder outputs, which may be a tuple, a dictionary or the last state alone, to a `BaseModelOutput`."""
+    if isinstance(outputs, BaseModelOutput):
+        check_not_empty("encoder_outputs", outputs.last_hidden_state)
+        return outputs
+    if isinstance(outputs, Tensor):
+        outputs = (outputs,)
+
+    # The fields by name, from a dictionary or in the order of a tuple.
+    names = ("last_hidden_state", "hidden_states", "attentions")
+    values: dict[str, Any]
+    if isinstance(outputs, Mapping):
+        values = {name: outputs.get(name) for name in names}
+        got = f"keys {sorted(outputs)}"
+    else:
+        values = dict(zip(names, outputs, strict=False))
+        got = f"a {type(outputs).__name__} of {len(outputs)}"
+
+    states = values.get("last_hidden_state")
+    if not isinstance(states, Tensor):
+        raise ValueError(
+            f"encoder_outputs: last_hidden_state is missing; got {got}, expected the output of the model's encoder. "
+            "Pass what get_encoder() returns."
+        )
+    check_inputs(encoder_outputs=states)
+    check_not_empty("encoder_outputs", states)
+    return BaseModelOutput(**cast(Any, values))
+
+
+def pop_cache(past_key_values: Cache | None, kwargs: dict[str, Any]) -> Cache | None:
+    """Remove the cache from `kwargs` and return it, under either of Transformers' names.
+
+    A nonempty `cache` takes precedence over `past_key_values`, since PEFT's prefix tuning passes its prefix under the
+    second name at every step of `generate()`.
+    """
+    cache = kwargs.pop("cache", None)
+    is_empty = cache is None or (past_key_values is not None and cache.get_seq_length() == 0)
+    return past_key_values if is_empty else cache
+
+
+def empty_cache(config: VaswaniTransformerConfig) -> EncoderDecoderCache:
+    """Return an empty decoder cache; with an `attention_window` it keeps the r newest self-attention keys."""
+    target_config = config
+    if config.attention_window is not None:
+        target_config = config.get_text_config(decoder=True)  # a copy
+        target_config.sliding_window = config.attention_window + 1  # Transformers counts the token itself
+    return EncoderDecoderCache(DynamicCache(config=target_config), DynamicCache(config=config))
 
 
 class VaswaniTransformerEncoder(VaswaniTransformerPreTrainedModel):
@@ -80,24 +214,6 @@ class VaswaniTransformerEncoder(VaswaniTransformerPreTrainedModel):
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask, **kwargs)  # (B, S, d_model)
         return BaseModelOutput(last_hidden_state=hidden_states)
-
-
-def empty_cache(config: VaswaniTransformerConfig) -> EncoderDecoderCache:
-    """Return an empty decoder cache; with an `attention_window` it keeps the r newest self-attention keys."""
-    target_config = config
-    if config.attention_window is not None:
-        target_config = config.get_text_config(decoder=True)  # a copy
-        target_config.sliding_window = config.attention_window + 1  # Transformers counts the token itself
-    return EncoderDecoderCache(DynamicCache(config=target_config), DynamicCache(config=config))
-
-
-def check_rows(rows: int, sources: int) -> None:
-    """Raise ValueError unless the number of target rows is a multiple of that of source rows."""
-    if rows % sources:
-        raise ValueError(
-            f"decoder_input_ids: rows do not match the source; got {rows} for {sources} source rows, expected a "
-            f"multiple of {sources}. Pass the same number of target rows for each source row."
-        )
 
 
 class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
@@ -171,9 +287,9 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
     def run_layers(
         self,
         hidden_states: Tensor,
-        mask: AttentionMask | None,
+        mask: Tensor | None,
         memory: Tensor | None,
-        source_mask: AttentionMask | None,
+        source_mask: Tensor | None,
         past_key_values: Cache | None,
         **kwargs: Any,
     ) -> Tensor:
@@ -199,7 +315,7 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
 
     def self_attention_mask(
         self, inputs_embeds: Tensor, attention_mask: Tensor | None, cache: Cache | None
-    ) -> AttentionMask | None:
+    ) -> Tensor | None:
         """Return the causal self-attention mask in the attention implementation's format."""
         target_cache = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
         if self.config.attention_window is not None:
@@ -232,7 +348,7 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
 
     def source_mask(
         self, inputs_embeds: Tensor, encoder_hidden_states: Tensor | None, attention_mask: Tensor | None
-    ) -> AttentionMask | None:
+    ) -> Tensor | None:
         """Return the cross-attention mask for the concatenated target rows of each source."""
         if encoder_hidden_states is None:
             return None

@@ -304,6 +304,11 @@ def needed_entries(tokenizer: Any) -> int:
     return needed
 
 
+def is_of_this_package(component: object) -> bool:
+    """Return whether a model or tokenizer is one of this package, installed or loaded with its code from the Hub."""
+    return hasattr(component, "with_remote_code")
+
+
 def check_vocabulary(model: Any, tokenizer: Any) -> None:
     """Raise ValueError unless a model has an embedding for every token, and a CMLM the tokenizer's `<mask>`."""
     name = model.config.name_or_path or type(model).__name__

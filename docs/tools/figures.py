@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vaswani_transformer.batching.optimization import learning_rate
-from vaswani_transformer.embeddings import sinusoids
 from vaswani_transformer.figures.style import INK, MUTED, RULE, head_colors, new_figure, words_style
+from vaswani_transformer.layers import sinusoids
 
 
 def style_axes(axes: Axes) -> Axes:

@@ -187,7 +187,8 @@ def described(owner: type) -> dict[str, str]:
 
 def recipe_tables() -> Iterator[str]:
     """Yield a table of each class of a recipe's fields, with the names of those in the table of a base class."""
-    from training import families, fields, recipe
+    from training import fields, recipe
+    from vaswani_transformer.registration import FAMILIES
 
     groups = {
         "Recipe": [fields.Recipe],
@@ -197,9 +198,9 @@ def recipe_tables() -> Iterator[str]:
         "training": [
             fields.TrainingRecipe,
             *recipe.OPTIMIZERS.values(),
-            *(family.training for family in families.FAMILIES.values()),
+            *(family.recipe.training for family in FAMILIES.values()),
         ],
-        "decoding": list(dict.fromkeys(family.decoding for family in families.FAMILIES.values())),
+        "decoding": list(dict.fromkeys(family.recipe.decoding for family in FAMILIES.values())),
         "score": [fields.ScoreRecipe],
     }
     for group, classes in groups.items():

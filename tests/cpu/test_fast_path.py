@@ -21,10 +21,8 @@ from vaswani_transformer import (
 )
 from vaswani_transformer.cpu.beam_cache import BeamCache
 from vaswani_transformer.cpu.fast_path import CachedCrossAttention, DecoderStep, PreparedEncoder, PreparedStepper
-from vaswani_transformer.embeddings import InputEmbedding
-from vaswani_transformer.layers import VaswaniTransformerDecoderLayer
-from vaswani_transformer.pretrained import CACHE
-from vaswani_transformer.stacks import VaswaniTransformerDecoder
+from vaswani_transformer.layers import InputEmbedding, VaswaniTransformerDecoderLayer
+from vaswani_transformer.stacks import CACHE, VaswaniTransformerDecoder
 
 needs_float32 = pytest.mark.skipif("float32" not in DTYPES, reason="no packed layers in float32 here")
 

@@ -23,7 +23,7 @@ from vaswani_transformer import VaswaniTransformerModel, prepare_for_inference
 from vaswani_transformer.cpu import model as cpu_model
 from vaswani_transformer.cpu.fast_path import DecoderStep, PreparedEncoder
 from vaswani_transformer.cpu.linear import LAYOUTS, PreparedLinear, is_supported, pack
-from vaswani_transformer.embeddings import Dropout
+from vaswani_transformer.layers import Dropout
 
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {"num_beams": 1},

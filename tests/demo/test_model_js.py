@@ -23,7 +23,7 @@ from tests import ROOT
 from tests.batches import FLOAT32, random_tokens
 from tests.models import WITH_SCORES, load_tokenizer, random_model, small_model, tiny_ctc
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
-from vaswani_transformer.alignments import collapse
+from vaswani_transformer.ctc import collapse
 from vaswani_transformer.search import SearchSettings, beam_search, greedy_search
 from vaswani_transformer.tokenizer import source_encoder, text_encoder
 
@@ -328,7 +328,6 @@ def compare_searches(node: Call, seed: int, prompt: list[int], limit: int, ends:
             limits=torch.tensor([limit]),
             end_tokens=torch.tensor(ends, dtype=torch.long),
             pad_token=PAD,
-            candidates=max(2, 1 + len(ends)) * k,
             **settings,
         ),
     )

@@ -9,9 +9,9 @@ import torch
 from tests.batches import FLOAT32
 from tests.models import FAMILY, LENGTH_FAMILY, PAIRS, family_of_pairs, model_of_pairs, tiny_model
 from vaswani_transformer import prepare_for_inference
-from vaswani_transformer.embeddings import sinusoids
 from vaswani_transformer.figures import AttentionMaps, attention_maps
 from vaswani_transformer.figures.weights import last_pass
+from vaswani_transformer.layers import sinusoids
 
 
 def assert_same(one: AttentionMaps, other: AttentionMaps) -> None:

@@ -93,7 +93,7 @@ def trainer_in(arguments: list[str], folder: Path, *more: str) -> PaperTrainer:
     """Return the trainer of a run in a folder, which has not taken a step."""
     recipe, data = begin_in(arguments, folder, *more)
     model = make_model(recipe, data.tokenizer)
-    return recipe.family.make_trainer(recipe, model, data, folder)
+    return recipe.family.recipe.make_trainer(recipe, model, data, folder)
 
 
 def start(

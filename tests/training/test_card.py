@@ -13,9 +13,10 @@ from tests import ROOT
 from tests.commands import error_line, run_main
 from tests.training.invented_results import DATA, REPOSITORY, SIGNATURE, results_of
 from training.card import EXAMPLE, main, make_card
-from training.families import FAMILIES, GlancingTraining
+from training.families import GlancingTraining
 from training.fields import BeamTraining, FileData, HubData, Recipe, TokenizerRecipe
 from training.models import start_licenses
+from vaswani_transformer.registration import FAMILIES
 
 
 def test_card_of_the_shipped_model_has_the_metadata_that_the_code_makes_of_its_results(tmp_path: Path) -> None:
@@ -222,8 +223,8 @@ def test_run_without_a_metric_has_a_card() -> None:
 def test_every_kind_of_model_has_a_first_sentence_and_a_tag(variant: str) -> None:
     kind = "nat" if variant == "glat" else variant
     family = FAMILIES[kind]
-    training = GlancingTraining(glancing=(0.5, 0.3)) if variant == "glat" else family.training()
-    recipe: dict[str, Any] = {"model": {"kind": kind}, "training": training, "decoding": family.decoding()}
+    training = GlancingTraining(glancing=(0.5, 0.3)) if variant == "glat" else family.recipe.training()
+    recipe: dict[str, Any] = {"model": {"kind": kind}, "training": training, "decoding": family.recipe.decoding()}
     card = make_card(results_of(**recipe), REPOSITORY)
     name = {"autoregressive": "original Transformer", "iterative_vae": "IterativeVAE", "flowseq": "FlowSeq"}
     assert card.text.count(name.get(variant, f"({variant.upper()},")) == 1

@@ -19,9 +19,10 @@ from tests.batches import FLOAT32, source_batch, targets
 from tests.commands import run_main
 from tests.models import load_tokenizer, tiny_iterative_vae
 from tests.training import runs
-from training.families import FAMILIES, FlowTrainer, LatentTrainer, fits_into_slots
+from training.families import FlowTrainer, LatentTrainer, fits_into_slots
 from training.recipe import load_recipe
 from training.train import main
+from vaswani_transformer.registration import FAMILIES
 from vaswani_transformer.support.modes import eval_mode
 
 FolderOf = Callable[[str], Path]  # of the run of a family

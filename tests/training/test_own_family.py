@@ -10,7 +10,7 @@ from tests import ROOT
 from tests.command_parsers import blocks_of
 from tests.models import load_tokenizer
 from tests.training import runs
-from training.families import FAMILIES
+from vaswani_transformer.registration import FAMILIES
 
 (BLOCK,) = blocks_of(ROOT / "docs" / "architecture.md", "python")
 

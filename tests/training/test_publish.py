@@ -23,7 +23,7 @@ from training import publish as publish_module
 from training.fields import to_dict
 from training.publish import main, upload
 from training.recipe import load_recipe
-from vaswani_transformer.generation import CallSettings
+from vaswani_transformer.settings import CallSettings
 from vaswani_transformer.support.loading import load_model
 
 RESULTS_PAGE = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")

@@ -11,10 +11,10 @@ import yaml
 from tests.commands import error_line, run_main, user_error
 from training import machine, train
 from training import recipe as recipe_module
-from training.families import FAMILIES
 from training.fields import BeamSearch, to_dict
 from training.machine import trains_slowly_in_bf16
 from training.recipe import RECIPES, load_recipe, recipe_of, to_yaml
+from vaswani_transformer.registration import FAMILIES
 
 ALL = sorted(RECIPES.glob("*.yaml"))
 QUICKSTART = RECIPES / "quickstart.yaml"
@@ -222,7 +222,7 @@ def test_command_without_a_recipe_prints_its_fields(capsys: pytest.CaptureFixtur
 def test_model_that_predicts_all_words_at_once_never_predicts_the_unknown_word(kind: str) -> None:
     recipe = load_recipe(QUICKSTART, [f"--model.kind={kind}"])
     tokenizer: Any = type("Tokenizer", (), {"unk_token_id": 3})
-    ids = {"mask_token_id": 4} if recipe.family.needs_mask else {}
+    ids = {"mask_token_id": 4} if recipe.family.recipe.needs_mask else {}
     generation = recipe.generation_config(recipe.model_config(vocab_size=30, **ids), tokenizer)
     assert generation.suppress_tokens == [3]
     assert all(getattr(generation, name) == value for name, value in dataclasses.asdict(recipe.decoding).items())

@@ -39,8 +39,8 @@ from training.checkpoints import (
     step_of,
 )
 from training.evaluation import sentence_losses
-from training.families import FAMILIES
 from training.trainer import PaperTrainer
+from vaswani_transformer.registration import FAMILIES
 
 
 @pytest.mark.slow

@@ -11,9 +11,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from ..attention import MultiHeadAttention
-from ..embeddings import LearnedPositions, sinusoids
-from ..layers import AddAndNorm, VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
+from ..layers import (
+    AddAndNorm,
+    LearnedPositions,
+    MultiHeadAttention,
+    VaswaniTransformerDecoderLayer,
+    VaswaniTransformerEncoderLayer,
+    sinusoids,
+)
 from ..model import VaswaniTransformerForConditionalGeneration
 from ..stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
 from ..support.errors import UserError, one_line

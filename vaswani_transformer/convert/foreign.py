@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ..config import VaswaniTransformerConfig, as_token_ids
+from ..config import VaswaniTransformerConfig
 from ..model import VaswaniTransformerForConditionalGeneration
 from ..support.errors import UserError
 from ..support.loading import load_config, load_errors, load_model, load_tokenizer
@@ -149,7 +149,7 @@ def random_sentences(config: VaswaniTransformerConfig) -> dict[str, Tensor]:
     # Only ordinary tokens are drawn; FSMT, for instance, masks padding in targets.
     pad = config.token_id("pad_token_id")
     start = config.token_id("target_start_token_id")
-    special = {pad, config.bos_token_id, start, *as_token_ids(config.eos_token_id)}
+    special = {pad, config.bos_token_id, start, *config.end_token_ids}
     ordinary = torch.tensor([index for index in range(config.vocab_size) if index not in special])
     sources, targets = ordinary[torch.randint(len(ordinary), (2, *mask.shape), generator=generator)]
     sources = sources.masked_fill(mask == 0, pad)

@@ -12,9 +12,21 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from ..attention import CausalSelfAttention, CrossAttention, SelfAttention, additive_mask
-from ..embeddings import InputEmbedding, LearnedPositions, ScaledEmbedding, SinusoidalPositions, count_positions
-from ..layers import AddAndNorm, FeedForward, VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
+from ..layers import (
+    AddAndNorm,
+    CausalSelfAttention,
+    CrossAttention,
+    FeedForward,
+    InputEmbedding,
+    LearnedPositions,
+    ScaledEmbedding,
+    SelfAttention,
+    SinusoidalPositions,
+    VaswaniTransformerDecoderLayer,
+    VaswaniTransformerEncoderLayer,
+    additive_mask,
+    count_positions,
+)
 from ..stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
 from .beam_cache import GROWTH, BeamCache
 from .linear import PreparedLinear

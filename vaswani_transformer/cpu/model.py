@@ -12,11 +12,10 @@ from transformers.generation import GenerationConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
-from ..attention import CausalSelfAttention, SelfAttention
-from ..embeddings import Dropout
+from ..layers import CausalSelfAttention, Dropout, SelfAttention
 from ..model import VaswaniTransformerForConditionalGeneration
-from ..pretrained import CACHE
 from ..search import Stepper
+from ..stacks import CACHE
 from ..support.layers import check_plain_layers
 from .fast_path import DecoderStep, PreparedEncoder, PreparedStepper, fuse_qkv, is_plain
 from .linear import LAYOUTS, LinearPacker, PreparedLinear

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from ..config import as_token_ids
 from ..figures.search import Candidate
-from ..generation import CallSettings
 from ..search import length_penalty
+from ..settings import CallSettings, as_token_ids
 from ..support.modes import is_non_autoregressive
 from ..translation.translator import Translator
 

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ..search import LENGTH_PENALTY_TYPES
-from ..settings import NarSettings
+from ..settings import LENGTH_PENALTY_TYPES, NarSettings
 from .errors import UserError
 
 MAX_COUNT = 2**31 - 1

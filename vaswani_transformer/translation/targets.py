@@ -74,7 +74,7 @@ def length_head_scores(model: LengthHead, tokens: Tensor, mask: Tensor, labels: 
     of_tokens = chosen_log_probabilities(logits, labels)  # (B, T)
     source = model.read_source(encoded[0], mask)
     counts = labels.ne(-100).sum(1)
-    classes = model.length_classes(source, counts)[:, None]
+    classes = source.length_classes(counts)[:, None]
     of_lengths = source.length_logits.float().log_softmax(-1).gather(1, classes).squeeze(1)  # (B,)
 
     estimates = None

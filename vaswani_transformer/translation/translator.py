@@ -15,13 +15,11 @@ from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..batching.inference import batches_by_length, pad_rows, token_log_probabilities
-from ..config import as_token_ids
-from ..generation import CallSettings, default_limit
-from ..pretrained import is_of_this_package
-from ..search import length_penalty, nan_handler
+from ..search import length_penalty
+from ..settings import CallSettings, as_token_ids, default_limit
 from ..support.errors import UserError
 from ..support.modes import eval_mode, is_non_autoregressive
-from ..tokenizer import check_text, check_vocabulary, source_encoder, text_encoder
+from ..tokenizer import check_text, check_vocabulary, is_of_this_package, source_encoder, text_encoder
 from .details import Details, forced_pass, make_details, words_of_source
 from .pairs import Pair, pairs_of
 from .unknown_words import unknown_words
@@ -166,18 +164,25 @@ class NanError(UserError):
         self.index = index
 
 
+class NanSourcesError(Exception):
+    """Raised in a search for sources whose scores are NaN; `rows` are their indices in the batch."""
+
+    def __init__(self, rows: list[int]) -> None:
+        super().__init__(rows)
+        self.rows = rows
+
+
+def raise_nan_sources(rows: list[int]) -> NoReturn:
+    raise NanSourcesError(rows)
+
+
 @contextlib.contextmanager
 def nan_errors(indices: Sequence[int]) -> Generator[None]:
     """Raise NanError for the first text of a batch whose search meets NaN; `indices` are those of its texts."""
-
-    def raise_nan_error(rows: list[int]) -> NoReturn:
-        raise NanError(min(indices[row] for row in rows))
-
-    handler = nan_handler.set(raise_nan_error)
     try:
         yield
-    finally:
-        nan_handler.reset(handler)
+    except NanSourcesError as error:
+        raise NanError(min(indices[row] for row in error.rows)) from None
 
 
 class Translator:
@@ -360,6 +365,8 @@ class Translator:
         tokens = pad_rows(sources, self.tokenizer.pad_token_id, self.model.device)  # (B, S)
         mask = pad_rows([[1] * len(source) for source in sources], 0, self.model.device)  # (B, S)
         inputs: dict[str, Any] = {"input_ids": tokens, "attention_mask": mask, **self.generate_kwargs}
+        if getattr(self.model, "takes_nan_handler", False):  # a model of this package
+            inputs["nan_handler"] = raise_nan_sources
         if self.constraint is not None:
             limits = CallSettings(inputs.get("generation_config"), self.model, inputs).target_limits()  # (B,)
             inputs["logits_processor"] = [*(inputs.get("logits_processor") or ()), self.constraint(texts, limits)]

@@ -1,7 +1,7 @@
 /**
  * The model of "Attention Is All You Need" (Vaswani et al. 2017): encoder, cached decoder and output projection.
  *
- * Classes and names are those of the package's embeddings.py, attention.py, layers.py, stacks.py and model.py. A text
+ * Classes and names are those of the package's layers.py, stacks.py and model.py. A text
  * is a matrix with a row of d_model numbers for each token.
  *
  * S source tokens, T target tokens so far, k beams, H heads, V vocabulary.
