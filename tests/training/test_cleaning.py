@@ -3,15 +3,17 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pytest
 
 from tests.commands import user_error, write_pairs
-from tests.training.test_data import recipe_for
 from training import look
 from training.cleaning import DESCRIPTIONS, find_rows, report, without
 from training.data import load_pairs
+from training.fields import Recipe
+from training.recipe import recipe_of
 from training.texts import SIDES
 
 PAIRS = [
@@ -68,6 +70,12 @@ def test_pairs_of_some_kinds_are_dropped_and_counted() -> None:
     left, counts = without(dataset(PAIRS), ["copies", "duplicates"])
     assert counts == {"copies": 1, "duplicates": 1}
     assert list(zip(left["source"], left["target"], strict=True)) == PAIRS[:4] + PAIRS[5:6] + PAIRS[7:]
+
+
+def recipe_for(folder: Path, file: str = "a.jsonl", **data: Any) -> Recipe:
+    """Return a recipe whose splits are one file, unless `data` names them."""
+    splits = dict.fromkeys(("train", "validation", "test"), file)
+    return recipe_of({"data": {"kind": "json", "path": str(folder)} | splits | data})
 
 
 @pytest.fixture

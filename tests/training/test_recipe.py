@@ -28,6 +28,7 @@ def test_every_recipe_of_the_project_is_valid_and_saved_as_the_same(path: Path) 
     for group in ("data", "tokenizer", "training", "decoding", "score"):
         for name, value in of_file.get(group, {}).items():
             known = getattr(getattr(recipe, group), name)
+            known = dataclasses.asdict(known) if dataclasses.is_dataclass(known) else known
             assert known == (tuple(value) if isinstance(value, list) else value) or name in ("path", "precision")
     saved = to_dict(recipe)
     assert yaml.safe_load(yaml.safe_dump(saved)) == saved
