@@ -44,7 +44,7 @@ ROOMS = {
     "batching": (),
     "convert": ("translation",),
     "cpu": (),
-    "demo": ("figures", "parsing", "translation"),
+    "demo": ("figures", "parsing"),
     "figures": (),
     "parsing": ("translation",),
     "support": ("cpu",),

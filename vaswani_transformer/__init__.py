@@ -27,7 +27,7 @@ from .translation import score_targets, translate
 
 if TYPE_CHECKING:
     from .convert import from_fairseq, from_fsmt, from_marian, to_ctranslate2
-    from .figures import attention_maps, attention_page
+    from .figures import attention_maps, attention_page, search_page
     from .parsing import parse
 
 __version__ = "0.1.0"
@@ -67,13 +67,14 @@ __all__ = [
     "parse",
     "prepare_for_inference",
     "score_targets",
+    "search_page",
     "to_ctranslate2",
     "translate",
 ]
 
 # Imported on first use, to keep importing the package fast.
 LAZY_NAMES = dict.fromkeys(("from_fairseq", "from_fsmt", "from_marian", "to_ctranslate2"), "convert")
-LAZY_NAMES |= dict.fromkeys(("attention_maps", "attention_page"), "figures")
+LAZY_NAMES |= dict.fromkeys(("attention_maps", "attention_page", "search_page"), "figures")
 LAZY_NAMES["parse"] = "parsing"
 
 
