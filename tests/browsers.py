@@ -14,7 +14,7 @@ import pytest
 from vaswani_transformer.demo.command import start_server
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-TIMEOUT = 30_000  # milliseconds
+TIMEOUT = 60_000  # milliseconds
 LOCAL = ("http://127.0.0.1:", "file:", "data:", "blob:")
 
 OpenPage = Callable[..., Any]

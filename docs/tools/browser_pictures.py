@@ -1,7 +1,7 @@
 """Pictures of what a browser draws: `python -m docs.tools.browser_pictures MODEL` writes them into docs/images.
 
-MODEL is a trained English-German model. The pictures are the tree of a beam search and the page of the demo. The command
-needs the extra `dev` and a browser: `python -m playwright install chromium`, or a system's chromium.
+MODEL is a trained English-German model. The pictures are the tree of a beam search and the page of the demo. They need
+the extra `dev` and a browser: `python -m playwright install chromium`, or a system's chromium.
 """
 
 import io

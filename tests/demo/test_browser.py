@@ -62,10 +62,7 @@ def words_of(page: Any, side: str) -> list[str]:
 
 
 def expect_sentence(page: Any, pattern: str) -> None:
-    page.wait_for_function(
-        "pattern => RegExp(pattern).test(document.getElementById('message').textContent)", arg=pattern
-    )
-    assert page.locator("#message").is_visible()
+    page.locator("#message", has_text=re.compile(pattern)).wait_for()
     assert page.locator("#results").is_hidden()
 
 
@@ -174,7 +171,7 @@ def test_finished_target_that_is_chosen_is_bold_and_has_its_attention(open_page:
     page.wait_for_function(f"() => document.querySelectorAll('#queries li').length !== {len(before)}"
                            f" || document.querySelector('#queries').textContent !== {''.join(before)!r}")  # fmt: skip
     assert page.locator("#targets button[aria-pressed=true]").count() == 1
-    bold = page.locator("#drawing .node.bold text:first-of-type").all_inner_texts()
+    bold = page.locator("#drawing .node.bold text:first-of-type").all_text_contents()
     assert bold == words_of(page, "query")
 
 

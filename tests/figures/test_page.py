@@ -193,7 +193,8 @@ def test_address_says_what_is_shown(opened: Callable[..., Page]) -> None:
 def test_clicks_and_the_pointer_choose_what_is_shown(opened: Callable[..., Page]) -> None:
     acts = """
       const states = [];
-      const record = () => states.push([location.hash, $("#attention-status")[0].textContent, $(".word.is-active").length]);
+      const status = $("#attention-status")[0];
+      const record = () => states.push([location.hash, status.textContent, $(".word.is-active").length]);
       $("#stacks input")[0].click(); record();
       $("#layers input")[0].click(); record();
       $("#heads input")[0].click(); record();

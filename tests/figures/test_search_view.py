@@ -23,7 +23,8 @@ STEPS = [
 ]
 PARTS = """() => [...document.querySelectorAll("#drawing [data-step]")].map((part) => ({
   step: part.dataset.step, row: part.dataset.row, last: part.dataset.last, color: part.getAttribute("color"),
-  texts: [...part.querySelectorAll("text")].map((text) => text.textContent), boxes: part.querySelectorAll("rect[stroke]").length,
+  texts: [...part.querySelectorAll("text")].map((text) => text.textContent),
+  boxes: part.querySelectorAll("rect[stroke]").length,
   isShown: part.getAttribute("display") === "inline", isBold: part.classList.contains("bold"),
 }))"""
 

@@ -25,7 +25,7 @@ class Handler(SimpleHTTPRequestHandler):
         self.send_header("Cache-Control", "no-cache")
         super().end_headers()
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:
         """Write nothing."""
 
 
@@ -46,10 +46,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1", help=host_help)
     parser.add_argument("--port", type=positive_argument, default=7860, metavar="N", help="port of the address (7860)")
     output = parser.add_mutually_exclusive_group()
-    output.add_argument("--output", type=Path, metavar="DIR", help="write the page as a static site, and serve nothing")
-    output.add_argument(
-        "--single", type=Path, metavar="FILE", help="write the page as one HTML file, and serve nothing"
-    )
+    output.add_argument("--output", type=Path, metavar="DIR", help="write a static site instead, and serve nothing")
+    output.add_argument("--single", type=Path, metavar="FILE", help="write one HTML file instead, and serve nothing")
     parser.add_argument("--force", action="store_true", help="replace the file that --single names")
     dtype_help = "of the weights that the browser loads (float16; float32 translates as the package, token for token)"
     parser.add_argument("--dtype", choices=DTYPES, default="float16", help=dtype_help)

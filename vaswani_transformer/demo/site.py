@@ -41,8 +41,8 @@ EXAMPLES = {  # by the source's language
 }
 CODE_LICENSE = "Code: vaswani-transformer, Apache-2.0."
 ROUNDED = (
-    "Weights in float16: 299 of 300 translations were those of float32, which <code>vaswani-demo --dtype=float32</code> "
-    "shows."
+    "Weights in float16: the English-German model translates 299 of 300 texts as in float32, which "
+    "<code>vaswani-demo --dtype=float32</code> writes."
 )
 
 
@@ -149,8 +149,8 @@ class Site:
             fields["license"] = self.license
         header = "".join(f"{name}: {json.dumps(value, ensure_ascii=False)}\n" for name, value in fields.items())
         text = (
-            "A Transformer that translates in the browser, and shows its beam search and attention weights. The folder is a "
-            "static site: publish it on any web server, or try it with `python -m http.server`."
+            "A Transformer that translates in the browser, and shows its beam search and attention weights. The folder "
+            "is a static site: publish it on any web server, or try it with `python -m http.server`."
         )
         return "\n\n".join([f"---\n{header}---", f"# {self.title}", text, *[CODE_LICENSE, *self.credits]]) + "\n"
 

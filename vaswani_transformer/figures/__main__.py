@@ -1,4 +1,4 @@
-"""The command `python -m vaswani_transformer.figures`, which writes a web page of a search and its attention weights."""
+"""The command `python -m vaswani_transformer.figures`, which writes a web page of a search and its attention."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Web pages of one sentence in one file: the search for its target, and the attention weights of every layer and head."""
+"""Web pages of one sentence in one file: the search for its target, and the attention of every layer and head."""
 
 import html
 from typing import Any
@@ -12,18 +12,14 @@ from .recording import record_search
 from .style import head_colors
 from .weights import STACKS, AttentionMaps, attention_maps
 
-FRAME = (
-    '<iframe sandbox="allow-scripts allow-downloads" style="width: 100%; height: {}px; border: 0" srcdoc="{}"></iframe>'
-)
+FRAME = '<iframe sandbox="allow-scripts allow-downloads" style="width: 100%; height: 40rem; border: 0" srcdoc="{}">'
 
 
 class Page(str):
     """HTML of a page, which a notebook shows in a frame."""
 
-    height = 640  # pixels of the frame
-
     def _repr_html_(self) -> str:
-        return FRAME.format(self.height, html.escape(self))
+        return f"{FRAME.format(html.escape(self))}</iframe>"
 
 
 def attention_data(maps: AttentionMaps) -> dict[str, Any]:

@@ -12,7 +12,7 @@ export class ModelClient {
       else reject(new Error(error));
     };
     this.failed = new Promise((_, reject) => {
-      worker.onerror = (event) => reject(new Error(`The model's thread did not start: ${event.message ?? "no message"}.`));
+      worker.onerror = (event) => reject(new Error(`The model's thread did not start (${event.message ?? "no reason"}). Use a browser of 2023 or later.`));
     });
     this.failed.catch(() => {}); // each call reports it
   }

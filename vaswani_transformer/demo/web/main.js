@@ -126,11 +126,16 @@ function askAlternatives(step, row) {
   });
 }
 
+function closeAlternatives() {
+  byId("alternatives").hidden = true;
+  view.mark(null);
+}
+
 function choiceButton({ token, word, probability, isEnd }, before, clicked) {
   const button = element("button", {
     type: "button", class: `choice${token === clicked ? " clicked" : ""}`, disabled: isEnd,
     title: isEnd ? "The translation ends here" : "Continue from this word",
-    onclick: () => { state.prefix = [...before, token]; search(); },
+    onclick: () => { state.prefix = [...before, token]; byId("drawing").focus(); search(); },
   }, element("bdi", {}, word), element("span", { class: "share" }, percent(probability)), element("i", { class: "bar" }));
   button.querySelector(".bar").style.setProperty("--share", probability);
   return button;
@@ -178,7 +183,8 @@ function listen() {
     search();
   });
   byId("remove-prefix").addEventListener("click", () => { state.prefix = []; search(); });
-  byId("close").addEventListener("click", () => { byId("alternatives").hidden = true; view.mark(null); });
+  byId("close").addEventListener("click", closeAlternatives);
+  byId("search-view").addEventListener("keydown", (event) => event.key === "Escape" && closeAlternatives());
 }
 
 async function start() {

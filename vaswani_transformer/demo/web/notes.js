@@ -18,7 +18,7 @@ export function unknownNote(tokenizer, source) {
   const unknown = characters.filter((character) => character > "\x7f" && !knownCharacters(tokenizer).has(character));
   if (unknown.length === 0) return "";
   const way = tokenizer.encoding.unknown === undefined ? "only as bytes" : "not at all";
-  return `The vocabulary has ${unknown.join(" ")} ${way}: what the model writes for it is a guess.`;
+  return `The vocabulary has ${unknown.join(" ")} ${way}, so the translation of such characters is a guess.`;
 }
 
 /** Return a sentence on a target that does not end, or "". */
