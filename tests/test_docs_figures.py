@@ -120,7 +120,10 @@ def test_dark_themes_lighten_the_gray_and_the_blue_of_drawings(sheet: str) -> No
     for color in (GRAY, BLUE):
         (lighter,) = set(re.findall(rf'\[color="{color}"\] {{ color: (#\w{{6}}); }}', text))
         assert contrast(lighter, DARK) >= 4.5
-    assert f'[fill="{GRAY}"]' in text
+
+
+def test_gray_letters_of_diagrams_are_lighter_in_the_dark_theme() -> None:
+    assert f'[fill="{GRAY}"]' in (ROOT / "docs" / "stylesheets" / "extra.css").read_text(encoding="utf-8")
 
 
 def test_figure_1_says_where_queries_keys_and_values_come_from() -> None:

@@ -12,9 +12,9 @@ from tests.models import family_of_pairs, model_of_pairs
 from vaswani_transformer.figures import search_page
 from vaswani_transformer.figures.page import make_page
 from vaswani_transformer.figures.recording import Candidate, beams_data, passes_data
+from vaswani_transformer.figures.svg import BLUE, GRAY
 
 END = 2
-BLUE, GRAY = "#2f6fdb", "#696c75"
 # Two beams. "7" dies in step 2, and its last word with the search; "6 9" ends, but "6 8" ends with a better score.
 STEPS = [
     [Candidate((6,), -0.5, 1), Candidate((7,), -1.0, 1), Candidate((8,), -3.0, 1, is_kept=False)],
