@@ -8,6 +8,7 @@ const BEGINS_WITH_WORD = /^[\p{L}\p{N}]/u;
 
 /** Return a character's escape sequence, such as \x00. */
 function escapeCharacter(character) {
+  if (character === "\r") return "\\r";
   const code = character.codePointAt(0);
   const [letter, digits] = code < 0x100 ? ["x", 2] : code < 0x10000 ? ["u", 4] : ["U", 8];
   return `\\${letter}${code.toString(16).padStart(digits, "0")}`;
