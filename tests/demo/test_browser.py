@@ -226,6 +226,15 @@ def test_last_of_many_searches_counts(open_page: OpenPage, address: str) -> None
     expect_translation(page, "te amo")
     page.wait_for_timeout(1000)
     expect_translation(page, "te amo")
+
+    # A sentence about what was typed last stays too.
+    page.get_by_label("Source", exact=True).fill("this is a book " * 8)
+    page.get_by_label("Source", exact=True).press("Enter")
+    translate(page, "")
+    page.wait_for_timeout(1000)
+    expect_sentence(page, "^The source is empty")
+    translate(page, "i love you")
+    expect_translation(page, "te amo")
     assert page.locator("#drawing svg").get_attribute("aria-label") == "Beam search for “i love you”"
 
 

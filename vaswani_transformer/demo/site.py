@@ -63,13 +63,13 @@ class Site:
         for name in self.models:
             self.write_model(name, folder)
         modules = all_modules()
+        needed = dict.fromkeys([*modules_in_order(modules, "main"), *modules_in_order(modules, "worker")])
         (folder / "js").mkdir()
-        for name, text in modules.items():
-            (folder / "js" / f"{name}.js").write_text(text, encoding="utf-8")
+        for name in needed:
+            (folder / "js" / f"{name}.js").write_text(modules[name], encoding="utf-8")
         (folder / "page.css").write_text(style(), encoding="utf-8")
-        needed = [*modules_in_order(modules, "main"), *modules_in_order(modules, "worker")]
         head = ['<link rel="stylesheet" href="page.css">']
-        head += [f'<link rel="modulepreload" href="js/{name}.js">' for name in dict.fromkeys(needed)]
+        head += [f'<link rel="modulepreload" href="js/{name}.js">' for name in needed]
         head += [f'<link rel="preload" as="fetch" crossorigin href="model/{name}">' for name in FILES]
         page = self.page(
             "'self'",

@@ -13,7 +13,7 @@ const RANGES = { // of the number fields; an empty field stands for the model's 
 const DELAY = 150; // milliseconds after a change of a number before a search begins
 
 const settings = JSON.parse(byId("settings").textContent);
-const state = { text: "", prefix: [], targets: [] };
+const state = { text: "", prefix: [], targets: [], turn: 0 };
 let client, view;
 
 // Messages
@@ -66,6 +66,7 @@ function options() {
 
 /** Translate the typed text, from the beginning that was chosen; the last call counts. */
 function search() {
+  const turn = ++state.turn;
   return trying(async () => {
     const text = byId("source").value;
     if (text !== state.text) Object.assign(state, { text, prefix: [] });
@@ -73,7 +74,7 @@ function search() {
     const chosen = options();
     byId("app").classList.add("busy");
     const found = await client.latest("search", { text, options: chosen });
-    if (found === null) return undefined;
+    if (found === null || turn !== state.turn) return undefined;
     show(found);
     return onePass(text); // afterwards, so that neither slows the other
   });
@@ -193,12 +194,13 @@ async function start() {
   byId("not-started").hidden = true;
   byId("app").hidden = false;
   view = new SearchView({ onword: askAlternatives });
-  addExamples();
   client = new ModelClient(startWorker(settings));
   const saved = await load("model");
   byId("beams").value = saved.beams;
   byId("alpha").value = saved.alpha;
+  addExamples();
   listen();
+  byId("translate").disabled = false;
   byId("source").value ||= settings.examples[0] ?? "";
   await search();
   if (!settings.hasCtc) return;

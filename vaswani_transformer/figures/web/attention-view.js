@@ -36,7 +36,11 @@ const LEGENDS = {
   heat: "Each color is a head; each row attends to the columns; the stronger a cell, the larger its attention weight. ",
   all: "Each row of a heat map attends to its columns; the stronger a cell, the larger its attention weight. ",
 };
-const HINTS = {
+const HINTS = matchMedia("(hover: none)").matches ? {
+  lines: "Tap a word to see only its lines, and a head to hide it.",
+  heat: "Tap a cell for its weight, and a head to hide it.",
+  all: "Tap a heat map to see its lines.",
+} : {
   lines: "Point at a word to see only its lines, click it to keep them; double-click a head to see only that head.",
   heat: "Point at a cell for its weight; double-click a head to see only that head.",
   all: "Click a heat map to see its lines.",
