@@ -91,6 +91,13 @@ def test_page_needs_no_other_file() -> None:
     assert policy.startswith("default-src 'none';")
 
 
+def test_notebook_shows_a_page_in_a_frame() -> None:
+    page = attention_page(*model_of_pairs(), "hello")
+    frame = Page(page._repr_html_()).one("iframe")
+    assert frame["srcdoc"] == page
+    assert "allow-same-origin" not in frame["sandbox"]
+
+
 def test_command_writes_a_page_and_prints_its_path(
     saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
