@@ -9,11 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
-from docs.tools import measurements, paper, pictures
+from docs.tools import browser_pictures, measurements, paper, pictures
 from docs.tools.figures import draw_learning_rate, smoothed_loss
 from tests import ROOT
+from tests.browsers import started_browser
 from tests.figures.maps import assert_legible
-from tests.models import paper_model_of_pairs, save
+from tests.models import model_of_pairs, paper_model_of_pairs, save
 from vaswani_transformer.batching.optimization import learning_rate
 from vaswani_transformer.figures.svg import BLUE, GRAY
 
@@ -39,16 +40,16 @@ def test_smoothed_loss_is_that_of_training() -> None:
     assert smoothed_loss(np.array(probability), smoothing, entries) == pytest.approx(expected.item())
 
 
-def test_diagrams_show_a_models_weights_and_its_best_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diagrams_show_a_models_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer = paper_model_of_pairs()
-    monkeypatch.setattr(pictures, "AMBIGUOUS", text := "the cat is black")
+    text = "the cat is black"
     tokens = tokenizer(text, return_tensors="pt")
     words = [each.strip() for each in pictures.display_tokens(tokenizer, tokens["input_ids"][0].tolist())]
     monkeypatch.setattr(pictures, "SENTENCE", text)
     monkeypatch.setattr(pictures, "WORD", words[0])
     monkeypatch.setattr(pictures, "OTHER", words[-2])
     pictures.main(str(save(tmp_path / "model", model, tokenizer)), tmp_path)
-    names = ("qkv", "beam-tree", "teacher-forcing", "one-pass", "engines")
+    names = ("qkv", "teacher-forcing", "one-pass", "engines")
     drawings = {name: ElementTree.parse(tmp_path / f"figure-{name}.svg").getroot() for name in names}
     texts = {
         name: [each.text or "" for each in drawing.iter() if each.tag.endswith("text")]
@@ -57,11 +58,19 @@ def test_diagrams_show_a_models_weights_and_its_best_target(tmp_path: Path, monk
     weights = [int(label.removesuffix("%")) for label in texts["qkv"] if re.fullmatch(r"\d+%", label)]
     assert len(weights) == len(words)
     assert sum(weights) == pytest.approx(100, abs=len(words) / 2)
-    translation = tokenizer.decode(model.generate(**tokens, num_beams=3)[0], skip_special_tokens=True)
-    assert (
-        f"Bold: the best target, “{translation}”. Blue: finished. In parentheses: dropped candidates."
-        in texts["beam-tree"]
-    )
+
+
+@pytest.mark.slow
+def test_picture_of_a_search_shows_its_best_target() -> None:
+    model, tokenizer = model_of_pairs()
+    with started_browser() as browser:
+        text = browser_pictures.beam_tree(browser, model, tokenizer, "the cat is black")
+    drawing = ElementTree.fromstring(text)
+    texts = [each.text or "" for each in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts[0] == "<s>"
+    assert "el gato es negro" in texts[-1]
+    assert drawing.attrib["role"] == "img"
+    assert "class" not in {name for each in drawing.iter() for name in each.attrib}
 
 
 def test_pictures_of_the_non_autoregressive_models_are_drawn_from_the_kept_measurements(tmp_path: Path) -> None:
@@ -105,13 +114,16 @@ def test_gray_of_letters_is_readable_on_white_and_legible_on_the_dark_theme(gray
     assert contrast(gray, DARK) >= 3
 
 
-@pytest.mark.parametrize("sheet", ["docs/stylesheets/extra.css", "vaswani_transformer/demo/view.css"])
+@pytest.mark.parametrize("sheet", ["docs/stylesheets/extra.css", "vaswani_transformer/figures/web/search.css"])
 def test_dark_themes_lighten_the_gray_and_the_blue_of_drawings(sheet: str) -> None:
     text = (ROOT / sheet).read_text(encoding="utf-8")
     for color in (GRAY, BLUE):
         (lighter,) = set(re.findall(rf'\[color="{color}"\] {{ color: (#\w{{6}}); }}', text))
         assert contrast(lighter, DARK) >= 4.5
-    assert f'[fill="{GRAY}"]' in text
+
+
+def test_gray_letters_of_diagrams_are_lighter_in_the_dark_theme() -> None:
+    assert f'[fill="{GRAY}"]' in (ROOT / "docs" / "stylesheets" / "extra.css").read_text(encoding="utf-8")
 
 
 def test_figure_1_says_where_queries_keys_and_values_come_from() -> None:

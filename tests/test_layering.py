@@ -44,7 +44,7 @@ ROOMS = {
     "batching": (),
     "convert": ("translation",),
     "cpu": (),
-    "demo": ("figures", "parsing", "translation"),
+    "demo": ("figures", "parsing"),
     "figures": (),
     "parsing": ("translation",),
     "support": ("cpu",),
@@ -75,7 +75,7 @@ LISTED = [(owner, name) for owner, names in PRIVATE_NAMES.items() for name in na
 CHECKED = [(owner, name) for owner, names in MODEL_NAMES.items() for name in names.split()]
 # The project's own names, and texts that look like one.
 OTHERS = {"_check_pairs", "_core", "_epoch", "_float_tensor", "_orig_mod", "_own_auto_class"}
-OTHERS |= {"_positions", "_proj", "_quantized", "_random", "_reddit_", "_sha256", "_signature"}
+OTHERS |= {"_positions", "_proj", "_quantized", "_random", "_reddit_", "_repr_html_", "_sha256", "_signature"}
 
 
 def imports_of(path: Path) -> Iterator[tuple[int, list[str]]]:

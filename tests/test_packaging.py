@@ -34,8 +34,10 @@ def test_wheel_holds_the_package_and_works_where_it_is_installed(distributions: 
         names = set(archive.namelist())
         description = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()
     assert {name.partition("/")[0] for name in names if "dist-info" not in name} == {"vaswani_transformer"}
-    page = {f"vaswani_transformer/figures/page.{suffix}" for suffix in ("html", "css", "js")}
-    scripts = {path.relative_to(ROOT).as_posix() for path in (ROOT / "vaswani_transformer" / "demo").rglob("*.js")}
+    rooms = [ROOT / "vaswani_transformer" / room for room in ("demo", "figures")]
+    scripts = {path.relative_to(ROOT).as_posix() for room in rooms for path in room.rglob("*.js")}
+    page = {f"vaswani_transformer/figures/web/page.{suffix}" for suffix in ("html", "css", "js")}
+    page.add("vaswani_transformer/demo/web/index.html")
     assert {"vaswani_transformer/demo/model/transformer.js", *scripts} - names == set()
     assert {"vaswani_transformer/py.typed", *page} <= names
     source = PROJECT["project"]["urls"]["Source"]  # PyPI's page has no files of the repository

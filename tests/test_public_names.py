@@ -66,7 +66,7 @@ assert not {"convert", "demo", "figures", "parsing"} & rooms
 
 IMPORT_EVERYTHING = """
 import importlib, logging, os, pkgutil, signal, sys, warnings
-import ctranslate2, gradio, matplotlib, onnxruntime, torch  # what they change does not count
+import ctranslate2, matplotlib, onnxruntime, torch  # what they change does not count
 from transformers import GenerationMixin, PreTrainedModel, pipeline
 
 def process():

@@ -27,7 +27,7 @@ from .translation import rerank, score_targets, translate
 
 if TYPE_CHECKING:
     from .convert import from_fairseq, from_fsmt, from_marian, to_ctranslate2, to_onnx
-    from .figures import attention_maps, attention_page
+    from .figures import attention_maps, attention_page, search_page
     from .parsing import parse
 
 __version__ = "0.1.0"
@@ -68,6 +68,7 @@ __all__ = [
     "prepare_for_inference",
     "rerank",
     "score_targets",
+    "search_page",
     "to_ctranslate2",
     "to_onnx",
     "translate",
@@ -75,7 +76,7 @@ __all__ = [
 
 # Imported on first use, to keep importing the package fast.
 LAZY_NAMES = dict.fromkeys(("from_fairseq", "from_fsmt", "from_marian", "to_ctranslate2", "to_onnx"), "convert")
-LAZY_NAMES |= dict.fromkeys(("attention_maps", "attention_page"), "figures")
+LAZY_NAMES |= dict.fromkeys(("attention_maps", "attention_page", "search_page"), "figures")
 LAZY_NAMES["parse"] = "parsing"
 
 

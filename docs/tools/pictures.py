@@ -1,6 +1,6 @@
 """Diagrams of the pages as SVG: `python -m docs.tools.pictures MODEL` draws them into docs/images.
 
-MODEL is a trained English-German model, whose attention and beams are drawn. Grays and blues are legible on white and
+MODEL is a trained English-German model, whose attention is drawn. Grays and blues are legible on white and
 on black; `extra.css` lightens them in the dark theme.
 """
 
@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from vaswani_transformer.demo.steps import RecordingTranslator
-from vaswani_transformer.figures.search import draw_beam_tree
 from vaswani_transformer.figures.svg import BLUE, GRAY, Drawing
 from vaswani_transformer.figures.tokens import display_tokens
 
@@ -20,7 +18,6 @@ IMAGES = Path(__file__).resolve().parents[1] / "images"
 ORANGE = "#d9822b"
 ENCODER, DECODER, CHOICE = "#d9d9ee", "#ffe0bd", "#d5ead3"  # of boxes, whose letters are black
 SENTENCE, WORD, OTHER = "Tom lost his hat because it was too big.", "it", "hat"
-AMBIGUOUS = "Tom has not seen the new teacher."
 
 
 class Diagram(Drawing):
@@ -152,18 +149,6 @@ def draw_teacher_forcing() -> Diagram:
     return drawing
 
 
-def draw_search(model: Any, tokenizer: Any, sentence: str, beams: int = 3) -> Drawing:
-    """Draw the tree of a search with a heading above it and a legend below it."""
-    recorded = RecordingTranslator(model, tokenizer, num_beams=beams)
-    (translation,) = recorded([sentence])
-    drawing = draw_beam_tree(tokenizer, recorded.steps, sentence, top=44, bottom=30)
-    heading = f"“{sentence}”, {beams} beams: log P of each target so far, over lp(Y) where it ends"
-    legend = f"Bold: the best target, “{translation.text}”. Blue: finished. In parentheses: dropped candidates."
-    drawing.text(8, 24, heading, anchor="start", size=14)
-    drawing.text(8, drawing.height - 10, legend, anchor="start")
-    return drawing
-
-
 def draw_one_pass() -> Diagram:
     """Draw decoding from left to right next to non-autoregressive decoding."""
     drawing = Diagram("one-pass", "Decoding from left to right, and in one pass", 780, 330)
@@ -219,11 +204,10 @@ def draw_engines() -> Diagram:
 
 @torch.no_grad()
 def main(model_folder: str, images: Path = IMAGES) -> None:
-    """Draw all diagrams; a trained model of English to German draws two of them."""
+    """Draw all diagrams; one shows the attention of a trained model of English to German."""
     tokenizer, model = AutoTokenizer.from_pretrained(model_folder), AutoModelForSeq2SeqLM.from_pretrained(model_folder)
     attention = draw_query_key_value(model, tokenizer, SENTENCE, WORD, OTHER)
-    beams = draw_search(model, tokenizer, AMBIGUOUS)
-    for drawing in [attention, beams, draw_teacher_forcing(), draw_one_pass(), draw_engines()]:
+    for drawing in [attention, draw_teacher_forcing(), draw_one_pass(), draw_engines()]:
         path = images / f"figure-{drawing.name}.svg"
         path.write_text(drawing.svg(), encoding="utf-8")
 

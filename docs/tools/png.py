@@ -1,6 +1,6 @@
 """The pictures of the pages as PNG, for slides: `python -m docs.tools.png` writes one beside each SVG of docs/images.
 
-It needs a browser, as `docs.tools.demo_picture` does. The background is transparent.
+It needs a browser, as `docs.tools.browser_pictures` does. The background is transparent.
 """
 
 import io

@@ -91,6 +91,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "attention_maps": (),
         "figures.AttentionMaps": (),
         "attention_page": (),
+        "search_page": (),
         "figures.draw_attention": (),
         "figures.draw_heat_maps": (),
     },

@@ -3,7 +3,8 @@ import { readFileSync } from "node:fs";
 import { createInterface } from "node:readline";
 
 import { activationFunction } from "./activations.js";
-import { slotLogits, translateByCtc } from "./ctc.js";
+import { prefixBeamSearch, searchTargets, slotLogits, targetOfBestPath } from "./ctc.js";
+import { Labels } from "./labels.js";
 import { linear } from "./matrix.js";
 import { readSafetensors } from "./safetensors.js";
 import { beamSearch, finish, greedySearch, savedOptions, searchSteps, translate } from "./search.js";
@@ -63,10 +64,14 @@ const CALLS = {
   translate: ({ folder, sources, options }) =>
     sources.map((source) => plain(translate(model(folder), source, options))),
   savedOptions: ({ saved }) => savedOptions(saved),
-  ctc: ({ folder, source, suppressed }) => ({
-    logits: slotLogits(model(folder), source).map((row) => [...row]),
-    ...translateByCtc(model(folder), source, { suppressed }),
-  }),
+  labels: ({ folder, rows }) => rows.map((ids) => new Labels(tokenizer(folder)).all(ids)),
+  prefixSearch: ({ slots, beams, bonus, limit }) => prefixBeamSearch(slots, beams, bonus, limit ?? undefined),
+  ctc: ({ folder, source, suppressed, searches }) => {
+    const { config } = model(folder);
+    const logits = slotLogits(model(folder), source);
+    const searched = searches.map((options) => searchTargets(logits, config, { suppressed, ...options }));
+    return { logits: logits.map((row) => [...row]), searched, ...targetOfBestPath(logits, config, suppressed) };
+  },
 };
 
 for await (const line of createInterface({ input: process.stdin })) {

@@ -14,10 +14,8 @@ import pytest
 from accelerate.utils.launch import get_free_port
 
 from tests import ROOT
-from tests.commands import error_line, run_main
-from vaswani_transformer.demo import command as command_module
-from vaswani_transformer.demo import page as page_module
-from vaswani_transformer.demo.command import main
+from tests.commands import error_line, run_main, user_error
+from vaswani_transformer.demo.command import main, start_server
 
 # The command itself, with a line on standard error for each host that it looks up besides this machine. If a shell runs
 # the tests in the background, they ignore Ctrl-C, and so would the command.
@@ -40,36 +38,33 @@ main(sys.argv[1:])
 """
 
 
-def test_missing_gradio_is_one_line_before_the_model_is_loaded(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(page_module, "find_spec", lambda _: None)
-    expected = 'The page needs Gradio, which is not installed; run pip install "vaswani-transformer[demo]".'
-    assert error_line(run_main(main, ["/nowhere"], capsys)) == f"{expected}\n"
-
-
 def test_missing_model_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("gradio")
-    expected = f"{tmp_path}: cannot be loaded: Unrecognized model"
+    expected = f"{tmp_path}: does not contain a tokenizer"
     assert error_line(run_main(main, [tmp_path], capsys)).startswith(expected)
 
 
-def test_page_is_served_at_the_host_and_port_or_the_error_names_them(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_address_in_use_is_an_error_that_names_it(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        expected = f"--host=127.0.0.1 --port={port}: is in use or not permitted; choose a different port or host."
+        with user_error(re.escape(expected)):
+            start_server(saved, "127.0.0.1", port)
+
+
+def test_folder_or_file_is_written_and_its_path_printed(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    launched: list[dict[str, Any]] = []
-
-    class Page:
-        def launch(self, **settings: Any) -> None:
-            launched.append(settings)
-            raise OSError("Cannot find empty port")
-
-    monkeypatch.setattr(command_module, "load_page", lambda **_: Page())
-    for arguments, host in ([], "127.0.0.1"), (["--host=0.0.0.0"], "0.0.0.0"):
-        expected = f"--host={host} --port=7861: is in use or not permitted; choose a different port or host.\n"
-        assert error_line(run_main(main, ["a-model", "--port=7861", *arguments], capsys)) == expected
-    assert [settings["server_name"] for settings in launched] == ["127.0.0.1", "0.0.0.0"]
-    assert [settings["server_port"] for settings in launched] == [7861, 7861]
+    folder, file = tmp_path / "site", tmp_path / "page.html"
+    assert run_main(main, [saved, "--output", folder], capsys).output == f"{folder}\n"
+    assert (folder / "index.html").is_file()
+    assert run_main(main, [saved, "--single", file, "--dtype=float32"], capsys).output == f"{file}\n"
+    assert file.read_text(encoding="utf-8").startswith("<!doctype html>")
+    error = error_line(run_main(main, [saved, "--output", folder], capsys))
+    assert f"{folder}: exists and is not an empty folder; choose a different --output." in error
+    error = error_line(run_main(main, [saved, "--single", file], capsys))
+    assert f"{file}: the file exists; choose a different --single, or replace it with --force." in error
+    error = error_line(run_main(main, [saved, "--single", tmp_path / "none" / "page.html"], capsys))
+    assert "page.html: cannot be written: No such file or directory" in error
 
 
 def answers(host: str, port: str) -> bool:
@@ -84,7 +79,6 @@ def answers(host: str, port: str) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize(("host", "name"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "localhost")])
 def test_page_is_served_without_a_network_until_ctrl_c(saved: Path, host: str, name: str) -> None:
-    pytest.importorskip("gradio")
     port = str(get_free_port())
     command = [sys.executable, "-c", COMMAND, str(saved), f"--port={port}"]
     command += [] if host == "127.0.0.1" else [f"--host={host}"]
@@ -97,7 +91,9 @@ def test_page_is_served_without_a_network_until_ctrl_c(saved: Path, host: str, n
                 assert f"http://ADDRESS:{port}, with this machine's address" in process.stdout.readline()
             with urlopen(f"http://127.0.0.1:{port}/", timeout=60) as answer:
                 page = answer.read().decode()
-            assert '"analytics_enabled":false' in re.sub(r"\s", "", page)
+            assert '<script type="module" src="js/main.js">' in page
+            with urlopen(f"http://127.0.0.1:{port}/js/main.js", timeout=60) as answer:
+                assert answer.headers.get_content_type() == "text/javascript"
             if sys.platform == "linux":  # where 127.0.0.2 is a second address of the machine
                 assert answers("127.0.0.2", port) == (host == "0.0.0.0")
             process.send_signal(signal.SIGINT)

@@ -21,15 +21,18 @@ from transformers.activations import ACT2FN
 
 from tests import ROOT
 from tests.batches import FLOAT32, random_tokens
+from tests.browsers import node_program
 from tests.models import WITH_SCORES, load_tokenizer, random_model, small_model, tiny_ctc
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
 from vaswani_transformer.ctc import collapse
+from vaswani_transformer.figures.tokens import display_tokens
+from vaswani_transformer.prefix_search import prefix_beam_search
 from vaswani_transformer.search import SearchSettings, beam_search, greedy_search
 from vaswani_transformer.tokenizer import source_encoder, text_encoder
 
 Call = Callable[..., Any]
 MODEL = ROOT / "models" / "tatoeba-en-de"
-SCRIPTS = ROOT / "vaswani_transformer" / "demo" / "model"
+SCRIPTS = [ROOT / "vaswani_transformer" / "demo" / folder for folder in ("model", "web")]
 PAD, END = 1, 2
 VOCABULARY = 7
 
@@ -37,15 +40,12 @@ VOCABULARY = 7
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Generator[Call]:
     """Start the runner beside the model's files, and return a function that calls one of its functions."""
-    program = shutil.which("node")
-    if program is None:
-        pytest.skip("Node.js is not installed")
     folder = tmp_path_factory.mktemp("scripts")
-    for path in [*SCRIPTS.glob("*.js"), Path(__file__).with_name("runner.mjs")]:
+    for path in [*(path for folder in SCRIPTS for path in folder.glob("*.js")), Path(__file__).with_name("runner.mjs")]:
         shutil.copy(path, folder)
     (folder / "package.json").write_text('{"type": "module"}', encoding="utf-8")  # as in a page's script
     runner = subprocess.Popen(
-        [program, str(folder / "runner.mjs")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"
+        [node_program(), str(folder / "runner.mjs")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"
     )
     assert runner.stdin is not None
     assert runner.stdout is not None
@@ -509,7 +509,8 @@ def test_ctc_takes_the_most_likely_path_and_collapses_it(node: Call, tmp_path: P
     blank = config.pad_token_id
     excluded = [token for token in model.special_tokens() if token != blank] + [8]
     for source in ([9], [9, 10, 11, 8, 2], [4, 9, 9, 10, 8, 8, 2]):
-        computed = node("ctc", folder=tmp_path, source=source, suppressed=[8])
+        searches = [{"beams": 1}, {"beams": 3}, {"beams": 4, "bonus": 0.7}, {"beams": 3, "limit": 2}]
+        computed = node("ctc", folder=tmp_path, source=source, suppressed=[8], searches=searches)
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([source])).logits[0].double()  # (U, V)
         assert_near(computed["logits"], logits)
@@ -521,3 +522,46 @@ def test_ctc_takes_the_most_likely_path_and_collapses_it(node: Call, tmp_path: P
         assert computed["logProb"] == pytest.approx(float(logits.log_softmax(1).gather(1, path).sum()), abs=1e-3)
         target = collapse(path.T, blank, model.end_ids[0], torch.tensor([99]))
         assert computed["tokens"] == target.tokens[0, : int(target.lengths[0]) - 1].tolist()
+
+        # A search's targets and scores are those of `generate()`.
+        for options, targets in zip(searches[1:], computed["searched"][1:], strict=True):
+            settings = {
+                "num_beams": options["beams"],
+                "length_bonus": options.get("bonus", 0.0),
+                "suppress_tokens": [8],
+            }
+            limits = {"max_new_tokens": options.get("limit", 98) + 1, "num_return_sequences": len(targets)}
+            output = model.generate(torch.tensor([source]), **settings, **limits, return_dict_in_generate=True)
+            rows = [
+                row[1:length] for row, length in zip(output.sequences.tolist(), output.lengths.tolist(), strict=True)
+            ]
+            scores = output.sequences_scores.tolist()
+            assert [target["score"] for target in targets] == pytest.approx(scores, abs=1e-4)
+            assert [target["tokens"] for target in targets] == rows or min(np.abs(np.diff(scores)), default=1) < 1e-4
+
+
+def test_prefix_search_is_that_of_the_package(node: Call) -> None:
+    generator = random.Random(0)
+    for beams, bonus, limit in itertools.product((1, 2, 5), (-0.5, 0.0, 1.0), (1, 3, 99)):
+        slots = []
+        for _ in range(7):
+            words = generator.sample(range(4), k=3)
+            slots.append(([generator.random() for _ in words], words, generator.random()))
+        read = [
+            {
+                "words": [{"probability": each, "token": word} for each, word in zip(*columns, strict=True)],
+                "blank": blank,
+            }
+            for *columns, blank in slots
+        ]
+        found = node("prefixSearch", slots=read, beams=beams, bonus=bonus, limit=limit)
+        assert [tuple(tokens) for tokens in found] == prefix_beam_search(slots, beams, bonus, limit)
+
+
+# Labels
+
+
+def test_labels_of_tokens_are_those_of_figures(node: Call) -> None:
+    tokenizer = shipped_tokenizer()
+    rows = [tokenizer(text)["input_ids"] for text in ODD_TEXTS[::5]]
+    assert node("labels", folder=MODEL, rows=rows) == [display_tokens(tokenizer, row) for row in rows]

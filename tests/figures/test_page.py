@@ -1,9 +1,8 @@
 """The attention page needs no other file, shows the weights, and works in a real browser."""
 
 import json
-import shutil
-import subprocess
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Generator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -11,20 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.browsers import page_opener, started_browser
 from tests.commands import error_line, run_main
 from tests.figures.maps import random_attention_maps
-from tests.models import model_of_pairs
+from tests.models import PAIRS, model_of_pairs
 from vaswani_transformer.figures import attention_page, render_page
 from vaswani_transformer.figures.__main__ import main
+from vaswani_transformer.figures.recording import record_search
 from vaswani_transformer.figures.style import head_colors
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 NASTY = '<script>alert("x")</script> & {{payload}} <!-- </script><b> \' 🙂'
-
-
-def in_a_browser(test: Callable[..., None]) -> Callable[..., None]:
-    """Mark a test that needs Chromium, and is slow."""
-    return pytest.mark.slow(pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")(test))
 
 
 class Page(HTMLParser):
@@ -69,7 +64,7 @@ class Page(HTMLParser):
 @pytest.mark.parametrize("stack", ["encoder", "decoder", "cross"])
 def test_page_has_the_words_and_the_weights_to_three_digits(stack: str) -> None:
     maps = random_attention_maps(source=["a", "<b>", "&amp;", "</script>"], target=("é", "🙂", "<!--"))
-    stored = json.loads(Page(render_page(maps)).one("script", id="payload")["text"])["stacks"][stack]
+    stored = json.loads(Page(render_page(maps)).one("script", id="payload")["text"])["attention"]["stacks"][stack]
     assert stored["queries"] == maps.queries(stack)
     assert stored["keys"] == maps.keys(stack)
     weights = np.array(stored["weights"]).reshape(stored["layers"], stored["heads"], len(stored["queries"]), -1) / 1000
@@ -83,18 +78,24 @@ def test_text_cannot_become_markup() -> None:
     assert [element["tag"] for element in page.elements] == [element["tag"] for element in plain.elements]
     assert page.one("title")["text"] == f"Attention: {NASTY}"
     assert [element["text"] for element in page.all("bdi")] == [NASTY, NASTY]
-    assert json.loads(page.one("script", id="payload")["text"])["stacks"]["cross"]["keys"][0] == "<"
+    assert json.loads(page.one("script", id="payload")["text"])["attention"]["stacks"]["cross"]["keys"][0] == "<"
 
 
 def test_page_needs_no_other_file() -> None:
     text = attention_page(*model_of_pairs(), "hello")
-    assert "http://" not in text
-    assert "https://" not in text
+    assert set(re.findall(r"https?://[^\s\"]*", text)) == {"http://www.w3.org/2000/svg"}
     page = Page(text)
     assert not page.all("link")
     assert not [name for element in page.elements for name in element if name in ("src", "href", "action", "srcset")]
     policy = page.one("meta", **{"http-equiv": "Content-Security-Policy"})["content"]
     assert policy.startswith("default-src 'none';")
+
+
+def test_notebook_shows_a_page_in_a_frame() -> None:
+    page = attention_page(*model_of_pairs(), "hello")
+    frame = Page(page._repr_html_()).one("iframe")
+    assert frame["srcdoc"] == page
+    assert "allow-same-origin" not in frame["sandbox"]
 
 
 def test_command_writes_a_page_and_prints_its_path(
@@ -103,7 +104,11 @@ def test_command_writes_a_page_and_prints_its_path(
     output = tmp_path / "page.html"
     main([str(saved), "the cat is black", "--output", str(output)])
     assert capsys.readouterr().out == f"{output}\n"
-    assert output.read_text(encoding="utf-8") == attention_page(*model_of_pairs(), "the cat is black")
+    page = Page(output.read_text(encoding="utf-8"))
+    assert [element["text"] for element in page.all("bdi")] == ["the cat is black", PAIRS["the cat is black"]]
+    data = json.loads(page.one("script", id="payload")["text"])
+    assert data["search"] == record_search(*model_of_pairs(), "the cat is black").data
+    assert data["attention"]["stacks"]["cross"]["queries"][-1] == "</s>"
     main([str(saved), "the cat is black", "--target", "no", "--output", str(output), "--force"])
     assert Page(output.read_text(encoding="utf-8")).all("bdi")[1]["text"] == "no"
 
@@ -127,21 +132,27 @@ def test_command_error_is_one_line(
     assert not (saved / "page.html").exists()
 
 
-def opened(text: str, folder: Path, address: str = "", actions: str = "") -> Page:
-    """Return the page in a browser after `actions`: JavaScript statements in which $ selects elements."""
-    script = f"<script>{{ const $ = (selector) => document.querySelectorAll(selector); {actions} }}</script>"
-    path = folder / "page.html"
-    path.write_text(text.replace("</body>", f"{script}</body>"), encoding="utf-8")
-    assert CHROMIUM is not None
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0"]
-    finished = subprocess.run(
-        [CHROMIUM, *flags, f"--user-data-dir={folder}/profile", "--dump-dom", f"{path.as_uri()}{address}"],
-        capture_output=True, text=True, timeout=120, encoding="utf-8",
-    )  # fmt: skip
-    assert finished.returncode == 0, finished.stderr
-    errors = [line for line in finished.stderr.splitlines() if "CONSOLE" in line]
-    assert not errors
-    return Page(finished.stdout)
+@pytest.fixture(scope="module")
+def browser() -> Generator[Any]:
+    with started_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def opened(browser: Any, tmp_path: Path) -> Generator[Callable[..., Page]]:
+    """Return a function that opens a page and returns it after `actions` on it, in which $ selects elements."""
+    with page_opener(browser) as open_page:
+
+        def opened(text: str, address: str = "", actions: str = "") -> Page:
+            path = tmp_path / "page.html"
+            path.write_text(text, encoding="utf-8")
+            page = open_page(f"{path.as_uri()}{address}")
+            page.evaluate(f"() => {{ const $ = (selector) => document.querySelectorAll(selector); {actions} }}")
+            content = Page(page.content())
+            page.close()
+            return content
+
+        yield opened
 
 
 def words(page: Page, side: str) -> list[str]:
@@ -156,24 +167,24 @@ def hidden_views(page: Page) -> list[str]:
     return [element["id"] for element in page.all("section") if "hidden" in element]
 
 
-@in_a_browser
-def test_browser_shows_the_last_layer_of_cross_attention_and_markup_as_text(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_browser_shows_the_last_layer_of_cross_attention_and_markup_as_text(opened: Callable[..., Page]) -> None:
     maps = random_attention_maps()
-    page = opened(render_page(maps), tmp_path)
+    page = opened(render_page(maps))
     assert words(page, "query") == maps.output_tokens
     assert words(page, "key") == maps.source_tokens
     assert strokes(page) == set(head_colors(8))
     assert hidden_views(page) == ["heat-view", "overview"]
     assert page.one("div", id="layers")["text"] == "12"
-    page = opened(attention_page(*model_of_pairs(), NASTY, NASTY), tmp_path)  # its words are text
+    page = opened(attention_page(*model_of_pairs(), NASTY, NASTY))  # its words are text
     assert "".join(words(page, "query")).startswith("<s·c·r·i·p·t>")
     assert page.one("title")["text"] == f"Attention: {NASTY}"
 
 
-@in_a_browser
-def test_address_says_what_is_shown(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_address_says_what_is_shown(opened: Callable[..., Page]) -> None:
     maps = random_attention_maps()
-    page = opened(render_page(maps), tmp_path, "#encoder-1&heads=2.5&query=4")
+    page = opened(render_page(maps), "#encoder-1&heads=2.5&query=4")
     assert words(page, "query") == maps.source_tokens
     assert strokes(page) == {head_colors(8)[1], head_colors(8)[4]}
     kept = page.one("button", **{"aria-pressed": "true"})
@@ -182,14 +193,15 @@ def test_address_says_what_is_shown(tmp_path: Path) -> None:
     assert {round(float(start.split()[1]) - 0.5) for start in starts} == {3}
     means = maps.encoder[0][[1, 4], 3].mean(0)
     strongest = f"{maps.source_tokens[means.argmax()]} {100 * means.max():.0f}%"
-    assert page.one("div", id="status")["text"].startswith(f"{maps.source_tokens[3]} attends to {strongest}")
+    assert page.one("div", id="attention-status")["text"].startswith(f"{maps.source_tokens[3]} attends to {strongest}")
 
 
-@in_a_browser
-def test_clicks_and_the_pointer_choose_what_is_shown(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_clicks_and_the_pointer_choose_what_is_shown(opened: Callable[..., Page]) -> None:
     acts = """
       const states = [];
-      const record = () => states.push([location.hash, $("#status")[0].textContent, $(".word.is-active").length]);
+      const status = $("#attention-status")[0];
+      const record = () => states.push([location.hash, status.textContent, $(".word.is-active").length]);
       $("#stacks input")[0].click(); record();
       $("#layers input")[0].click(); record();
       $("#heads input")[0].click(); record();
@@ -203,7 +215,7 @@ def test_clicks_and_the_pointer_choose_what_is_shown(tmp_path: Path) -> None:
       document.title = JSON.stringify(states);
     """
     maps = random_attention_maps()
-    states = json.loads(opened(render_page(maps), tmp_path, "", acts).one("title")["text"])
+    states = json.loads(opened(render_page(maps), "", acts).one("title")["text"])
     assert [address for address, *_ in states] == [
         "#encoder-2",
         "#encoder-1",

@@ -1,8 +1,5 @@
-"""Web page to try a model: the command `vaswani-demo MODEL`.
+"""Web page on which a model translates in the browser, and shows how: the command `vaswani-demo MODEL`."""
 
-It needs Gradio (`pip install "vaswani-transformer[demo]"`).
-"""
+from .site import load_site
 
-from .page import load_page, make_page
-
-__all__ = ["load_page", "make_page"]
+__all__ = ["load_site"]

@@ -1,52 +1,100 @@
-"""The command `vaswani-demo MODEL`, also `python -m vaswani_transformer.demo`, which serves a web page."""
+"""The command `vaswani-demo MODEL`, also `python -m vaswani_transformer.demo`, which writes and serves a web page."""
 
-import os
-import time
+import argparse
+import tempfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 from transformers.utils import logging
 
 from ..support.command_line import MODEL_HELP, CommandParser, positive_argument, say
 from ..support.errors import UserError, exit_on_user_error
-from ..support.loading import LoadOptions, add_load_options
-from .page import load_page
-
-LAUNCH: dict[str, Any] = {
-    "share": False,
-    "ssr_mode": False,  # else Node, where it is installed
-    "run_history": False,  # else the browser stores every text
-    "enable_monitoring": False,
-    "footer_links": [],
-    "quiet": True,
-    "prevent_thread_lock": True,
-}
-"""Arguments of Gradio's `launch()`: no public link, no telemetry, no history."""
+from ..support.files import write_errors
+from .site import DTYPES, load_site
 
 
-def main(arguments: list[str] | None = None) -> None:
+class Handler(SimpleHTTPRequestHandler):
+    """Serves the files of the page, without a log; a browser asks each time whether they have changed."""
+
+    # On Windows the registry may have other types for modules, which browsers refuse.
+    extensions_map = SimpleHTTPRequestHandler.extensions_map | {".js": "text/javascript", ".html": "text/html"}
+
+    def end_headers(self) -> None:
+        self.send_header("Cache-Control", "no-cache")
+        super().end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Write nothing."""
+
+
+def is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = CommandParser(
         prog="vaswani-demo",
-        description="Serve a page on this machine that translates or parses what is typed, and shows how.",
-        epilog="Ctrl-C ends it. The page needs no network, and nothing leaves this machine unless you change --host.",
+        description="Serve a page that translates in the browser, and shows the beam search and the attention weights.",
+        epilog="Ctrl-C ends it. The page needs no network: the model runs in the browser, and no text leaves it.",
         allow_abbrev=False,
     )
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    host_help = "address to serve at (127.0.0.1: this machine only; 0.0.0.0: everybody in the network can use the page)"
+    parser.add_argument("ctc_model", metavar="CTC_MODEL", nargs="?", help="a CTC model, shown beside it: one pass")
+    host_help = "address to serve at (127.0.0.1: this machine only; 0.0.0.0: phones in the room can open the page)"
     parser.add_argument("--host", default="127.0.0.1", help=host_help)
     parser.add_argument("--port", type=positive_argument, default=7860, metavar="N", help="port of the address (7860)")
-    add_load_options(parser)
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--output", type=Path, metavar="DIR", help="write a static site instead, and serve nothing")
+    output.add_argument("--single", type=Path, metavar="FILE", help="write one HTML file instead, and serve nothing")
+    parser.add_argument("--force", action="store_true", help="replace the file that --single names")
+    dtype_help = "of the weights that the browser loads (float16; float32 translates as the package, token for token)"
+    parser.add_argument("--dtype", choices=DTYPES, default="float16", help=dtype_help)
+    parser.add_argument("--revision", default="main", help="branch, tag or commit of a model on the Hub (main)")
     options = parser.parse_args(arguments)
+    if options.single is not None and options.single.exists() and not options.force:
+        parser.error(f"{options.single}: the file exists; choose a different --single, or replace it with --force.")
+    if options.output is not None and options.output.exists() and not is_empty_folder(options.output):
+        parser.error(f"{options.output}: exists and is not an empty folder; choose a different --output.")
+    return options
+
+
+def start_server(folder: Path, host: str, port: int) -> ThreadingHTTPServer:
+    """Return a server of a folder's files at an address."""
+    try:
+        return ThreadingHTTPServer((host, port), partial(Handler, directory=folder))
+    except (OSError, OverflowError) as error:
+        address = f"--host={host} --port={port}"
+        raise UserError(f"{address}: is in use or not permitted; choose a different port or host.") from error
+
+
+def serve(folder: Path, host: str, port: int) -> None:
+    """Serve a folder's files until Ctrl-C."""
+    with start_server(folder, host, port) as server:
+        say(f"http://{'localhost' if host == '0.0.0.0' else host}:{port}/")
+        if host == "0.0.0.0":
+            say(f"Phones use http://ADDRESS:{port}, with this machine's address in the network.")
+        server.serve_forever()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse_arguments(arguments)
     logging.disable_progress_bar()
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read while Gradio is imported
     with exit_on_user_error(ValueError):
-        page = load_page(**vars(LoadOptions.of(options)))
-        try:
-            _, address, _ = page.launch(server_name=options.host, server_port=options.port, **LAUNCH)
-        except (OSError, OverflowError) as error:
-            address = f"--host={options.host} --port={options.port}"
-            raise UserError(f"{address}: is in use or not permitted; choose a different port or host.") from error
-        say(str(address))
-        if options.host == "0.0.0.0":
-            say(f"Phones use http://ADDRESS:{options.port}, with this machine's address in the network.")
-        while True:  # on Windows Ctrl-C cannot interrupt a wait for a lock
-            time.sleep(60)
+        site = load_site(options.model, options.ctc_model, options.dtype, options.revision)
+        fix = "make room, or choose a different place"
+        if options.output is not None:
+            with write_errors(options.output, fix):
+                options.output.mkdir(parents=True, exist_ok=True)
+                site.write(options.output)
+            say(str(options.output))
+        elif options.single is not None:
+            with write_errors(options.single, fix):
+                options.single.write_text(site.single_file(), encoding="utf-8")
+            say(str(options.single))
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                with write_errors(folder, fix):
+                    site.write(Path(folder))
+                serve(Path(folder), options.host, options.port)

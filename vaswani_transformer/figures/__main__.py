@@ -1,4 +1,4 @@
-"""The command `python -m vaswani_transformer.figures`, which writes a web page of a sentence's attention weights."""
+"""The command `python -m vaswani_transformer.figures`, which writes a web page of a search and its attention."""
 
 from pathlib import Path
 
@@ -9,18 +9,18 @@ from ..support.errors import exit_on_user_error
 from ..support.files import write_errors
 from ..support.loading import load_model, load_tokenizer
 from ..tokenizer import check_vocabulary
-from .page import attention_page
+from .page import attention_page, search_and_attention_page
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = CommandParser(
         allow_abbrev=False,
         prog="python -m vaswani_transformer.figures",
-        description="Write one HTML page that shows a model's attention on a sentence.",
+        description="Write one HTML page that shows how a model translates a sentence: the search, and the attention.",
     )
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("source", metavar="sentence", help="sentence to translate")
-    parser.add_argument("--target", help="its translation (default: the model's own)")
+    parser.add_argument("--target", help="a translation, for its attention only (default: the model's own)")
     parser.add_argument("--output", type=Path, default=Path("attention.html"), help="the page (attention.html)")
     parser.add_argument("--force", action="store_true", help="replace the file that --output names")
     options = parser.parse_args(arguments)
@@ -31,7 +31,10 @@ def main(arguments: list[str] | None = None) -> None:
         tokenizer = load_tokenizer(options.model)
         model = load_model(options.model)
         check_vocabulary(model, tokenizer)
-        page = attention_page(model, tokenizer, options.source, options.target)
+        if options.target is None:
+            page = search_and_attention_page(model, tokenizer, options.source)
+        else:
+            page = attention_page(model, tokenizer, options.source, options.target)
         with write_errors(options.output, "make room, or choose a different --output"):
             options.output.write_text(page, encoding="utf-8")
     say(str(options.output))

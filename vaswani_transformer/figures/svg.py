@@ -1,18 +1,10 @@
 """Drawings as SVG. Their gray and blue are legible on white and on black; web pages lighten them in dark themes."""
 
-import unicodedata
 from dataclasses import dataclass, field
 from html import escape
 
 GRAY = "#696c75"
 BLUE = "#2f6fdb"
-LETTER = 8  # pixels of a letter of 14 pixels, rounded up
-
-
-def text_width(text: str) -> int:
-    """Return the approximate width in pixels of a text in 14 pixels; Chinese characters count twice."""
-    num_wide = sum(unicodedata.east_asian_width(character) in "FW" for character in text)
-    return LETTER * (len(text) + num_wide)
 
 
 @dataclass

@@ -7,28 +7,19 @@ import torch
 from torch import Tensor
 
 from tests.batches import FLOAT32
-from tests.models import WITH_SCORES, family_of_pairs, small_model, tiny_model
-from vaswani_transformer import VaswaniTransformerTokenizer, parse, prepare_for_inference
+from tests.models import WITH_SCORES, family_of_pairs, model_of_pairs, small_model
+from vaswani_transformer import prepare_for_inference
 from vaswani_transformer.batching.inference import token_log_probabilities
-from vaswani_transformer.demo.page import page_content
-from vaswani_transformer.demo.steps import RecordingTranslator
-from vaswani_transformer.figures.search import best_finished
-from vaswani_transformer.parsing import draw_tree_text
+from vaswani_transformer.figures.recording import Candidate, best_finished, record_search, recorded_steps
 
 END = 2
 
 
-@pytest.fixture(scope="module")
-def letters() -> VaswaniTransformerTokenizer:
-    """Return a tokenizer of fewer than 40 tokens."""
-    return VaswaniTransformerTokenizer.train_from_iterator(["abcdefghij"], vocab_size=30, algorithm="wordpiece")
-
-
-def recorded(model: Any, tokenizer: Any, **settings: Any) -> RecordingTranslator:
-    """Return a translator that has translated the source of words 4 and 5."""
-    translator = RecordingTranslator(model, tokenizer, **settings)
-    translator.translate_batch(torch.tensor([[4, 5, 2]]).tolist(), [""])
-    return translator
+def recorded(model: Any, **settings: Any) -> list[list[Candidate]]:
+    """Return the steps of a search for the source of words 4 and 5."""
+    return recorded_steps(
+        model, {"input_ids": torch.tensor([[4, 5, 2]]), "attention_mask": torch.ones(1, 3), **settings}
+    )
 
 
 def approximately(expected: Any) -> Any:
@@ -38,15 +29,12 @@ def approximately(expected: Any) -> Any:
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.parametrize("prepares", [False, True])
-def test_best_target_that_ended_is_what_generate_returns(
-    letters: VaswaniTransformerTokenizer, seed: int, beams: int, prepares: bool
-) -> None:
+def test_best_target_that_ended_is_what_generate_returns(seed: int, beams: int, prepares: bool) -> None:
     model = small_model(seed, vocab_size=40)
     model = prepare_for_inference(model) if prepares else model
     settings: dict[str, Any] = {"num_beams": beams, "num_return_sequences": beams, "max_new_tokens": 7}
-    translator = recorded(model, letters, **settings)
+    ended = best_finished(recorded(model, **settings))
     output = model.generate(torch.tensor([[4, 5, 2]]), **settings, **WITH_SCORES)
-    ended = best_finished(translator.steps)
     sequences = [[token for token in row[1:] if token != 1] for row in output.sequences.tolist()]
     assert [list(each.tokens) for each in ended[:beams]] == sequences
     if beams > 1:
@@ -54,12 +42,10 @@ def test_best_target_that_ended_is_what_generate_returns(
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_log_p_is_the_sum_over_the_tokens_and_lp_that_of_the_paper(
-    letters: VaswaniTransformerTokenizer, beams: int
-) -> None:
+def test_log_p_is_the_sum_over_the_tokens_and_lp_that_of_the_paper(beams: int) -> None:
     model = small_model(1, vocab_size=40)
-    translator = recorded(model, letters, num_beams=beams, length_penalty=0.6, max_new_tokens=6)
-    for candidate in (each for step in translator.steps for each in step):
+    steps = recorded(model, num_beams=beams, length_penalty=0.6, max_new_tokens=6)
+    for candidate in (each for step in steps for each in step):
         labels = torch.tensor([candidate.tokens])
         mask = torch.ones(1, 3, dtype=torch.long)
         expected = token_log_probabilities(model, torch.tensor([[4, 5, 2]]), mask, labels).sum(1)
@@ -84,9 +70,9 @@ def plain_beams(model: Any, tokens: Tensor, k: int, steps: int) -> list[tuple[li
 
 
 @pytest.mark.parametrize("seed", [0, 1, 16])  # in 16 a target ends as the fourth best of three
-def test_every_step_is_that_of_a_plain_search(letters: VaswaniTransformerTokenizer, seed: int) -> None:
+def test_every_step_is_that_of_a_plain_search(seed: int) -> None:
     model, k = small_model(seed, vocab_size=40), 3
-    before_limit = recorded(model, letters, num_beams=k, max_new_tokens=5).steps[:4]
+    before_limit = recorded(model, num_beams=k, max_new_tokens=5)[:4]
     plain_steps = plain_beams(model, torch.tensor([[4, 5, 2]]), k, len(before_limit))
     for step, expected in zip(before_limit, plain_steps, strict=True):
         for is_finished, values in zip((True, False), expected, strict=True):
@@ -101,25 +87,24 @@ def test_history_has_every_pass_and_ends_in_the_output(family: str, passes: int)
     settings: dict[str, Any] = {"length_beam_size": 3} | ({"num_iterations": 3} if family == "cmlm" else {})
     batch = tokenizer(["hello world"], return_tensors="pt")
     expected = model.generate(**batch, **settings)[0, 1:].tolist()
-    translator = RecordingTranslator(model, tokenizer, **settings)
-    (translation,) = translator(["hello world"])
-    assert (len(translator.history), translator.history[-1]) == (passes, expected)
-    assert translation.text == tokenizer.decode(expected, skip_special_tokens=True)
-    content = page_content(model, tokenizer, "hello world", **settings)
-    assert content.finished == []
-    assert f"{passes} of {passes}: " in content.search
-    name = {"cmlm": "iteration", "iterative_vae": "layer"}.get(family, "pass")
-    assert [f">{name} {number}<" in content.search for number in range(1, passes + 2)] == [True] * passes + [False]
+    target, data = record_search(model, tokenizer, "hello world", **settings)
+    assert target == tokenizer.decode(expected, skip_special_tokens=True)
+    assert [len(each["tokens"]) for each in data["passes"]] == passes * [len(expected)]
+    assert data["passes"][-1]["tokens"] == expected
+    assert data["passes"][-1]["text"] == target
+    assert data["name"] == {"cmlm": "iteration", "iterative_vae": "layer"}.get(family, "pass")
 
 
-@pytest.mark.parametrize("beams", [1, 3])
-def test_parser_shows_the_tree_of_its_constrained_search(beams: int) -> None:
-    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a b c"], vocab_size=262)
-    tokenizer.add_tokens(["(A", ")A", "()t", "()u"])
-    model = tiny_model(vocab_size=len(tokenizer))
-    settings: dict[str, Any] = {"num_beams": beams, "max_new_tokens": 12}
-    content = page_content(model, tokenizer, "a b c.", **settings)
-    (expected,) = parse(model, tokenizer, ["a b c."], **settings)
-    assert (content.tree, expected.is_repaired) == (draw_tree_text(expected.tree), False)
-    assert (content.source, content.finished[0][1]) == ("a b c .", content.target)
-    assert "-inf" not in content.search
+@pytest.mark.parametrize("beams", [1, 4])
+def test_candidate_continues_the_one_that_it_names(beams: int) -> None:
+    model, tokenizer = model_of_pairs()
+    target, data = record_search(model, tokenizer, "the cat is black", num_beams=beams)
+    assert (target, data["start"]) == ("el gato es negro", "<s>")
+    before = [{"text": ""}]
+    for step in data["steps"]:
+        for candidate in step:
+            parent = before[max(0, candidate["parent"])]
+            assert candidate["text"].replace("\ufffd", "").startswith(parent["text"].replace("\ufffd", "").rstrip())
+        assert sum(not candidate["isKept"] for candidate in step) <= 1
+        before = step
+    assert {candidate["parent"] for candidate in data["steps"][0]} == {-1}

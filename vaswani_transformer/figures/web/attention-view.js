@@ -1,31 +1,34 @@
-"use strict";
+/**
+ * The view of attention weights: lines between words, heat maps, and all layers at once.
+ *
+ * Its data are {stacks, colors, isAutoregressive}: for each stack its words, and its weights in thousandths, (layer, head,
+ * query, key) in one array; a color for each head.
+ */
+import { byId, element } from "./dom.js";
 
-// The payload: for each stack its words and its weights in thousandths, (layer, head, query, key) in one array.
-const { stacks, colors, isAutoregressive } = JSON.parse(document.getElementById("payload").textContent);
 const THOUSAND = 1000;
 const FAINTEST = { all: 40, one: 10 }; // thousandths: fainter lines, of all words or of one, are not drawn
 const FAINT = 0.05; // a word without a larger weight is muted while another is active
 const SHADES = 25; // lines of one head and one shade share a path, so that long sentences stay fast
-const WORDING = {
-  encoder: {
-    name: "Encoder",
-    query: "source word", key: "attends to source word",
-    legend: "Each source word, on the left, attends to all source words. ",
-  },
-  decoder: isAutoregressive ? {
-    name: "Decoder",
-    query: "to predict", key: "attends to target word",
-    legend: "To predict each word on the left, the decoder attends to the target so far, its start token first. ",
-  } : {
-    name: "Decoder",
-    query: "to predict", key: "attends to target position",
-    legend: "To predict each word on the left, the decoder attends to all positions of the target, here in its last pass. ",
-  },
-  cross: {
-    name: "Cross",
-    query: "to predict", key: "attends to source word",
-    legend: "To predict each word on the left, the decoder attends to the source words. ",
-  },
+const CROSS = {
+  name: "Cross",
+  query: "to predict", key: "attends to source word",
+  legend: "To predict each word on the left, the decoder attends to the source words. ",
+};
+const ENCODER = {
+  name: "Encoder",
+  query: "source word", key: "attends to source word",
+  legend: "Each source word, on the left, attends to all source words. ",
+};
+const DECODER = {
+  name: "Decoder",
+  query: "to predict", key: "attends to target word",
+  legend: "To predict each word on the left, the decoder attends to the target so far, its start token first. ",
+};
+const WHOLE_DECODER = { // of a non-autoregressive model
+  ...DECODER,
+  key: "attends to target position",
+  legend: "To predict each word on the left, the decoder attends to all positions of the target, here in its last pass. ",
 };
 const VIEWS = { lines: "Lines", heat: "Heat maps", all: "All layers" };
 const LEGENDS = {
@@ -33,24 +36,18 @@ const LEGENDS = {
   heat: "Each color is a head; each row attends to the columns; the stronger a cell, the larger its attention weight. ",
   all: "Each row of a heat map attends to its columns; the stronger a cell, the larger its attention weight. ",
 };
-const HINTS = {
+const HINTS = matchMedia("(hover: none)").matches ? {
+  lines: "Tap a word to see only its lines, and a head to hide it.",
+  heat: "Tap a cell for its weight, and a head to hide it.",
+  all: "Tap a heat map to see its lines.",
+} : {
   lines: "Point at a word to see only its lines, click it to keep them; double-click a head to see only that head.",
   heat: "Point at a cell for its weight; double-click a head to see only that head.",
   all: "Click a heat map to see its lines.",
 };
-const byId = (id) => document.getElementById(id);
+let stacks, colors, wording;
+let hasAddress = false;
 const state = { stack: "cross", view: "lines", layer: 1, heads: new Set(), pinned: null, pointed: null };
-
-function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (name === "color") made.style.setProperty("--head", value);
-    else made.setAttribute(name, value);
-  }
-  made.append(...children);
-  return made;
-}
 
 const shown = () => stacks[state.stack];
 
@@ -83,6 +80,7 @@ function between(text, least, most) {
 }
 
 function writeAddress() {
+  if (!hasAddress) return;
   let address = `#${state.stack}-${state.layer}`;
   if (state.view !== "lines") address += `&view=${state.view}`;
   if (state.heads.size < shown().heads) address += `&heads=${selectedHeads().join(".")}`;
@@ -124,7 +122,7 @@ function fill(container, kind, entries, isChecked, onchange) {
 }
 
 function drawControls() {
-  fill(byId("stacks"), "radio", Object.keys(stacks).map((stack) => [stack, WORDING[stack].name]),
+  fill(byId("stacks"), "radio", Object.keys(stacks).map((stack) => [stack, wording[stack].name]),
     (stack) => stack === state.stack, (stack) => change({ stack }));
   fill(byId("views"), "radio", Object.entries(VIEWS), (view) => view === state.view, (view) => change({ view }));
   fill(byId("layers"), "radio", Array.from({ length: shown().layers }, (_, index) => [index + 1, `${index + 1}`]),
@@ -205,7 +203,7 @@ function quoted(word) {
 }
 
 function setStatus(...parts) {
-  byId("status").replaceChildren(...parts);
+  byId("attention-status").replaceChildren(...parts);
 }
 
 function describeActive() {
@@ -277,8 +275,8 @@ function moveBetweenWords(event) {
 
 function drawColumns() {
   const { queries, keys } = shown(), rows = Math.max(queries.length, keys.length);
-  byId("query-title").textContent = WORDING[state.stack].query;
-  byId("key-title").textContent = WORDING[state.stack].key;
+  byId("query-title").textContent = wording[state.stack].query;
+  byId("key-title").textContent = wording[state.stack].key;
   for (const [list, side] of [["queries", "query"], ["keys", "key"]]) {
     byId(list).replaceChildren(...wordsOf(side).map((word, index) => element("li", {}, wordButton(side, word, index))));
   }
@@ -376,10 +374,10 @@ function drawOverview() {
 }
 
 function drawLegend() {
-  const parts = [WORDING[state.stack].legend, LEGENDS[state.view]];
+  const parts = [wording[state.stack].legend, LEGENDS[state.view]];
   if (state.view !== "lines") parts.push("0 ", element("span", { class: "scale", "aria-hidden": true }), " 1. ");
   if (state.view !== "all") parts.push("A dot before a token: it continues the word.");
-  byId("legend").replaceChildren(...parts);
+  byId("attention-legend").replaceChildren(...parts);
   setStatus(HINTS[state.view]);
 }
 
@@ -394,8 +392,19 @@ function draw() {
   else drawOverview();
 }
 
-byId("form").addEventListener("submit", (event) => event.preventDefault());
-byId("all-heads").addEventListener("click", () => change({ heads: new Set(everyHead()) }));
-addEventListener("hashchange", () => { readAddress(); draw(); });
-readAddress();
-draw();
+/** Show weights, and keep the view. With `usesAddress` the page's address holds it. */
+export function showAttention(data, usesAddress = false) {
+  const isFirst = stacks === undefined;
+  ({ stacks, colors } = data);
+  wording = { encoder: ENCODER, decoder: data.isAutoregressive ? DECODER : WHOLE_DECODER, cross: CROSS };
+  hasAddress = usesAddress;
+  if (isFirst) {
+    byId("attention-form").addEventListener("submit", (event) => event.preventDefault());
+    byId("all-heads").addEventListener("click", () => change({ heads: new Set(everyHead()) }));
+    if (usesAddress) addEventListener("hashchange", () => { readAddress(); draw(); });
+    Object.assign(state, { layer: shown().layers, heads: new Set(everyHead()) });
+  }
+  if (usesAddress) readAddress();
+  Object.assign(state, { pinned: usesAddress ? state.pinned : null, pointed: null });
+  draw();
+}
