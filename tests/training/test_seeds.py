@@ -91,7 +91,7 @@ def test_runs_without_a_test_set_are_summarized_by_validation(run: Run, tmp_path
     assert "BLEU               A         3    30.12     0.00    30.12    30.12\n" in output
 
 
-@pytest.mark.parametrize("files", ["multi30k-family/*", "dialogue-family/*", "multi30k-tiny*"])
+@pytest.mark.parametrize("files", ["multi30k-family/*.json", "dialogue-family/*.json", "multi30k-tiny*.json"])
 def test_kept_results_of_every_family_are_groups(run: Run, files: str) -> None:
     paths = sorted(KEPT.glob(files))
     output, errors, status = run(*paths)
