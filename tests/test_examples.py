@@ -89,13 +89,13 @@ DOCS = ROOT / "docs"
 BOOKS = """
 import datasets
 import evaluate
-import sacrebleu
+from sacrebleu import corpus_bleu
 
 
 class Bleu:
     @staticmethod
     def compute(predictions, references):
-        return {"score": sacrebleu.corpus_bleu(predictions, [references]).score}
+        return {"score": corpus_bleu(predictions, [references]).score}
 
 
 evaluate.load = {"sacrebleu": Bleu}.get

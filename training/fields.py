@@ -404,7 +404,7 @@ class Recipe:
         search = dataclasses.asdict(self.decoding)
         if in_evaluations:
             search.update(self.training.evaluation_search)
-        if search.get("num_beams") == 1:  # no length penalty in greedy search
+        if search.get("num_beams") == 1 and "length_penalty" in search:  # none in greedy search
             search["length_penalty"] = 1.0
         if not self.family.model_class.is_autoregressive and tokenizer.unk_token_id is not None:
             search["suppress_tokens"] = [tokenizer.unk_token_id]

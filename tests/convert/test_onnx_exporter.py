@@ -31,8 +31,7 @@ TEXTS = ["the cat is black", "<2es> good morning", "a<2es>b"]
 @pytest.fixture(scope="module")
 def original() -> ModelAndTokenizer:
     """Return the model of pairs, with a special token of a user."""
-    model, tokenizer = paper_model_of_pairs()
-    tokenizer = copy.deepcopy(tokenizer)
+    model, tokenizer = copy.deepcopy(paper_model_of_pairs())
     tokenizer.add_special_tokens({"additional_special_tokens": ["<2es>"]})
     model.resize_token_embeddings(len(tokenizer))
     return model, tokenizer

@@ -229,7 +229,7 @@ def test_every_model_of_the_page_is_published_with_code_that_loads_it_without_th
         recipe = str(ROOT / "training" / "recipes" / f"{RECIPES_OF_THE_PAGE[name]}.yaml")
         train_in([recipe, f"--data.path={data}", *TINY_FIELDS], tmp_path / "runs" / name)
         main([str(tmp_path / "runs" / name), repository, f"--dry_run={tmp_path / folder}"])
-        kind = {"student": "transformer", "glat": "nat"}.get(name, name.replace("-", "_"))
+        kind = {"student": "autoregressive", "glat": "nat"}.get(name, name.replace("-", "_"))
         code = {path.name for path in (tmp_path / folder).glob("*.py")}
         assert code == PUBLISHED_FILES[kind]
         published.append(tmp_path / folder)
