@@ -219,7 +219,7 @@ def load(options: argparse.Namespace, recipe: Recipe) -> Loaded:
 
 
 def describe(options: argparse.Namespace, recipe: Recipe, pairs: Dataset) -> dict[str, Any]:
-    """Return what is scored, in the format of the JSON output."""
+    """Return all scores, in the format of the JSON output."""
     scores: dict[str, Any] = {
         "model": options.model,
         "digest": LoadOptions.of(options).digest(),

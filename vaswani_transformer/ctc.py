@@ -121,7 +121,7 @@ def best_alignment(scores: Tensor, tokens: Tensor, slots: Tensor, counts: Tensor
 def best_states(scores: Tensor, may_skip: Tensor, slots: Tensor, counts: Tensor) -> Tensor:
     """Return the state (B, U) of each slot in the best alignment, by Viterbi's algorithm.
 
-    The loop over slots takes little time beside the decoder. A parallel scan would avoid it, but multiplies U matrices
+    The loop over slots takes little of the decoder's time. A parallel scan would avoid it, but multiplies U matrices
     (A, A) instead of vectors.
 
     Args:

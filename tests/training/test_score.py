@@ -31,7 +31,7 @@ from training.metrics import bleu, chrf, lm_scores, text_statistics, tokenized_b
 from training.recipe import load_recipe
 from training.score import SEARCHED, main
 from training.tasks import make_task
-from vaswani_transformer.generation import CallSettings
+from vaswani_transformer.settings import CallSettings
 from vaswani_transformer.support.loading import LoadOptions, load_model
 
 Score = Callable[..., tuple[dict[str, Any], str]]  # runs the command; returns what it wrote and what it printed

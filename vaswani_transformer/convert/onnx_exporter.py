@@ -240,7 +240,7 @@ def tidy(folder: Path) -> None:
 
 
 def quantize(folder: Path) -> None:
-    """Write the graphs with weights in int8 beside those in float32."""
+    """Write the graphs with weights in int8 next to those in float32."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     for name in (ENCODER, DECODER):

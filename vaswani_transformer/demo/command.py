@@ -41,7 +41,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         allow_abbrev=False,
     )
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    parser.add_argument("ctc_model", metavar="CTC_MODEL", nargs="?", help="a CTC model, shown beside it: one pass")
+    parser.add_argument(
+        "ctc_model", metavar="CTC_MODEL", nargs="?", help="a non-autoregressive CTC model to compare with"
+    )
     host_help = "address to serve at (127.0.0.1: this machine only; 0.0.0.0: phones in the room can open the page)"
     parser.add_argument("--host", default="127.0.0.1", help=host_help)
     parser.add_argument("--port", type=positive_argument, default=7860, metavar="N", help="port of the address (7860)")

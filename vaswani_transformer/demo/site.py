@@ -41,7 +41,7 @@ EXAMPLES = {  # by the source's language
 }
 CODE_LICENSE = "Code: vaswani-transformer, Apache-2.0."
 ROUNDED = (
-    "Weights in float16: the English-German model translates 299 of 300 texts as in float32, which "
+    "Weights in float16: the English-German model translates 999 of 1,000 test sentences as in float32, which "
     "<code>vaswani-demo --dtype=float32</code> writes."
 )
 

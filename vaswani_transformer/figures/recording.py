@@ -12,9 +12,8 @@ from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from ..config import as_token_ids
-from ..generation import CallSettings
 from ..search import length_penalty
+from ..settings import CallSettings, as_token_ids
 from ..support.modes import eval_mode, is_non_autoregressive
 from ..tokenizer import source_encoder
 from .tokens import Target, display_tokens, token_labels

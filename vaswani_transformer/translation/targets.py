@@ -174,7 +174,7 @@ def score_targets(
     """Yield the log-probabilities of given targets in order, by the model's own likelihood.
 
     They are the negative losses in evaluation mode: a length counts without `length_loss_weight`, and a model that
-    predicts all words in parallel scores them in one pass. An empty target is `</s>` alone.
+    predicts all words in parallel scores them in parallel too. An empty target is `</s>` alone.
 
     Args:
         model: any encoder-decoder of Transformers, of every family of this package.
