@@ -16,7 +16,7 @@ from .lines import SEARCH, LineFormat, LineOptions, Result, count_lines, load_tr
 from .pairs import Pair, pairs_of
 from .reranking import Reranker
 from .targets import TargetScore, TargetScorer
-from .translator import Translation, Translator, has_beams
+from .translator import WIDTH_OPTIONS, Translation, Translator, width_setting
 
 SCORES = (
     "log_probability", "length_log_probability", "estimated_log_probability", "tokens", "token_log_probabilities",
@@ -108,8 +108,9 @@ class TranslationOptions(LineOptions):
         width = translator.most_hypotheses
         if self.nbest is not None and self.nbest > width:
             problem = f"more than the search finds; got {self.nbest}, expected at most {width}"
-            more = "more --beams" if has_beams(translator.model) else "a larger --length_beam"
-            raise UserError(f"--nbest: {problem}. Use {more}, or a smaller --nbest.")
+            name = width_setting(translator.model)
+            fix = "Leave it out." if name is None else f"Use a larger {WIDTH_OPTIONS[name]}, or a smaller --nbest."
+            raise UserError(f"--nbest: {problem}. {fix}")
 
 
 @dataclass

@@ -18,6 +18,7 @@ import torch
 from tqdm import tqdm
 from transformers.utils import logging
 
+from ..settings import DECODING_STRATEGIES
 from ..support.command_line import MODEL_HELP, CommandParser, number_argument, positive_argument
 from ..support.errors import OutputError, UserError, check_open, exit_on_user_error
 from ..support.loading import LoadOptions, add_load_options, load_model_and_tokenizer
@@ -38,6 +39,7 @@ SEARCH = {
     "length_bonus": "length_bonus",
     "iterations": "num_iterations",
     "length_beam": "length_beam_size",
+    "decoding_strategy": "decoding_strategy",
     "max_length": "max_new_tokens",
 }
 """Options of the search, with their names in `generate()`."""
@@ -55,6 +57,7 @@ class LineOptions(LoadOptions):
     length_bonus: float | None = None
     iterations: int | None = None
     length_beam: int | None = None
+    decoding_strategy: str | None = None
     max_length: int | None = None
     max_source_tokens: int | None = None
     too_long: TooLong = "truncate"
@@ -88,7 +91,8 @@ class LineOptions(LoadOptions):
         """Raise UserError for a search option that the model does not support."""
         model = translator.model
         supported = model.family_settings if is_non_autoregressive(model) else ("num_beams",)
-        for option, default in {"beams": 1, "iterations": 1, "length_beam": 1, "length_bonus": 0}.items():
+        defaults = {"beams": 1, "iterations": 1, "length_beam": 1, "length_bonus": 0, "decoding_strategy": None}
+        for option, default in defaults.items():
             value = getattr(self, option)
             if value not in (None, default) and SEARCH[option] not in supported:
                 problem = f"{self.model} is a {type(model).__name__}, which does not support it"
@@ -126,6 +130,7 @@ def make_parser(prog: str, description: str, texts: str, results: str) -> tuple[
     for name, (metavar, text) in numbers.items():
         number = partial(number_argument, setting=name.removeprefix("--"))
         search.add_argument(name, type=number, metavar=metavar, help=text)
+    search.add_argument("--decoding_strategy", choices=DECODING_STRATEGIES, help="how a DAG model chooses a path")
     search.add_argument(
         "--too_long", choices=get_args(TooLong), default="truncate", help="what happens to a longer line (truncate)"
     )
