@@ -131,7 +131,7 @@ def least_probability(computed: dict[str, Tensor]) -> float:
 
 @torch.no_grad()
 def least_gap(model: Any, tokenizer: Any) -> float:
-    """Return how much more probable, in nats, the best step of lookahead is than the second, at any vertex of a path."""
+    """Return how far, in nats, the best step of lookahead is above the second, at least, at the vertices of paths."""
     batch = tokenizer(list(PAIRS), padding=True, return_tensors="pt")
     path = model.generate(**batch, return_dict_in_generate=True).path  # (B, U)
     source = model.read_source(model.encode(**batch)[0], batch["attention_mask"])
