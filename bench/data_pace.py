@@ -27,8 +27,7 @@ from transformers import DataCollatorForSeq2Seq
 
 from bench.measuring import Row, make_parser, report, resident_mib
 from training.data import Data, load_data
-from training.fields import Recipe
-from training.recipe import load_recipe
+from training.recipe import Recipe, load_recipe
 from vaswani_transformer import PairCollator, PairTokens, TokenBudgetBatchSampler
 
 WORDS = 20_000  # that texts are made of
