@@ -47,12 +47,12 @@ from training.checkpoints import (
     complete_checkpoints,
     damage,
     finish_checkpoint,
-    mean_weights,
+    load_mean,
     step_of,
 )
 from training.data import Data
-from training.evaluation import Evaluator, PairResult, SplitResults, TokenizedPair, mean_sums
-from training.machine import load_weights, shard, uses_cpu
+from training.evaluation import Evaluator, SplitResults, TokenizedPair, mean_sums
+from training.machine import shard, uses_cpu
 from training.recipe import PaperOptimizer, Recipe, RectifiedOptimizer
 from training.tasks import Metric, make_task
 from vaswani_transformer.batching import PairCollator, PairTokens, TokenBudgetBatchSampler
@@ -179,6 +179,8 @@ class PaperTrainer(Seq2SeqTrainer):
         self.data = data
         self.run = run
         self.task = make_task(recipe)
+        self.constraint = self.task.constraint(model, data.tokenizer)
+        self.search = recipe.generation_config(model.config, data.tokenizer, in_evaluations=True)
         tokens: Any = data.tokens
         super().__init__(
             model=model,
@@ -194,8 +196,6 @@ class PaperTrainer(Seq2SeqTrainer):
         if plugin is not None:
             shard(model, plugin)
         self.optimizer, self.lr_scheduler = make_optimizer(recipe, model)
-        self.search = recipe.generation_config(model.config, data.tokenizer, in_evaluations=True)
-        self.constraint = self.task.constraint(model, data.tokenizer)
         self.progress = Progress(recipe)
         self.remove_callback(PrinterCallback)
         self.add_callback(self.progress)
@@ -298,6 +298,7 @@ class PaperTrainer(Seq2SeqTrainer):
     def get_train_dataloader(self) -> DataLoader:
         """Return this rank's batches by token budget (5.1); the trainer state determines the epoch."""
         pairs = PairTokens(self.train_dataset)
+        collator: Any = PairCollator(self.processing_class, self.model)
         training = self.recipe.training
         try:
             sampler = TokenBudgetBatchSampler(
@@ -313,14 +314,14 @@ class PaperTrainer(Seq2SeqTrainer):
         except ValueError as error:
             fields = "training.source_tokens, training.target_tokens, training.device_tokens"
             raise UserError(f"{fields}: {error}") from error
-        self.check_epoch_steps(sampler)
         steps = len(sampler) // self.args.gradient_accumulation_steps
         sampler.epoch = lambda: self.state.global_step // steps  # `set_epoch` does not reach it after a resume
-        self.log_beginning(len(pairs), steps, sampler.padding_share)
+        self.check_epoch_steps(sampler)
+        self.log_beginning(steps, sampler.padding_share)
         return DataLoader(
             pairs,
             batch_sampler=sampler,
-            collate_fn=cast(Any, PairCollator(self.processing_class, self.model)),
+            collate_fn=collator,
             generator=torch.Generator(),  # the loader draws a seed, which must not change the generator of training
             pin_memory=torch.accelerator.is_available(),
         )
@@ -339,9 +340,10 @@ class PaperTrainer(Seq2SeqTrainer):
                 f"Set training.device_tokens={before['device_tokens']}, or choose a different --output_dir."
             )
 
-    def log_beginning(self, pairs: int, epoch_steps: int, padding_share: float) -> None:
+    def log_beginning(self, epoch_steps: int, padding_share: float) -> None:
         """Log what this run is about to do, and on what."""
         training = self.training
+        pairs = len(self.data.tokens["train"])
         limits = f"{training.steps:,} steps ({training.steps / epoch_steps:,.1f} epochs)"
         if training.minutes is not None:
             limits += f" or {training.minutes:g} minutes, whichever comes first"
@@ -491,45 +493,32 @@ class PaperTrainer(Seq2SeqTrainer):
         self.log_time += time.perf_counter() - start  # exclude evaluation from the training time
         return metrics
 
-    def translate_split(self, split: str, search: GenerationConfig, scores: bool = False) -> SplitResults:
+    def translate_split(self, split: str, search: GenerationConfig, log_probabilities: bool = False) -> SplitResults:
         """Return the results of a split, and `loss`, `perplexity` and the best metric with its signature.
 
-        `scores` adds the log-probabilities of the translations. Unlike the Trainer's loop, it averages over tokens,
-        counts every pair once, and supports any sharded model.
+        `log_probabilities` adds those of the translations. Unlike the Trainer's loop, it averages over tokens, counts every
+        pair once, and supports any sharded model.
         """
+        tokens = self.data.tokens[split]
+        texts = self.data.pairs[split]
+        pairs = list(map(TokenizedPair, tokens["input_ids"][:], tokens["labels"][:], texts["source"][:]))
+        batches = self.evaluation_batches(split)
         evaluator = Evaluator(
             self.model,
             self.processing_class,
             constraint=self.constraint,
             statistics=self.sentence_statistics,
             autocast=self.accelerator.autocast,
-            scores=scores,
+            scores=log_probabilities,
             generation_config=search,
             too_long="keep",
         )
-        tokens = self.data.tokens[split]
-        texts = self.data.pairs[split]
-        batches = self.evaluation_batches(split)
-
-        # All ranks take the same number of turns, so a batch may occur twice.
-        world = self.args.world_size
-        rank = self.args.process_index
-        results: dict[int, PairResult] = {}
-        for turn in range(0, len(batches), world):
-            rows = batches[(turn + rank) % len(batches)]
-            pairs = [
-                TokenizedPair(tokens[row]["input_ids"], tokens[row]["labels"], texts[row]["source"]) for row in rows
-            ]
-            results.update(zip(rows, evaluator(pairs), strict=True))
-
-        # Each process returns the results of all.
-        by_row = dict(gather_object(list(results.items())))
-        ordered = [by_row[row] for row in range(len(tokens))]
-        translations = [result.hypothesis.text for result in ordered]
-        means: dict[str, Any] = {**mean_sums(ordered, self.model.has_likelihood)}
-        means.update(self.task.scores(translations, texts["target"][:], self.task.best_metric))
-        means["search"] = evaluator.translator.settings.search()
-        return SplitResults(ordered, means)
+        results = evaluator.evaluate(pairs, batches)
+        translations = [result.hypothesis.text for result in results]
+        scores: dict[str, Any] = {**mean_sums(results, self.model.has_likelihood)}
+        scores.update(self.task.scores(translations, texts["target"][:], self.task.best_metric))
+        scores["search"] = evaluator.translator.settings.search()
+        return SplitResults(results, scores)
 
     def evaluation_batches(self, split: str) -> list[list[int]]:
         """Return the rows of each batch of a split, the longest sources first; a very long pair is a separate batch."""
@@ -558,19 +547,20 @@ class PaperTrainer(Seq2SeqTrainer):
     def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
         self.check_finite()
         start = time.perf_counter()
-        progress = self.progress
-        checkpoint = self.run / CHECKPOINTS / f"checkpoint-{self.state.global_step}"
+        step = self.state.global_step
+        training = self.recipe.training
+        keep: float = max(training.keep_checkpoints, 1 + (training.average_last or 0))
+        if not self.is_due(step) and self.control.should_training_stop:
+            keep = math.inf  # a run that is extended leaves this one out
+
+        checkpoint = self.run / CHECKPOINTS / f"checkpoint-{step}"
         begin_checkpoint(checkpoint)
         with write_errors(checkpoint, "make room, and the same command resumes the run"):
             super()._save_checkpoint(model, trial)
             if self.args.should_save:
-                (checkpoint / SECONDS).write_text(str(progress.seconds_trained()))
+                (checkpoint / SECONDS).write_text(str(self.progress.seconds_trained()))
                 (checkpoint / EPOCH_STEPS).write_text(json.dumps(self.epoch_steps))
-            training = self.recipe.training
-            keep: float = max(training.keep_checkpoints, 1 + (training.average_last or 0))
-            if self.control.should_training_stop and not self.is_due(self.state.global_step):
-                keep = math.inf  # a run that is extended leaves this one out
-            finish_checkpoint(checkpoint, keep, self.state.best_global_step, progress.is_interrupted)
+            finish_checkpoint(checkpoint, keep, self.state.best_global_step, self.progress.is_interrupted)
         self.log_time += time.perf_counter() - start
 
     def can_be_averaged(self, step: int) -> bool:
@@ -609,7 +599,7 @@ class PaperTrainer(Seq2SeqTrainer):
         if last is not None:
             saved = complete_checkpoints(self.run, with_interrupted=False, last_step=self.state.global_step)[-last:]
             checkpoints = [checkpoint for checkpoint in saved if self.can_be_averaged(step_of(checkpoint))]
-        load_weights(self.model, mean_weights(checkpoints))
+        load_mean(self.model, checkpoints)
 
         steps = [step_of(checkpoint) for checkpoint in checkpoints]
         if last is None:
@@ -618,7 +608,7 @@ class PaperTrainer(Seq2SeqTrainer):
             level = logging.INFO if len(steps) == last else logging.WARNING
             logger.log(level, "Averaged the checkpoints of steps %s.", ", ".join(map(str, steps)))
             if checkpoints != best_only and self.is_mean_worse(*best_only):
-                load_weights(self.model, mean_weights(best_only))
+                load_mean(self.model, best_only)
                 steps = [best]
 
         weights = self.accelerator.get_state_dict(self.model)  # every process must call

@@ -1,6 +1,7 @@
 """Atomic writing of files and folders."""
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -38,6 +39,11 @@ def write_errors(name: str | os.PathLike[str], fix: str) -> Generator[None]:
             raise
         problem = getattr(error, "strerror", None) or one_line(error)
         raise OutputError(f"{name}: cannot be written: {problem}; {fix}.") from error
+
+
+def sha256_of(path: str | os.PathLike[str]) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_atomically(path: Path, text: str) -> None:
