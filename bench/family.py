@@ -31,8 +31,7 @@ from jsonargparse.typing import PositiveFloat
 
 from bench import family_table
 from bench.measuring import ROOT, make_parser
-from vaswani_transformer.support.command_line import positive_argument
-from vaswani_transformer.support.errors import UserError, exit_on_user_error
+from vaswani_transformer.support.command import UserError, exit_on_user_error, positive_argument
 from vaswani_transformer.support.files import read_json, write_atomically
 
 DATA_FILES = ("train.jsonl.gz", "validation.jsonl.gz", "test.jsonl.gz")  # those that the recipes name

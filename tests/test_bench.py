@@ -22,7 +22,7 @@ from tests.forks import ForkedCommand, run_forked
 from tests.models import PAIRS, family_of_pairs, model_of_pairs, save
 from training.recipe import load_recipe
 from vaswani_transformer import rerank
-from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.support.command import UserError
 from vaswani_transformer.translation.targets import TargetScorer
 
 # Each module's arguments and a column of its table

@@ -42,7 +42,7 @@ FILES = (
 # The folders that each folder imports from, beyond flat files and support.
 ROOMS = {
     "batching": (),
-    "convert": ("translation",),
+    "convert": ("cpu", "translation"),
     "cpu": (),
     "demo": ("figures", "parsing"),
     "figures": (),

@@ -18,7 +18,7 @@ from training.fields import PaperOptimizer, Recipe, RectifiedOptimizer
 from training.machine import uses_cpu
 from training.tasks import Metric
 from vaswani_transformer.batching.optimization import paper_adam, paper_schedule
-from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.support.command import UserError
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from accelerate import PartialState
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.support.command import UserError
 from vaswani_transformer.support.files import write_atomically
 
 logger = logging.getLogger(__name__)

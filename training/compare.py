@@ -22,8 +22,7 @@ from training.recipe import read_yaml
 from training.seeds import load_run, report_summary, summarize
 from training.tasks import bleu_tokenizer
 from training.train import TRANSLATIONS
-from vaswani_transformer.support.command_line import CommandParser
-from vaswani_transformer.support.errors import UserError, exit_on_user_error
+from vaswani_transformer.support.command import CommandParser, UserError, exit_on_user_error
 from vaswani_transformer.support.files import check_new_file, write_atomically, write_errors
 
 TEXTS = ("source", "translation", "reference")

@@ -28,7 +28,7 @@ from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.registration import FAMILIES, Family
-from vaswani_transformer.support.errors import UserError, one_line
+from vaswani_transformer.support.command import UserError, one_line
 
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])  # what NumPy accepts
 LanguageCode = restricted_string_type("LanguageCode", "^[a-z]{2,3}([-_][A-Za-z0-9]+)*$")

@@ -9,7 +9,7 @@ from training.data import Learned, fingerprint, load_pairs
 from training.fields import HubData, Recipe
 from training.models import starts
 from training.recipe import read_yaml, recipe_of
-from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.support.command import UserError
 from vaswani_transformer.support.files import read_json
 
 RECIPE = "recipe.yaml"

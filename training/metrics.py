@@ -15,7 +15,7 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.metrics.bleu import BLEUScore
 from sacrebleu.significance import PairedTest
 
-from vaswani_transformer.support.errors import UserError, one_line
+from vaswani_transformer.support.command import UserError, one_line
 
 
 def nfc(texts: Iterable[str]) -> list[str]:

@@ -10,8 +10,8 @@ from training.fields import Recipe
 from training.machine import uses_cpu
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.model import ProjectedModel
-from vaswani_transformer.support.errors import UserError
-from vaswani_transformer.support.loading import load_model, load_tokenizer
+from vaswani_transformer.support.command import UserError
+from vaswani_transformer.support.models import load_model, load_tokenizer
 
 Model = TypeVar("Model", bound=ProjectedModel)
 

@@ -19,9 +19,8 @@ from transformers import PreTrainedConfig
 from training.fields import FileData, HubData, PaperOptimizer, Recipe, RectifiedOptimizer, Variants
 from training.machine import trains_slowly_in_bf16
 from vaswani_transformer.registration import FAMILIES, Family
-from vaswani_transformer.support.command_line import did_you_mean
-from vaswani_transformer.support.errors import UserError, one_line
-from vaswani_transformer.support.search_settings import check_settings
+from vaswani_transformer.support.command import UserError, did_you_mean, one_line
+from vaswani_transformer.support.models import check_settings
 
 RECIPES = Path(__file__).parent / "recipes"
 FILE_KINDS = ("json", "csv", "parquet", "text", "trees")

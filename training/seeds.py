@@ -10,7 +10,7 @@ from typing import Any
 from training.card import read_results
 from training.tasks import Metric, task_class
 from training.train import FREE, flat
-from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.support.command import UserError
 
 DETERMINE_SCORES = {"training.steps", "training.minutes", "data.distilled"}
 IGNORED = (FREE - DETERMINE_SCORES) | {"seed"}

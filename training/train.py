@@ -34,7 +34,7 @@ from training.recipe import load_recipe, read_yaml, recipe_of, recipe_parser, to
 from training.tasks import make_task
 from training.texts import find_folder
 from training.trainer import PaperTrainer
-from vaswani_transformer.support.errors import UserError, exit_on_user_error
+from vaswani_transformer.support.command import UserError, exit_on_user_error
 from vaswani_transformer.support.files import read_json, staged_files, write_atomically, write_errors
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from tests.models import tiny_model
 from tests.training import runs
 from training import arguments as arguments_module
 from training.machine import init_processes, load_weights, uses_cpu
-from vaswani_transformer.support.loading import KERNELS
+from vaswani_transformer.support.models import KERNELS
 
 FILES = {
     "one-gpu": (1, 1),

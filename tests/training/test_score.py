@@ -32,7 +32,7 @@ from training.recipe import load_recipe
 from training.score import SEARCHED, main
 from training.tasks import make_task
 from vaswani_transformer.settings import CallSettings
-from vaswani_transformer.support.loading import LoadOptions, load_model
+from vaswani_transformer.support.models import LoadOptions, load_model
 
 Score = Callable[..., tuple[dict[str, Any], str]]  # runs the command; returns what it wrote and what it printed
 SOURCES = list(PAIRS)
