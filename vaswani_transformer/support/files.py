@@ -155,8 +155,8 @@ class StreamOutput:
 class ResumableFile(StreamOutput):
     """Output file with a record, `FILE.record`, from which a later command can resume.
 
-    After each write the record says how many texts have results, with the digests of these texts and results. On
-    resuming, an unfinished file is truncated to the recorded size. The open file is locked, where the system has such
+    After each write the record says how many texts have results, with the digest of these texts and the size of the
+    file. On resuming, an unfinished file is truncated to that size. The open file is locked, where the system has such
     locks.
 
     `settings` are what the results depend on, besides the texts. The command adds to the record the search, and the
@@ -167,7 +167,7 @@ class ResumableFile(StreamOutput):
         is_finished: whether all texts have one.
 
     Raises:
-        UserError: the file has other settings or no record, was changed, or is being written by a different command.
+        UserError: the file has other settings, the wrong size or no record, or is being written by a different command.
     """
 
     fix = "make room, and the same command resumes it"
@@ -178,20 +178,19 @@ class ResumableFile(StreamOutput):
         self.path = path
         self.record_path = path.with_name(f"{path.name}.record")
         self.texts_digest = hashlib.sha256()  # a zero byte follows each text
-        self.results_digest = hashlib.sha256()
         self.record: dict[str, Any] = {
             "settings": settings,
             "layouts": {},
             "texts": 0,
             "size": 0,
             "is_finished": False,
-            **self.digests(),
+            "texts_sha256": self.texts_digest.hexdigest(),
         }
 
         # The lock comes before the record is read, which a running command may be writing.
         try:
             self.lock()
-            if path.stat().st_size or self.has_no_results():
+            if path.stat().st_size:
                 self.read_record()
         except UserError:
             self.close()
@@ -211,14 +210,6 @@ class ResumableFile(StreamOutput):
         except (ImportError, OSError):  # Windows, or a file system without locks
             logger.warning("%s: cannot be locked; check that no other process writes it.", self.path)
 
-    def has_no_results(self) -> bool:
-        """Return whether an earlier command has processed texts without a single result."""
-        try:
-            record = json.loads(self.record_path.read_bytes())
-            return record["texts"] > 0 and record["size"] == 0
-        except (OSError, ValueError, KeyError, TypeError):  # no record of such a command
-            return False
-
     def read_record(self) -> None:
         """Read the record of an earlier command, and truncate the file after the results that it counts."""
         fix = "its output file stays unchanged; remove that file, or choose a different --output."
@@ -235,11 +226,8 @@ class ResumableFile(StreamOutput):
         # A finished file has exactly the recorded size; a killed command may have written more than it recorded.
         size = self.record["size"]
         file_size = self.path.stat().st_size
-        with self.path.open("rb") as file:
-            while block := file.read(max(0, min(size - file.tell(), 1 << 20))):
-                self.results_digest.update(block)
-        has_size = size == file_size if self.record["is_finished"] else size <= file_size
-        if not has_size or self.results_digest.hexdigest() != self.record["results_sha256"]:
+        least = file_size if self.record["is_finished"] else 0
+        if not least <= size <= file_size:
             raise self.conflict("was changed by a different program")
         self.stream.truncate(size)
 
@@ -264,17 +252,11 @@ class ResumableFile(StreamOutput):
         super().write(texts, lines)
         for text in texts:
             self.texts_digest.update(text.encode() + b"\0")
-        for line in lines:
-            self.results_digest.update(f"{line}\n".encode())
         self.save_record(texts=self.record["texts"] + len(texts), size=self.path.stat().st_size)
-
-    def digests(self) -> dict[str, str]:
-        """Return the digests of the texts and results so far, as the record has them."""
-        return {"texts_sha256": self.texts_digest.hexdigest(), "results_sha256": self.results_digest.hexdigest()}
 
     def save_record(self, **changes: Any) -> None:
         """Write the record with changed fields, after the results have reached the disk."""
-        self.record.update(self.digests())
+        self.record["texts_sha256"] = self.texts_digest.hexdigest()
         self.record.update(changes)
         with write_errors(self.path, self.fix):
             os.fsync(self.stream.fileno())
