@@ -31,8 +31,7 @@ from jsonargparse.typing import PositiveFloat
 
 from bench import family_table
 from bench.measuring import ROOT, make_parser
-from vaswani_transformer.support.command_line import positive_argument
-from vaswani_transformer.support.errors import UserError, exit_on_user_error
+from vaswani_transformer.support.command import UserError, exit_on_user_error, positive_argument
 from vaswani_transformer.support.files import read_json, write_atomically
 
 DATA_FILES = ("train.jsonl.gz", "validation.jsonl.gz", "test.jsonl.gz")  # those that the recipes name
@@ -66,8 +65,10 @@ STEPS = {
     "ctc-glat": 3420,
     "flowseq": 2430,
 }
-"""Steps that take MINUTES of one core: the medians of `bench.step_times` on an AMD EPYC without AMX, fp32, torch 2.13.0,
-fixed before the first run of the comparison."""
+"""Steps that take MINUTES of one core: medians of `bench.step_times`, fixed before the first run of the comparison.
+
+Measured on an AMD EPYC without AMX, in fp32 with torch 2.13.0.
+"""
 MINUTES = 60
 TEACHER_STEPS = 8000
 TEACHER_MINUTES = 30  # of one core

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from training.recipe import Recipe
-from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.support.command import UserError
 
 logger = logging.getLogger(__name__)
 

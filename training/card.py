@@ -16,8 +16,7 @@ from training.prepare import PUBLIC_SETS
 from training.recipe import HubData, Recipe, recipe_of, to_dict
 from training.tasks import Metric, Task, make_task
 from training.train import RESULTS, flat
-from vaswani_transformer.support.command_line import CommandParser
-from vaswani_transformer.support.errors import UserError, exit_on_user_error
+from vaswani_transformer.support.command import CommandParser, UserError, exit_on_user_error
 from vaswani_transformer.support.files import check_new_file, read_json
 
 FOLDERS = ("data.path", "data.distilled", "tokenizer.path", *(f"training.{name}" for name in (*STARTS, "energy_from")))

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import DictValueType, StateDictOptions, set_model_state_dict
 from transformers import PreTrainedModel
 
-from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.support.command import UserError
 from vaswani_transformer.support.files import sha256_of, write_atomically
 
 logger = logging.getLogger(__name__)

@@ -26,12 +26,12 @@ from training.recipe import FileData, Recipe
 from training.tasks import bleu_tokenizer
 from training.texts import SIDES, draw_key, read_files, read_split
 from vaswani_transformer import VaswaniTransformerTokenizer
-from vaswani_transformer.batching.steps import Lengths
-from vaswani_transformer.batching.tokens import ArrowRows
+from vaswani_transformer.batching.pairs import ArrowRows
+from vaswani_transformer.batching.sampler import Lengths
 from vaswani_transformer.parsing.linear import linear_tokens
-from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.support.command import UserError
 from vaswani_transformer.support.files import read_json
-from vaswani_transformer.support.loading import load_tokenizer
+from vaswani_transformer.support.models import load_tokenizer
 from vaswani_transformer.tokenizer import ALL_WORDS_KEY, source_encoder
 
 logger = logging.getLogger(__name__)

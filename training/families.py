@@ -24,13 +24,13 @@ from training.energy import EnergyTrainer
 from training.recipe import BeamSearch, BeamTraining, Recipe, SearchRecipe, TrainingRecipe
 from training.trainer import PaperTrainer, StepBatches
 from vaswani_transformer import VaswaniFlowSeqForConditionalGeneration
-from vaswani_transformer.batching.tokens import ArrowRows, Ragged
+from vaswani_transformer.batching.pairs import ArrowRows, Ragged
 from vaswani_transformer.cmlm import mask_targets, sample_masks
 from vaswani_transformer.flowseq import ActNorm
 from vaswani_transformer.model import ProjectedModel
 from vaswani_transformer.slots import SlotConfig
-from vaswani_transformer.support.errors import UserError
-from vaswani_transformer.support.modes import eval_mode
+from vaswani_transformer.support.command import UserError
+from vaswani_transformer.support.models import eval_mode
 
 PAIRS = 100_000  # pairs whose tokens are counted at a time
 

@@ -12,8 +12,7 @@ import datasets
 
 from training.data import SPLITS, describe_pairs, read_pairs
 from training.recipe import load_recipe
-from vaswani_transformer.support.command_line import CommandParser
-from vaswani_transformer.support.errors import UserError, exit_on_user_error
+from vaswani_transformer.support.command import CommandParser, UserError, exit_on_user_error
 
 
 def main(arguments: list[str] | None = None) -> None:

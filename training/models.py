@@ -14,9 +14,9 @@ from training.machine import uses_cpu
 from training.recipe import HubData, Recipe, read_yaml, recipe_of
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.model import ProjectedModel
-from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.support.command import UserError
 from vaswani_transformer.support.files import read_json
-from vaswani_transformer.support.loading import load_model, load_tokenizer
+from vaswani_transformer.support.models import load_model, load_tokenizer
 
 Model = TypeVar("Model", bound=ProjectedModel)
 

@@ -26,17 +26,23 @@ from training.models import RECIPE, learned_pairs, run_of
 from training.recipe import Recipe, load_recipe, to_dict
 from training.tasks import Task, lm_scores, make_task
 from training.train import RESULTS
-from vaswani_transformer.batching.inference import batches_by_length
-from vaswani_transformer.support.command_line import CommandParser, number_argument, positive_argument
-from vaswani_transformer.support.errors import UserError, check_open, exit_on_user_error
+from vaswani_transformer.batching.pairs import batches_by_length
+from vaswani_transformer.support.command import (
+    CommandParser,
+    UserError,
+    check_open,
+    exit_on_user_error,
+    positive_argument,
+)
 from vaswani_transformer.support.files import check_new_file, write_atomically, write_errors
-from vaswani_transformer.support.loading import (
+from vaswani_transformer.support.models import (
     GENERATION_CONFIG,
     LoadOptions,
     add_load_options,
+    has_likelihood,
     load_model_and_tokenizer,
+    number_argument,
 )
-from vaswani_transformer.support.modes import has_likelihood
 from vaswani_transformer.tokenizer import source_encoder
 from vaswani_transformer.translation.translator import Translator
 

@@ -22,7 +22,7 @@ from training.recipe import Recipe
 from vaswani_transformer.parsing import BracketScores, delinearize, score_trees
 from vaswani_transformer.parsing.constraint import tree_constraint
 from vaswani_transformer.parsing.linear import place_count
-from vaswani_transformer.support.errors import UserError, one_line
+from vaswani_transformer.support.command import UserError, one_line
 from vaswani_transformer.translation.translator import Constraint
 
 

@@ -37,7 +37,7 @@ from training.recipe import FileData, HubData
 from vaswani_transformer.parsing import linear, trees
 from vaswani_transformer.parsing.linear import linearize
 from vaswani_transformer.parsing.trees import ROOT, Tree, evaluation_tree, read_trees
-from vaswani_transformer.support.errors import UserError, one_line
+from vaswani_transformer.support.command import UserError, one_line
 from vaswani_transformer.support.files import atomic_folder, sha256_of, write_errors
 
 logger = logging.getLogger(__name__)

@@ -32,7 +32,7 @@ from training.recipe import Recipe, load_recipe, read_yaml, recipe_of, recipe_pa
 from training.tasks import make_task
 from training.texts import find_folder
 from training.trainer import PaperTrainer
-from vaswani_transformer.support.errors import UserError, exit_on_user_error
+from vaswani_transformer.support.command import UserError, exit_on_user_error
 from vaswani_transformer.support.files import read_json, sha256_of, staged_files, write_atomically, write_errors
 
 logger = logging.getLogger(__name__)

@@ -70,12 +70,12 @@ from training.recipe import PaperOptimizer, Recipe, RectifiedOptimizer
 from training.tasks import Metric, make_task
 from vaswani_transformer.batching import PairCollator, PairTokens, TokenBudgetBatchSampler
 from vaswani_transformer.batching.optimization import paper_adam, paper_schedule
-from vaswani_transformer.batching.steps import batches_in_order
-from vaswani_transformer.batching.tokens import ArrowRows
+from vaswani_transformer.batching.pairs import ArrowRows
+from vaswani_transformer.batching.sampler import batches_in_order
 from vaswani_transformer.model import LMOutput, ProjectedModel
 from vaswani_transformer.nar import NarHead
 from vaswani_transformer.settings import CallSettings
-from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.support.command import UserError
 from vaswani_transformer.support.files import read_json, staged_files, write_errors
 
 logger = logging.getLogger(__name__)

@@ -104,9 +104,7 @@ def at_start(transitions: Tensor) -> Tensor:
     return start
 
 
-def path_posteriors(
-    transitions: Tensor, scores: Tensor, counts: Tensor, last: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def path_posteriors(transitions: Tensor, scores: Tensor, counts: Tensor, last: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return log p (B,) of targets, and the probabilities that their paths use each word and each transition.
 
     They are meaningless for targets that have no path.
@@ -195,9 +193,7 @@ def best_vertices(transitions: Tensor, scores: Tensor, counts: Tensor, last: Ten
     return trace_back(origins, (total + into_last(transitions, last)).argmax(1), counts)
 
 
-def best_path(
-    transitions: Tensor, scores: Tensor, last: Tensor, limits: Tensor, length_penalty: float
-) -> Tensor:
+def best_path(transitions: Tensor, scores: Tensor, last: Tensor, limits: Tensor, length_penalty: float) -> Tensor:
     """Return the vertices (B, U) of the path with the best log-probability / length^alpha (Shao et al. 2022).
 
     Args:

@@ -21,7 +21,8 @@ from tests.cpu.packed import KINDS, decided_call, needs
 from tests.models import EVERY_FAMILY, PAIRS, model_of_pairs, random_model, tiny_model
 from vaswani_transformer import VaswaniTransformerModel, prepare_for_inference
 from vaswani_transformer.cpu import model as cpu_model
-from vaswani_transformer.cpu.fast_path import DecoderStep, PreparedEncoder
+from vaswani_transformer.cpu.decoder import DecoderStep
+from vaswani_transformer.cpu.encoder import PreparedEncoder
 from vaswani_transformer.cpu.linear import LAYOUTS, PreparedLinear, is_supported, pack
 from vaswani_transformer.layers import Dropout
 

@@ -19,8 +19,8 @@ from vaswani_transformer import (
     VaswaniTransformerModel,
     prepare_for_inference,
 )
-from vaswani_transformer.cpu.beam_cache import BeamCache
-from vaswani_transformer.cpu.fast_path import CachedCrossAttention, DecoderStep, PreparedEncoder, PreparedStepper
+from vaswani_transformer.cpu.decoder import BeamCache, CachedCrossAttention, DecoderStep, PreparedStepper
+from vaswani_transformer.cpu.encoder import PreparedEncoder
 from vaswani_transformer.layers import InputEmbedding, VaswaniTransformerDecoderLayer
 from vaswani_transformer.stacks import CACHE, VaswaniTransformerDecoder
 
