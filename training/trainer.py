@@ -1,6 +1,6 @@
 """The trainer of a run. Transformers' loop calls the methods of `PaperTrainer` in this order:
 
-1. `train_or_resume` checks that every evaluation can work, and calls the Trainer's `train`, from a checkpoint if given.
+1. `train_or_resume` checks that every evaluation can work. It or `resume`, from a checkpoint, calls the Trainer's `train`.
 2. `get_train_dataloader` puts pairs of similar length into batches by tokens (5.1). To resume, `_load_callback_state`
    restores what patience has counted; the Trainer loads weights, optimizer, schedule and random states, and skips the
    batches of the epoch that are done.
@@ -47,7 +47,6 @@ from transformers import (
     TrainerState,
 )
 from transformers.integrations import get_available_reporting_integrations
-from transformers.trainer_utils import TrainOutput
 
 from training.callbacks import Patience, Progress, ProgressBar, evaluation_at, is_best_evaluation, rank
 from training.checkpoints import (
@@ -223,14 +222,19 @@ class PaperTrainer(Seq2SeqTrainer):
     # Before the steps
 
     def train_or_resume(self, checkpoint: Path | None) -> None:
-        """Train, resuming from a checkpoint if given, unless training has already ended there.
+        """Train, from a checkpoint if given."""
+        self.check_evaluations()
+        with self.bar.above():
+            if checkpoint is None:
+                self.train()
+            else:
+                self.resume(checkpoint)
+
+    def resume(self, checkpoint: Path) -> None:
+        """Train from a checkpoint, unless training has already ended there.
 
         The Trainer restores weights, optimizer and random states, and skips the batches of the epoch that are done.
         """
-        self.check_evaluations()
-        if checkpoint is None:
-            self.train()
-            return
         self.resumed = checkpoint
         state: Any = TrainerState.load_from_json(str(checkpoint / STATE))
         self.progress.seconds = float((checkpoint / SECONDS).read_text())
@@ -259,10 +263,6 @@ class PaperTrainer(Seq2SeqTrainer):
                     CallSettings(search, self.model, {}).check()
             except ValueError as error:
                 raise UserError(f"decoding.{error}") from error
-
-    def train(self, *arguments: Any, **settings: Any) -> TrainOutput:
-        with self.bar.above():
-            return super().train(*arguments, **settings)
 
     def get_train_dataloader(self) -> DataLoader:
         """Return this rank's batches by token budget (5.1); the trainer state determines the epoch."""
