@@ -19,7 +19,7 @@ from tests.batches import FLOAT32, source_batch, targets
 from tests.commands import run_main
 from tests.models import load_tokenizer, tiny_iterative_vae
 from tests.training import runs
-from training.families import FlowTrainer, LatentTrainer, fits_into_slots
+from training.families import CTC, FlowTrainer, LatentTrainer
 from training.recipe import load_recipe
 from training.train import main
 from vaswani_transformer.registration import FAMILIES
@@ -205,9 +205,10 @@ def test_pair_fits_if_its_words_and_repetitions_fit_into_the_slots(arguments: li
     sources = [[5, 2], [5, 2], [5, 2], [5, 2], [2]]
     labels = [[7, 8, 9, 7, 2], [7, 8, 9, 7, 8, 2], [7, 7, 8, 2], [7, 7, 8, 8, 2], [2]]
     pairs = Dataset.from_dict({"input_ids": sources, "labels": labels})
-    assert fits_into_slots(recipe, pairs).tolist() == [True, False, True, False, True]
-    assert fits_into_slots(recipe, pairs.select([3, 0])).tolist() == [False, True]
-    assert fits_into_slots(replace(recipe, model={"kind": "ctc", "upsampling": 3}), pairs).all()
+    fits: Any = CTC.fits
+    assert fits(recipe, pairs).tolist() == [True, False, True, False, True]
+    assert fits(recipe, pairs.select([3, 0])).tolist() == [False, True]
+    assert fits(replace(recipe, model={"kind": "ctc", "upsampling": 3}), pairs).all()
 
 
 @pytest.mark.slow
