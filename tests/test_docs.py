@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -149,6 +150,9 @@ def test_link_leads_to_a_file_and_a_heading_that_exist_without_markup_that_githu
         target, _, anchor = link.partition("#")
         if target.startswith("http"):
             continue
+        if workflow := re.match(r"\.\./\.\./actions(/workflows/[\w.]+)", target):  # of the repository's page on GitHub
+            assert (ROOT / f".github{workflow[1]}").is_file(), link
+            continue
         path = (page.parent / target) if target else page
         assert path.exists(), link
         if path.suffix == ".py":  # `anchor` is a function
@@ -160,14 +164,24 @@ def test_link_leads_to_a_file_and_a_heading_that_exist_without_markup_that_githu
         assert not anchor or anchor in anchors_of(path.read_text(encoding="utf-8")), link
 
 
-def test_readme_is_short_and_two_commands_do_the_set_up() -> None:
-    """One command trains the quickstart model and one runs the tests, as CI does."""
+def test_readme_is_short_and_one_environment_does_the_set_up() -> None:
+    """One command makes the environment in which the next translate and train; one runs the tests, as CI does."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(readme.splitlines()) <= 120
     commands = [block.strip() for block in blocks_of(ROOT / "README.md", "bash")]
-    assert any("venv" in command and "training/recipes/quickstart.yaml" in command for command in commands)
+    assert [number for number, command in enumerate(commands) if "venv" in command] == [0]
+    assert '".[train]"' in commands[0]
+    assert any("training/recipes/quickstart.yaml" in command for command in commands)
     assert 'pip install -e ".[dev]" && python -m pytest' in commands
     assert "python -m pytest" in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+
+
+def test_badges_say_what_the_package_says() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    badges = dict(re.findall(r"img\.shields\.io/badge/(\w+)-(.*)-blue", readme))
+    assert badges["license"].replace("--", "-") == project["license"]
+    assert badges["python"] == project["requires-python"].removeprefix(">=") + "+"
 
 
 def test_every_page_is_in_the_navigation_or_left_out_by_name() -> None:
