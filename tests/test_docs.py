@@ -190,6 +190,28 @@ def test_every_page_is_in_the_navigation_or_left_out_by_name() -> None:
     assert [page.name for page in (ROOT / "docs").glob("*.md") if f" {page.name}\n" not in navigation] == []
 
 
+REFERENCE = ("api.md", "fields.md", "changelog.md", "security.md")  # made from code, or not in docs/
+
+
+def navigation() -> list[Path]:
+    """Return the pages of the navigation that are written by hand."""
+    names = re.findall(
+        r"([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2], re.MULTILINE
+    )
+    assert len(names) <= 28
+    return [ROOT / "docs" / name for name in names if name not in REFERENCE]
+
+
+def test_pages_are_few_and_short() -> None:
+    """A reader finds what is there; what only a few need is beside the kept results or on a page of the reference."""
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in navigation()) <= 42_500
+
+
+@pytest.mark.parametrize("word", ["excel", "quantize", "alignment", "likelihood"])
+def test_search_finds_a_word_that_readers_look_for(word: str) -> None:
+    assert any(re.search(rf"\b{word}", page.read_text(encoding="utf-8"), re.IGNORECASE) for page in navigation())
+
+
 def test_every_public_name_is_on_the_api_page() -> None:
     names = [name for section in reference.SECTIONS.values() for name in section]
     assert sorted(name for name in names if "." not in name) == sorted(vaswani_transformer.__all__)

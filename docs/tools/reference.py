@@ -125,6 +125,8 @@ CONFIGURATION = """
 
 The fields of `config.json`, without those that all of Transformers' configurations have.
 """
+ADAPTERS = FOLDER / "tools" / "adapters.md"  # written by hand
+RESULTS = FOLDER / "tools" / "results-json.md"  # written by hand
 CONFIGURATIONS = [name for names in SECTIONS.values() for name in names if name.endswith("Config")]
 FURTHER = "These, and those of `VaswaniTransformerConfig`:\n\n"
 HEADER = "| field | type | default | meaning |\n| --- | --- | --- | --- |\n"
@@ -345,13 +347,15 @@ def api_page() -> str:
                 page.append(api_entry("###", name, owner, called))
             for member in members:
                 page.append(member_entry(f"{name}.{member}", getattr(owner, member), shown))
-    return "".join(page)
+    return "".join([*page, "\n", ADAPTERS.read_text(encoding="utf-8")])
 
 
 def fields_page() -> str:
     """Return docs/fields.md."""
     configurations = (f"\n### {name}\n\n{''.join(config_table(name))}" for name in CONFIGURATIONS)
-    return "".join([FIELDS, *recipe_tables(), CONFIGURATION, *configurations])
+    return "".join(
+        [FIELDS, *recipe_tables(), CONFIGURATION, *configurations, "\n", RESULTS.read_text(encoding="utf-8")]
+    )
 
 
 def main() -> None:
