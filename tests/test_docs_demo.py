@@ -78,7 +78,7 @@ def test_button_on_the_site_loads_the_page_and_nothing_before(folder: Path, tmp_
     assert finished.returncode == 0, finished.stderr
     assert (site / "demo" / "model" / "model.safetensors").stat().st_size == 3_000_000
     assert not (site / "demo" / "README.md").exists()
-    assert 'href="../demo/index.html#search"' in (site / "paper-decoding" / "index.html").read_text(encoding="utf-8")
+    assert 'href="../demo/#search"' in (site / "paper-decoding" / "index.html").read_text(encoding="utf-8")
     requests: list[Any] = []
     with started_browser() as browser, page_opener(browser) as open_page, served(site) as address:
         page = open_page(address)

@@ -97,7 +97,7 @@ def animation(drawing: ElementTree.Element, recording: Recording) -> str:
     label = f"Beam search translates “{source}” as “{recording.target}”"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" id="{NAME}" {size} role="img" aria-labelledby="{NAME}-title" '
-        'font-family="Helvetica, Arial, sans-serif">',
+        'font-family="Helvetica, Arial, sans-serif" style="max-width: 100%; height: auto">',
         f'<title id="{NAME}-title">{escape(label)}</title>',
         f"<style>{still_style()}{moving_style(len(shown))}</style>",
         f'<rect class="ground" width="{width}" height="{TOP + height}" rx="8"/>',
