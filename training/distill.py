@@ -24,14 +24,12 @@ from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar
 
 from training.data import load_pairs
-from training.fields import Recipe
 from training.machine import commit, init_processes, versions
-from training.recipe import load_recipe
+from training.recipe import Recipe, load_recipe
 from vaswani_transformer.parsing.constraint import tree_constraint
-from vaswani_transformer.support.command_line import CommandParser, number_argument, positive_argument
-from vaswani_transformer.support.errors import UserError, exit_on_user_error
-from vaswani_transformer.support.loading import LoadOptions, add_load_options, load_model_and_tokenizer
-from vaswani_transformer.support.output import ResumableFile
+from vaswani_transformer.support.command import CommandParser, UserError, exit_on_user_error, positive_argument
+from vaswani_transformer.support.files import ResumableFile
+from vaswani_transformer.support.models import LoadOptions, add_load_options, load_model_and_tokenizer, number_argument
 from vaswani_transformer.tokenizer import text_encoder
 from vaswani_transformer.translation.translator import Translation, Translator
 

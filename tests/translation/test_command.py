@@ -37,16 +37,20 @@ from vaswani_transformer import (
     VaswaniTransformerTokenizer,
     prepare_for_inference,
     score_targets,
-    to_ctranslate2,
 )
+from vaswani_transformer.convert.ctranslate2_exporter import to_ctranslate2
 from vaswani_transformer.cpu import linear
-from vaswani_transformer.cpu.fast_path import PreparedEncoder
+from vaswani_transformer.cpu.encoder import PreparedEncoder
 from vaswani_transformer.cpu.model import Prepared
-from vaswani_transformer.support import loading
-from vaswani_transformer.support.loading import LoadOptions
+from vaswani_transformer.support import models as support_models
+from vaswani_transformer.support.models import LoadOptions
 from vaswani_transformer.translation import command
-from vaswani_transformer.translation.command import TranslationFormat, TranslationOptions
-from vaswani_transformer.translation.lines import load_translator, translate_lines
+from vaswani_transformer.translation.command import (
+    TranslationFormat,
+    TranslationOptions,
+    load_translator,
+    translate_lines,
+)
 from vaswani_transformer.translation.translator import Hypothesis, Translation, translate
 
 
@@ -383,7 +387,7 @@ def test_model_on_a_cpu_is_prepared_in_the_requested_dtype(
 ) -> None:
     dtypes = []
     monkeypatch.setattr(
-        loading, "prepare_for_inference", lambda *given: dtypes.append(given[1]) or prepare_for_inference(*given)
+        support_models, "prepare_for_inference", lambda *given: dtypes.append(given[1]) or prepare_for_inference(*given)
     )
     assert run("--device=cpu", f"--dtype={dtype}", stdin=lines(SOURCES)) == (lines(TARGETS), "", 0)
     assert dtypes == ([] if expected is None else [expected])
@@ -391,11 +395,13 @@ def test_model_on_a_cpu_is_prepared_in_the_requested_dtype(
 
 def test_non_autoregressive_model_is_prepared_too_and_one_of_another_package_is_not(tmp_path: Path) -> None:
     save(tmp_path / "cmlm", *family_of_pairs("cmlm"))
-    assert isinstance(loading.load_model_and_tokenizer(LoadOptions(str(tmp_path / "cmlm"), "cpu", "int8"))[0], Prepared)
+    assert isinstance(
+        support_models.load_model_and_tokenizer(LoadOptions(str(tmp_path / "cmlm"), "cpu", "int8"))[0], Prepared
+    )
     _, tokenizer = model_of_pairs()
     save(tmp_path / "marian", tiny_marian(vocab_size=len(tokenizer)).half(), tokenizer)
     for dtype, expected in (("auto", torch.float32), ("float16", torch.float16)):
-        model, _ = loading.load_model_and_tokenizer(LoadOptions(str(tmp_path / "marian"), "cpu", dtype))
+        model, _ = support_models.load_model_and_tokenizer(LoadOptions(str(tmp_path / "marian"), "cpu", dtype))
         assert model.dtype == expected
 
 

@@ -10,10 +10,9 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..support.errors import UserError
-from .pairs import Pair
+from ..support.command import UserError
 from .targets import TargetScorer
-from .translator import NanError, TooLong, TooLongError, Translation, Translator, has_beams
+from .translator import NanError, Pair, TooLong, TooLongError, Translation, Translator, has_beams
 
 
 def teacher_scores(

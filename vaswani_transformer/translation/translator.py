@@ -5,24 +5,31 @@ B texts in a batch, S source, T target, V vocabulary, n translations per text, R
 
 import contextlib
 import math
+import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any, Literal, NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..batching.inference import batches_by_length, pad_rows, token_log_probabilities
+from ..batching.pairs import batches_by_length, pad_rows, token_log_probabilities
 from ..search import length_penalty
 from ..settings import CallSettings, as_token_ids, default_limit
-from ..support.errors import UserError
-from ..support.modes import eval_mode, is_non_autoregressive
-from ..tokenizer import check_text, check_vocabulary, is_of_this_package, source_encoder, text_encoder
+from ..support.command import UserError
+from ..support.models import eval_mode, is_non_autoregressive
+from ..tokenizer import (
+    ALL_WORDS_KEY,
+    WORD_START,
+    check_text,
+    check_vocabulary,
+    is_of_this_package,
+    source_encoder,
+    text_encoder,
+)
 from .details import Details, forced_pass, make_details, words_of_source
-from .pairs import Pair, pairs_of
-from .unknown_words import unknown_words
 
 DEFAULT_MAX_SOURCE_TOKENS = 1024  # for models without a limit of positions
 REPEATED_TOKENS = 12  # at the end of a target, of one n-gram: the model runs in a circle
@@ -95,6 +102,85 @@ class Translation:
         if self.is_unfinished:
             warnings.append("Unfinished: the translation reached the length limit, or repeats itself.")
         return " ".join(warnings)
+
+
+ENDED = object()
+
+
+class Pair(NamedTuple):
+    """A source and its target, or the beginning of it."""
+
+    source: str
+    target: str
+
+    def encode(self) -> bytes:
+        """Return the bytes by which a resumable file knows the pair."""
+        return b"\0".join(text.encode() for text in self)
+
+
+def pairs_of(sources: Iterable[str], targets: Iterable[str], name: str, target_name: str) -> Iterator[Pair]:
+    """Yield pairs of `name` and `target_name`; raise UserError if one has more texts than the other."""
+    for count, (source, target) in enumerate(zip_longest(sources, targets, fillvalue=ENDED)):
+        if source is ENDED or target is ENDED:
+            got = f"got {count}" if target is ENDED else f"got more than {count}"
+            problem = f"not as many texts as in {name}; {got}"
+            raise UserError(f"{target_name}: {problem}, expected one for each. Add or remove texts.")
+        yield Pair(cast(str, source), cast(str, target))
+
+
+def unknown_words(tokenizer: Any, encoded: Any, texts: Sequence[str]) -> list[list[str]]:
+    """Return the unknown words of each text.
+
+    These are words with an `<unk>`, as the text has them; white space is not a word. If the vocabulary contains
+    every word of its training texts, they include words with a letter or digit that are not a single entry.
+
+    Args:
+        tokenizer: the tokenizer; with one written in Python, words are separated by white space.
+        encoded: its result for `texts`.
+        texts: the texts.
+    """
+    unknown_id = tokenizer.unk_token_id
+    has_all_words = encoded.is_fast and tokenizer.init_kwargs.get(ALL_WORDS_KEY, False)
+    words: list[list[str]] = []
+    for row, (text, ids) in enumerate(zip(texts, encoded["input_ids"], strict=True)):
+        if unknown_id not in ids and not has_all_words:
+            words.append([])
+        elif encoded.is_fast:
+            words.append(aligned_words_with(unknown_id, encoded.encodings[row], text, ids, has_all_words))
+        else:
+            words.append(split_words_with(unknown_id, tokenizer, text))
+    return words
+
+
+def split_words_with(unknown_id: int, tokenizer: Any, text: str) -> list[str]:
+    """Return the words of a text that a tokenizer written in Python encodes with an `<unk>`."""
+    return [word for word in text.split() if unknown_id in tokenizer(word)["input_ids"]]
+
+
+def aligned_words_with(
+    unknown_id: int | None, encoding: Any, text: str, ids: list[int], has_all_words: bool
+) -> list[str]:
+    """Return the words of a text with an `<unk>`, and with `has_all_words` those of several pieces."""
+    pieces: dict[int, list[int]] = {}  # positions of each word's pieces, by word index
+    for position, index in enumerate(encoding.word_ids):
+        if index is not None:
+            pieces.setdefault(index, []).append(position)
+
+    words = []
+    for positions in pieces.values():
+        first = positions[0]
+        last = positions[-1]
+        start, _ = encoding.offsets[first]
+        _, end = encoding.offsets[last]
+        word = text[start:end].strip()
+        # The mark before a word is aligned with the character before it, which is not a letter.
+        if encoding.tokens[first].startswith(WORD_START) and re.match(r"[^\w\s].", word, re.DOTALL):
+            word = word[1:]
+        is_split = has_all_words and len(positions) > 1 and any(map(str.isalnum, word))
+        is_unknown = unknown_id in [ids[position] for position in positions]
+        if word and (is_split or is_unknown):
+            words.append(word)
+    return words
 
 
 def has_beams(model: object) -> bool:
