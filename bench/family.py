@@ -54,19 +54,20 @@ MODELS: dict[str, tuple[str, list[str]]] = {  # the recipe of each model, and wh
 }
 """The recipes of CTC and IterativeVAE have FAST's values; all models have the same learning rate and dropout."""
 STEPS = {
-    "student": 14400,
-    "nat": 11200,
-    "glat": 9100,
-    "glat-by-layer": 4650,
-    "cmlm": 14200,
-    "iterative-vae-revealed": 9800,
-    "iterative-vae-discrete": 3070,
-    "ctc": 4670,
-    "ctc-glat": 3900,
-    "flowseq": 2700,
+    "student": 10_380,
+    "nat": 8690,
+    "glat": 7150,
+    "glat-by-layer": 3630,
+    "cmlm": 9760,
+    "iterative-vae-revealed": 8240,
+    "iterative-vae-discrete": 2400,
+    "ctc": 4630,
+    "ctc-glat": 3420,
+    "flowseq": 2430,
 }
-"""Steps that take MINUTES of one core with AMX (FlowSeq: without); `bench.step_times` measures them."""
-MINUTES = 40
+"""Steps that take MINUTES of one core: the medians of `bench.step_times` on an AMD EPYC without AMX, fp32, torch 2.13.0,
+fixed before the first run of the comparison."""
+MINUTES = 60
 TEACHER_STEPS = 8000
 TEACHER_MINUTES = 30  # of one core
 SEVERAL_SEEDS = ("ctc", "iterative-vae-revealed", "student")

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sacrebleu.metrics import BLEU, CHRF
 
-from training.metrics import TrigramModel, bleu_metric, nfc
+from training.tasks import TrigramModel, bleu_metric, nfc
 from vaswani_transformer.support.command import UserError
 
 ORDERS = range(1, 5)

@@ -83,6 +83,7 @@ LENGTH_FAMILY = {kind: make for kind, make in FAMILY.items() if issubclass(FAMIL
 tiny_nat = FAMILY["nat"]
 tiny_cmlm = FAMILY["cmlm"]
 tiny_ctc = FAMILY["ctc"]
+tiny_dag = FAMILY["dag"]
 tiny_iterative_vae = FAMILY["iterative_vae"]
 tiny_flowseq = FAMILY["flowseq"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from training.checkpoints import WEIGHTS, complete_checkpoints, mean_weights, step_of
-from training.learned import DATA, RECIPE
+from training.models import DATA, RECIPE
 from vaswani_transformer.support.command import CommandParser, UserError, exit_on_user_error, positive_argument
 from vaswani_transformer.support.files import atomic_folder, write_errors
 from vaswani_transformer.support.models import TOKENIZER_FILES

@@ -23,7 +23,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from training.fields import Recipe
+from training.recipe import Recipe
 from vaswani_transformer.support.command import UserError
 
 logger = logging.getLogger(__name__)

@@ -24,9 +24,8 @@ from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar
 
 from training.data import load_pairs
-from training.fields import Recipe
 from training.machine import commit, init_processes, versions
-from training.recipe import load_recipe
+from training.recipe import Recipe, load_recipe
 from vaswani_transformer.parsing.constraint import tree_constraint
 from vaswani_transformer.support.command import CommandParser, UserError, exit_on_user_error, positive_argument
 from vaswani_transformer.support.files import ResumableFile

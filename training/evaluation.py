@@ -159,13 +159,13 @@ class Evaluator:
     def log_probability(self, hypothesis: Hypothesis) -> float | None:
         """Return log P of a translation in nats: its score, without the division by the length penalty.
 
-        It is that of the tokens and `</s>`. A model that predicts the length m adds `length_weight` log p(m). A CTC
-        model's is that of the path.
+        It is that of the tokens and `</s>`. A model that predicts the length m adds `length_weight` log p(m). That of a
+        CTC or DAG model is that of the path.
         """
         if hypothesis.score is None:
             return None
-        if is_non_autoregressive(self.model) and "length_penalty" not in self.model.family_settings:
-            return hypothesis.score  # CTC does not divide
+        if is_non_autoregressive(self.model) and has_likelihood(self.model):
+            return hypothesis.score  # that of a path, which is not divided
         settings = self.translator.settings.values
         alpha = float(settings.get("length_penalty", 1.0))
         penalty_type = settings.get("length_penalty_type", "power")
@@ -196,7 +196,7 @@ def sentence_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def possible_sums(losses: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Return `loss` and `tokens` (B,) of the references, both 0 for those that a CTC model cannot produce.
+    """Return `loss` and `tokens` (B,) of the references, both 0 for those that a CTC or DAG model cannot produce.
 
     Args:
         losses: (B,), infinite for a reference that does not fit into the slots of its source.

@@ -20,12 +20,10 @@ from transformers.utils import logging
 
 from training.data import check_lengths, count_seen, describe_seen, fingerprint, load_pairs
 from training.evaluation import Evaluator, PairResult, TokenizedPair, mean_sums, write_translations
-from training.fields import Recipe, to_dict
-from training.learned import RECIPE, learned_pairs, run_of
 from training.machine import commit, hardware, versions
-from training.metrics import lm_scores
-from training.recipe import load_recipe
-from training.tasks import Task, make_task
+from training.models import RECIPE, learned_pairs, run_of
+from training.recipe import Recipe, load_recipe, to_dict
+from training.tasks import Task, lm_scores, make_task
 from training.train import RESULTS
 from vaswani_transformer.batching.pairs import batches_by_length
 from vaswani_transformer.support.command import (

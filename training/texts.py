@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 from datasets import Dataset, DownloadManager, config, load_dataset, load_dataset_builder
 from filelock import FileLock
 
-from training.fields import FileData, HubData
+from training.recipe import FileData, HubData
 from vaswani_transformer.parsing import linear, trees
 from vaswani_transformer.parsing.linear import linearize
 from vaswani_transformer.parsing.trees import ROOT, Tree, evaluation_tree, read_trees

@@ -25,12 +25,10 @@ from transformers.utils.logging import disable_progress_bar
 from training.checkpoints import CHECKPOINTS, changed_file, last_checkpoint, sha256_of
 from training.data import Data, describe_seen, load_data
 from training.evaluation import write_translations
-from training.fields import Recipe, to_dict
-from training.learned import DATA, RECIPE, learned_pairs
 from training.machine import commit, hardware, init_processes, versions
-from training.models import make_model, start_licenses, starts
+from training.models import DATA, RECIPE, learned_pairs, make_model, start_licenses, starts
 from training.prepare import PREPARED
-from training.recipe import load_recipe, read_yaml, recipe_of, recipe_parser, to_yaml
+from training.recipe import Recipe, load_recipe, read_yaml, recipe_of, recipe_parser, to_dict, to_yaml
 from training.tasks import make_task
 from training.texts import find_folder
 from training.trainer import PaperTrainer

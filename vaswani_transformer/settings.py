@@ -21,6 +21,7 @@ SEARCH_SETTINGS = ("length_penalty_type", "max_source_relative_length", "nan_han
 LENGTH_PENALTY_TYPES = ("power", "gnmt")
 LIMITS = ("max_new_tokens", "max_length")
 DEFAULT_LENGTH = 20  # Transformers' default limit
+DECODING_STRATEGIES = ("greedy", "lookahead", "viterbi")
 PAPER_LIMIT = {"max_source_relative_length": 50}  # 6.1
 BEAM_DEFAULTS = {"num_beams": 1, "length_penalty": 1.0}  # values of None
 WEIGHTS = ("length_penalty", "length_penalty_type", "early_stopping")  # no effect with a single beam
@@ -71,6 +72,11 @@ def number(default: float | None, least: float) -> Any:
     return field(default=default, metadata={"least": least})
 
 
+def choice(default: str, choices: tuple[str, ...]) -> Any:
+    """Return a dataclass field for one of `choices`."""
+    return field(default=default, metadata={"choices": choices})
+
+
 @dataclass
 class SharedSettings:
     """Settings of `generate()` that every non-autoregressive model supports."""
@@ -90,6 +96,9 @@ class SharedSettings:
             least = setting.metadata.get("least")
             if isinstance(setting.default, bool) and value not in (True, False):
                 refuse(setting.name, "not a truth value", value, "True or False")
+            choices = setting.metadata.get("choices")
+            if choices is not None and value not in choices:
+                refuse(setting.name, "unknown", value, f"one of {', '.join(choices)}")
             if value is None or least is None:
                 continue
             check_number(setting.name, value, least)
@@ -109,6 +118,7 @@ class NarSettings(SharedSettings):
 
     num_beams: int = number(1, least=1)  # k, prefixes of CTC's search; 1 for the most likely path
     length_bonus: float = number(0.0, least=-math.inf)  # added to log p for each word, in CTC's search
+    decoding_strategy: str = choice("lookahead", DECODING_STRATEGIES)  # how a path through a graph is chosen
     num_iterations: int = number(1, least=1)  # R, decoder passes of a refining model
     length_beam_size: int = number(1, least=1)  # l, the number of best lengths to decode
     num_return_sequences: int = number(1, least=1)  # n, at most the number of candidates

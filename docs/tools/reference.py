@@ -188,21 +188,21 @@ def described(owner: type) -> dict[str, str]:
 
 def recipe_tables() -> Iterator[str]:
     """Yield a table of each class of a recipe's fields, with the names of those in the table of a base class."""
-    from training import fields, recipe
+    from training import recipe
     from vaswani_transformer.registration import FAMILIES
 
     groups = {
-        "Recipe": [fields.Recipe],
-        "data": [fields.FileData, fields.HubData],
-        "data.variants": [fields.Variants],
-        "tokenizer": [fields.TokenizerRecipe],
+        "Recipe": [recipe.Recipe],
+        "data": [recipe.FileData, recipe.HubData],
+        "data.variants": [recipe.Variants],
+        "tokenizer": [recipe.TokenizerRecipe],
         "training": [
-            fields.TrainingRecipe,
+            recipe.TrainingRecipe,
             *recipe.OPTIMIZERS.values(),
             *(family.recipe.training for family in FAMILIES.values()),
         ],
         "decoding": list(dict.fromkeys(family.recipe.decoding for family in FAMILIES.values())),
-        "score": [fields.ScoreRecipe],
+        "score": [recipe.ScoreRecipe],
     }
     for group, classes in groups.items():
         yield f"\n### {group}\n"

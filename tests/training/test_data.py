@@ -25,8 +25,7 @@ from training.data import (
     sample_texts,
     tokenize,
 )
-from training.fields import Recipe
-from training.recipe import RECIPES, load_recipe, recipe_of
+from training.recipe import RECIPES, Recipe, load_recipe, recipe_of
 from training.train import prepared_name
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.support.models import load_tokenizer

@@ -11,9 +11,8 @@ import yaml
 from tests.commands import error_line, run_main, user_error
 from training import machine, train
 from training import recipe as recipe_module
-from training.fields import BeamSearch, to_dict
 from training.machine import trains_slowly_in_bf16
-from training.recipe import RECIPES, load_recipe, recipe_of, to_yaml
+from training.recipe import RECIPES, BeamSearch, load_recipe, recipe_of, to_dict, to_yaml
 from vaswani_transformer.registration import FAMILIES
 
 ALL = sorted(RECIPES.glob("*.yaml"))

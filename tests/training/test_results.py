@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from training.fields import Recipe, to_dict
-from training.recipe import load_recipe
+from training.recipe import Recipe, load_recipe, to_dict
 from training.tasks import make_task
 from training.train import flat, without_folders
 

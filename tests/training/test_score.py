@@ -25,12 +25,10 @@ from tests.models import (
 )
 from training.data import fingerprint, load_pairs
 from training.evaluation import Evaluator, TokenizedPair
-from training.fields import FileData, Recipe, ScoreRecipe, to_dict
 from training.machine import commit, hardware, versions
-from training.metrics import bleu, chrf, lm_scores, text_statistics, tokenized_bleu
-from training.recipe import load_recipe
+from training.recipe import FileData, Recipe, ScoreRecipe, load_recipe, to_dict
 from training.score import SEARCHED, main
-from training.tasks import make_task
+from training.tasks import bleu, chrf, lm_scores, make_task, text_statistics, tokenized_bleu
 from vaswani_transformer.settings import CallSettings
 from vaswani_transformer.support.models import LoadOptions, load_model
 

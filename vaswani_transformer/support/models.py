@@ -101,10 +101,11 @@ class Range:
 
 def ranges_of_family_settings() -> dict[str, Range]:
     """Return the ranges of the numbers among the settings of `NarSettings`, by name."""
-    bounds = {setting.name: setting.metadata["least"] for setting in fields(NarSettings) if setting.metadata}
     ranges = {}
-    for name, least in bounds.items():
-        ranges[name] = Range(max(least, -MAX_COUNT), is_whole=isinstance(least, int))
+    for setting in fields(NarSettings):
+        least = setting.metadata.get("least")
+        if least is not None:
+            ranges[setting.name] = Range(max(least, -MAX_COUNT), is_whole=isinstance(least, int))
     return ranges
 
 
@@ -121,6 +122,7 @@ RANGES: dict[str, Range] = {
 }
 CHOICES: dict[str, tuple[bool | str, ...]] = {
     **{setting.name: (True, False) for setting in fields(NarSettings) if setting.type is bool},
+    **{setting.name: setting.metadata["choices"] for setting in fields(NarSettings) if "choices" in setting.metadata},
     **dict.fromkeys(("use_cache", "output_attentions", "output_hidden_states", "output_logits"), (True, False)),
     **dict.fromkeys(("renormalize_logits", "remove_invalid_values"), (True, False)),
     "early_stopping": (True, False, "never"),
