@@ -8,7 +8,6 @@ of `--num_beams` and `--length_penalty` it prints a table of all searches, and `
 import argparse
 import itertools
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +30,7 @@ from vaswani_transformer.support.command import (
     UserError,
     check_open,
     exit_on_user_error,
+    number_argument,
     positive_argument,
 )
 from vaswani_transformer.support.files import check_new_file, write_atomically, write_errors
@@ -40,7 +40,6 @@ from vaswani_transformer.support.models import (
     add_load_options,
     has_likelihood,
     load_model_and_tokenizer,
-    number_argument,
 )
 from vaswani_transformer.tokenizer import source_encoder
 
@@ -74,7 +73,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
     )
     searches.add_argument(
         "--length_penalty",
-        type=partial(number_argument, setting="length_penalty"),
+        type=number_argument,
         nargs="+",
         metavar="ALPHA",
         help="length penalties, tried with each number of beams",
