@@ -42,12 +42,11 @@ from transformers.utils import logging
 
 from bench.measuring import Row, clock, make_parser, median_ratio, peak_mib, report, report_more, rotated, sources_of
 from bench.sentence_counts import translation_counts, write_counts
-from training.metrics import TrigramModel, bleu, bleu_metric, chrf, p_value, paired_test, text_statistics
+from training.tasks import TrigramModel, bleu, bleu_metric, chrf, p_value, paired_test, text_statistics
 from vaswani_transformer import prepare_for_inference, score_targets
 from vaswani_transformer.settings import DECODING_STRATEGIES
-from vaswani_transformer.support.errors import UserError, exit_on_user_error
-from vaswani_transformer.support.loading import load_model, load_tokenizer
-from vaswani_transformer.support.modes import is_non_autoregressive
+from vaswani_transformer.support.command import UserError, exit_on_user_error
+from vaswani_transformer.support.models import is_non_autoregressive, load_model, load_tokenizer
 from vaswani_transformer.tokenizer import check_vocabulary, text_encoder
 from vaswani_transformer.translation.reranking import teacher_scores
 from vaswani_transformer.translation.targets import TargetScorer

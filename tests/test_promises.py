@@ -27,7 +27,8 @@ from tests.batches import FLOAT32, assert_equal_at_tokens, source_batch, targets
 from tests.convert.originals import assert_same_probabilities
 from tests.models import EVERY_FAMILY, PAIRS, SLOT_FAMILY, family_of_pairs, save
 from tests.published import assert_same_results, load_without_the_package
-from vaswani_transformer import to_ctranslate2, to_onnx
+from vaswani_transformer.convert.ctranslate2_exporter import to_ctranslate2
+from vaswani_transformer.convert.onnx_exporter import to_onnx
 from vaswani_transformer.pipeline import TASK
 from vaswani_transformer.registration import FAMILIES
 

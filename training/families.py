@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -21,18 +21,40 @@ from torch.nn.utils.rnn import pad_sequence
 
 from training.data import Data
 from training.energy import EnergyTrainer
-from training.fields import BeamSearch, BeamTraining, FamilyRecipe, Recipe, SearchRecipe, TrainingRecipe
+from training.recipe import BeamSearch, BeamTraining, Recipe, SearchRecipe, TrainingRecipe
 from training.trainer import PaperTrainer, StepBatches
 from vaswani_transformer import VaswaniFlowSeqForConditionalGeneration
-from vaswani_transformer.batching.tokens import ArrowRows, Ragged
+from vaswani_transformer.batching.pairs import ArrowRows, Ragged
 from vaswani_transformer.cmlm import mask_targets, sample_masks
 from vaswani_transformer.flowseq import ActNorm
 from vaswani_transformer.model import ProjectedModel
 from vaswani_transformer.slots import SlotConfig
-from vaswani_transformer.support.errors import UserError
-from vaswani_transformer.support.modes import eval_mode
+from vaswani_transformer.support.command import UserError
+from vaswani_transformer.support.models import eval_mode
 
 PAIRS = 100_000  # pairs whose tokens are counted at a time
+
+
+@dataclass(frozen=True)
+class FamilyRecipe:
+    """How recipes train a family of models.
+
+    Attributes:
+        training: fields of the recipe's group `training`.
+        decoding: fields of the recipe's group `decoding`.
+        make_trainer: maker of the trainer of a run, from recipe, model, data and folder.
+        needs_mask: whether the vocabulary needs `<mask>`.
+        has_phases: whether some steps train only a part of the weights.
+        fits: returns a mask of the tokenized pairs whose targets the model of a recipe can produce; None for all.
+    """
+
+    training: type[TrainingRecipe]
+    decoding: type[SearchRecipe]
+    make_trainer: Callable[..., Any]
+    needs_mask: bool = False
+    has_phases: bool = False
+    fits: Callable[[Recipe, Dataset], NDArray[np.bool_]] | None = None
+
 
 AUTOREGRESSIVE = FamilyRecipe(
     training=BeamTraining,

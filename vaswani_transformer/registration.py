@@ -25,7 +25,7 @@ class Family:
     Attributes:
         kind: its name in recipes (`model.kind`) and tests.
         model_class: its model with output projection, whose attributes name configuration and body.
-        trained_by: how recipes train it, a `training.fields.FamilyRecipe`, or the name of one as "module:name", since
+        trained_by: how recipes train it, a `training.families.FamilyRecipe`, or the name of one as "module:name", since
             an installed package has no `training`.
     """
 

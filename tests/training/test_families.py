@@ -23,7 +23,7 @@ from training.families import CTC, DAG, FlowTrainer, LatentTrainer
 from training.recipe import load_recipe
 from training.train import main
 from vaswani_transformer.registration import FAMILIES
-from vaswani_transformer.support.modes import eval_mode
+from vaswani_transformer.support.models import eval_mode
 
 FolderOf = Callable[[str], Path]  # of the run of a family
 SETTINGS = {

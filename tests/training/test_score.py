@@ -25,14 +25,12 @@ from tests.models import (
 )
 from training.data import fingerprint, load_pairs
 from training.evaluation import Evaluator, TokenizedPair
-from training.fields import FileData, Recipe, ScoreRecipe, to_dict
 from training.machine import commit, hardware, versions
-from training.metrics import bleu, chrf, lm_scores, text_statistics, tokenized_bleu
-from training.recipe import load_recipe
+from training.recipe import FileData, Recipe, ScoreRecipe, load_recipe, to_dict
 from training.score import SEARCHED, main
-from training.tasks import make_task
+from training.tasks import bleu, chrf, lm_scores, make_task, text_statistics, tokenized_bleu
 from vaswani_transformer.settings import CallSettings
-from vaswani_transformer.support.loading import LoadOptions, load_model
+from vaswani_transformer.support.models import LoadOptions, load_model
 
 Score = Callable[..., tuple[dict[str, Any], str]]  # runs the command; returns what it wrote and what it printed
 SOURCES = list(PAIRS)
@@ -362,7 +360,7 @@ def test_searches_that_cannot_be_compared_or_saved_are_an_error(
         ),
         (["--device=nowhere"], "--device=nowhere: cannot be loaded"),
         (["--score.tokenize=ko-mecab"], "score.tokenize: ko-mecab cannot be used; Korean tokenization requires extra"),
-        (["--decoding.length_penalty=.inf"], "decoding.length_penalty: out of range; got inf, expected a number from"),
+        (["--decoding.length_penalty=.inf"], "decoding.length_penalty: out of range; got inf, expected a finite"),
     ],
 )
 def test_invalid_option_or_data_ends_the_command_with_one_line(

@@ -28,7 +28,6 @@ from transformers import (
 from tests.commands import no_space, user_error
 from tests.models import LENGTH_FAMILY, LargestTensor
 from tests.training import runs
-from training import metrics
 from training.callbacks import Patience, Progress, ProgressBar
 from training.checkpoints import (
     CHECKPOINTS,
@@ -349,7 +348,7 @@ def test_setting_that_evaluations_or_batches_cannot_have_is_an_error_before_the_
                 raise RuntimeError("Japanese tokenization needs\nextra dependencies")
             super().__init__(tokenize=tokenize, **settings)
 
-    monkeypatch.setattr(metrics, "BLEU", WithoutPackages)
+    monkeypatch.setattr("sacrebleu.BLEU", WithoutPackages)
     monkeypatch.setattr(PaperTrainer, "training_step", no_space)
     settings = runs.last_of_each(*arguments, *more, f"--output_dir={tmp_path / 'run'}")
     with user_error(message):

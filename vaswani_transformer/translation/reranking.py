@@ -10,10 +10,18 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..support.errors import UserError
-from .pairs import Pair
+from ..support.command import UserError
 from .targets import TargetScorer
-from .translator import WIDTH_OPTIONS, NanError, TooLong, TooLongError, Translation, Translator, width_setting
+from .translator import (
+    WIDTH_OPTIONS,
+    NanError,
+    Pair,
+    TooLong,
+    TooLongError,
+    Translation,
+    Translator,
+    width_setting,
+)
 
 
 def teacher_scores(

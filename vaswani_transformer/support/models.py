@@ -1,4 +1,4 @@
-"""Loading of configurations, models and tokenizers, checked and with one-line errors, and its options in commands.
+"""Models of commands: their loading, checked and with one-line errors, and temporary modes.
 
 A model's own code runs only with `trust_remote_code=True`, and pickles are read only as plain weights. All weights must
 be present, of the right shapes and finite.
@@ -9,10 +9,12 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Generator, Mapping
+import threading
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Never, Self, TypeGuard
 
 import torch
 from huggingface_hub import hf_hub_download
@@ -32,10 +34,11 @@ from transformers.utils import logging
 
 from ..config import VaswaniTransformerConfig
 from ..cpu.model import prepare_for_inference
+from ..nar import NarHead
+from ..settings import check_setting
 from ..tokenizer import check_vocabulary
-from .errors import UserError, one_line
+from .command import UserError, one_line
 from .files import read_json
-from .search_settings import MAX_COUNT, check_settings
 
 logger = logging.get_logger(__name__)
 
@@ -74,6 +77,40 @@ def load_errors(name: str) -> Generator[None]:
         raise
     except Exception as error:
         raise UserError(f"{name}: cannot be loaded: {one_line(error)}") from error
+
+
+MAX_IDS = 2**31  # of a model whose configuration does not have the size of its vocabulary
+ID_LISTS: dict[str, int] = {
+    **dict.fromkeys(("bos_token_id", "pad_token_id", "forced_bos_token_id"), 0),
+    **dict.fromkeys(("decoder_start_token_id", "eos_token_id", "forced_eos_token_id"), 1),
+    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), 1),
+    "bad_words_ids": 2,
+}
+"""Settings with token ids, and the depth to which these may be in lists."""
+
+
+def are_ids(value: object, depth: int, vocab_size: int) -> bool:
+    """Return whether a value is a token id, or a list of ids with up to `depth` levels."""
+    if isinstance(value, list):
+        return depth > 0 and all(are_ids(item, depth - 1, vocab_size) for item in value)
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocab_size
+
+
+def check_settings(prefix: str, settings: Mapping[str, Any], vocab_size: int, fix: str) -> None:
+    """Check this package's settings of `generate()`, and those with token ids; None is always valid.
+
+    An error begins with `prefix` and the setting's name, and ends with `fix`.
+    """
+
+    def refuse(name: str, problem: str, value: object, expected: str) -> Never:
+        raise UserError(f"{prefix}{name}: {problem}; got {value!r}, expected {expected}; {fix}")
+
+    for name, value in settings.items():
+        if value is None:
+            continue
+        check_setting(name, value, refuse)
+        if name in ID_LISTS and not are_ids(value, ID_LISTS[name], vocab_size):
+            refuse(name, "out of range", value, f"ids of the vocabulary, from 0 to {vocab_size - 1}")
 
 
 def find_file(name: str, file: str, revision: str = "main", local_files_only: bool = False, **_: Any) -> Path | None:
@@ -194,7 +231,7 @@ def check_search(name: str, config: PreTrainedConfig, **source: Any) -> bool:
     values = config.get_text_config(decoder=True).to_dict()
     sizes = [size for field, size in values.items() if field.endswith("vocab_size") and isinstance(size, int)]
     # Transformers ignores a malformed file
-    check_settings(f"{path}: ", read_json(path, fix), max(sizes, default=MAX_COUNT), fix)
+    check_settings(f"{path}: ", read_json(path, fix), max(sizes, default=MAX_IDS), fix)
     return True
 
 
@@ -320,3 +357,75 @@ def load_model_and_tokenizer(
     if is_prepared:
         model = prepare_for_inference(model, "float32" if dtype == "auto" else dtype, layouts)
     return model, tokenizer
+
+
+def is_non_autoregressive(model: object) -> TypeGuard[NarHead]:
+    """Return whether a model is non-autoregressive."""
+    return not getattr(model, "is_autoregressive", True)
+
+
+def has_likelihood(model: object) -> bool:
+    """Return whether a model's loss is the negative log-likelihood of a target, so that it has a perplexity."""
+    return getattr(model, "has_likelihood", not is_non_autoregressive(model))
+
+
+Mode = Callable[[PreTrainedModel], Callable[[], None]]
+"""Function that switches a model to a mode, and returns the function that restores it."""
+LOCK = threading.Lock()
+USERS: dict[tuple[int, Mode], tuple[int, Callable[[], None]]] = {}
+"""Number of contexts, of all threads, that use a model in a mode, and the function that restores it after the last."""
+
+
+@contextmanager
+def temporary_mode(model: PreTrainedModel, switch: Mode) -> Generator[None]:
+    """Switch a model to a mode inside the context; the last of several threads restores the state before the first."""
+    key = (id(model), switch)
+    with LOCK:
+        count, restore = USERS.get(key) or (0, switch(model))
+        USERS[key] = count + 1, restore
+    try:
+        yield
+    finally:
+        with LOCK:
+            count, restore = USERS.pop(key)
+            if count > 1:
+                USERS[key] = count - 1, restore
+            else:
+                restore()
+
+
+def switch_to_evaluation(model: PreTrainedModel) -> Callable[[], None]:
+    trained = [module for module in model.modules() if module.training]
+    for module in trained:
+        module.training = False
+
+    def restore() -> None:
+        for module in trained:
+            module.training = True
+
+    return restore
+
+
+def eval_mode(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Switch a model to evaluation mode inside the context, and restore every module's mode after it."""
+    if getattr(model, "stays_in_evaluation", False):  # prepared for inference
+        return nullcontext()
+    return temporary_mode(model, switch_to_evaluation)
+
+
+def switch_to_eager(model: PreTrainedModel) -> Callable[[], None]:
+    configs: list[Any] = [module.config for module in model.modules() if hasattr(module, "config")]
+    before = [(config, config._attn_implementation) for config in configs]
+    for config in configs:
+        config._attn_implementation = "eager"
+
+    def restore() -> None:
+        for config, implementation in before:
+            config._attn_implementation = implementation
+
+    return restore
+
+
+def eager_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Use "eager" attention, which returns weights, inside the context, and restore the configurations after it."""
+    return temporary_mode(model, switch_to_eager)

@@ -12,7 +12,7 @@ from tests.command_parsers import commands_of
 from tests.commands import Run, error_line, run_main
 from tests.training.invented_results import results_of
 from training.compare import main
-from training.fields import FileData, TokenizerRecipe
+from training.recipe import FileData, TokenizerRecipe
 
 KEPT = ROOT / "training" / "recipes" / "results"
 

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 import sacremoses
 
-from training.fields import Recipe
-from training.metrics import (
+from training.recipe import Recipe
+from training.tasks import (
     TrigramModel,
     bleu,
     chrf,
     lm_scores,
+    make_task,
     split_compounds,
     text_statistics,
     tokenized_bleu,
 )
-from training.tasks import make_task
 
 WORDS = ["a", "b", "c", "d"]
 

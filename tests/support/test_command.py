@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vaswani_transformer.support import errors as errors_module
-from vaswani_transformer.support.errors import OutputError, UserError, exit_on_user_error, one_line
+from vaswani_transformer.support import command as support_command
+from vaswani_transformer.support.command import OutputError, UserError, exit_on_user_error, one_line
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ with errors["exit_on_user_error"]():
     raise errors["UserError"]("a: problem; fix.")
 """
     command = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-c", code]
-    ended = subprocess.run([*command, str(errors_module.__file__), str(tmp_path / "file")], stderr=subprocess.PIPE)
+    ended = subprocess.run([*command, str(support_command.__file__), str(tmp_path / "file")], stderr=subprocess.PIPE)
     assert (ended.returncode, (tmp_path / "file").read_text()) == (2, "")
     assert ended.stderr == (b"" if "2>&-" in closed else b"a: problem; fix.\n")
 

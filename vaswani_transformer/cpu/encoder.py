@@ -1,7 +1,7 @@
-"""Fast paths of a prepared model's encoder and of its decoder's step, without hooks on their layers.
+"""The encoder of a prepared model without hooks on its layers, and what it shares with the decoder's step.
 
-B sources, k beams per source, H heads, S source tokens, T target tokens so far, Q queries (S, or the k beams), K keys,
-V vocabulary; d_k and d_v are the widths of a head's keys and values.
+B sources, H heads, S source tokens, Q queries (S, or the k beams of a source), K keys; d_k and d_v are the widths of a
+head's keys and values.
 """
 
 import functools
@@ -28,11 +28,10 @@ from ..layers import (
     count_positions,
 )
 from ..stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
-from .beam_cache import GROWTH, BeamCache
 from .linear import PreparedLinear
 
+GROWTH = 32  # smallest growth of a cache or of position encodings, in tokens
 Function = Callable[[Tensor], Tensor]
-KeyValues = tuple[Tensor, Tensor]  # (B, H, d_k, S) and (B, H, S, d_v)
 
 RECORDED = ("output_attentions", "output_hidden_states")
 PLAIN_INPUTS = {"input_ids", "attention_mask", "return_dict", *RECORDED}
@@ -263,203 +262,3 @@ class PreparedEncoder:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.encoder, name)
-
-
-class CachedCrossAttention:
-    """Cross-attention of one layer, with its residual connection and precomputed source products.
-
-    Scores are (h W_Q) K^T, and the output is (A V) W_O. For short sources the products W_Q K^T and V W_O of each head
-    are precomputed (weight absorption), which saves two products per step. This also needs W_Q and W_O unpacked.
-    """
-
-    def __init__(self, attention: CrossAttention) -> None:
-        self.heads = attention.config.num_heads
-        self.scaling = attention.scaling
-        self.head_widths = (attention.head_dim, attention.value_head_dim)
-        self.k_proj = raw_forward(attention.k_proj)
-        self.v_proj = raw_forward(attention.v_proj)
-        self.q_proj = raw_forward(attention.q_proj)
-        self.o_proj = raw_forward(attention.o_proj)
-        self.weights = self.unpack(attention)
-
-    def unpack(self, attention: CrossAttention) -> tuple[Tensor, ...]:
-        """Return W_Q and its bias, scaled, and W_O and its bias, by head; () if they are not available."""
-        parameters = []
-        for linear in (attention.q_proj, attention.o_proj):
-            unpacked = linear.unpacked() if isinstance(linear, PreparedLinear) else None
-            if unpacked is None:
-                return ()
-            weight, bias = unpacked
-            parameters += [weight, weight.new_zeros(len(weight)) if bias is None else bias]
-        w_q, q_bias, w_o, o_bias = parameters
-        return (
-            w_q.unflatten(0, (self.heads, -1)) * self.scaling,  # (H, d_k, d_model)
-            q_bias.view(self.heads, -1, 1) * self.scaling,  # (H, d_k, 1)
-            w_o.unflatten(1, (self.heads, -1)).permute(1, 2, 0).contiguous(),  # (H, d_v, d_model)
-            o_bias,
-        )
-
-    def source_key_values(self, memory: Tensor) -> KeyValues:
-        """Return contiguous keys and values of the encoder's output (B, S, d_model)."""
-        sources, tokens, _ = memory.shape
-        rows = memory.flatten(0, 1)
-        key_width, value_width = self.head_widths
-        keys = self.k_proj(rows).view(sources, tokens, self.heads, key_width)
-        values = self.v_proj(rows).view(sources, tokens, self.heads, value_width)
-        return keys.permute(0, 2, 3, 1).contiguous(), values.transpose(1, 2).contiguous()
-
-    def over(self, key_values: KeyValues, mask: Tensor | None, num_beams: int) -> Function:
-        """Return a function of hidden states (k B, d_model) that attends to the sources; `mask` is (B, 1, 1, S)."""
-        keys, values = key_values
-        sources, heads, _, tokens = keys.shape
-        if self.weights:
-            d_model = self.weights[0].shape[2]
-            if sources * heads * tokens <= d_model:
-                return self.absorbed(keys, values, mask, num_beams)
-        flat_keys = keys.flatten(0, 1)
-        flat_values = values.flatten(0, 1)
-        flat_mask = keys.new_zeros(1, 1, 1) if mask is None else mask.expand(-1, heads, -1, -1).flatten(0, 1)
-
-        def cross_attend(hidden_states: Tensor) -> Tensor:
-            query = self.q_proj(hidden_states).view(sources, num_beams, heads, -1).transpose(1, 2).flatten(0, 1)
-            attended = attend(query, flat_keys, flat_values, flat_mask, self.scaling)  # (B H, k, d_v)
-            by_beam = attended.view(sources, heads, num_beams, -1).transpose(1, 2)  # (B, k, H, d_v)
-            output = self.o_proj(by_beam.reshape(hidden_states.shape[0], -1))
-            return output.add_(hidden_states)
-
-        return cross_attend
-
-    def absorbed(self, keys: Tensor, values: Tensor, mask: Tensor | None, num_beams: int) -> Function:
-        """Return the same function with precomputed products (weight absorption)."""
-        w_q, q_bias, w_o, o_bias = self.weights
-        sources, heads, _, tokens = keys.shape
-        d_model = w_q.shape[2]
-
-        # Scores (B, k, H S) are states @ to_scores + score_bias.
-        keys = keys.transpose(2, 3)
-        to_scores = (keys @ w_q).flatten(1, 2).transpose(1, 2)  # (B, d_model, H S)
-        score_bias = (keys @ q_bias).transpose(2, 3)  # (B, H, 1, S)
-        if mask is not None:
-            score_bias = score_bias + mask
-        score_bias = score_bias.reshape(sources, 1, -1)
-
-        # The output is weights @ to_output.
-        to_output = (values @ w_o).flatten(1, 2)  # (B, H S, d_model)
-        to_output += o_bias / heads  # attention weights sum to 1 in each head
-
-        if sources == 1:  # products of matrices are faster than batches of one product
-            return self.absorbed_source(to_scores[0], to_output[0], score_bias[0], num_beams)
-
-        def cross_attend(hidden_states: Tensor) -> Tensor:
-            states = hidden_states.view(sources, num_beams, d_model)
-            weights = torch.baddbmm(score_bias, states, to_scores)
-            weights = weights.view(sources, num_beams, heads, tokens).softmax(-1)
-            return torch.baddbmm(states, weights.flatten(-2), to_output).view(hidden_states.shape)
-
-        return cross_attend
-
-    def absorbed_source(self, to_scores: Tensor, to_output: Tensor, score_bias: Tensor, num_beams: int) -> Function:
-        """Return the function of `absorbed` for a single source, of matrices without the dimension B."""
-        tokens = to_scores.shape[1] // self.heads
-
-        def cross_attend(hidden_states: Tensor) -> Tensor:
-            weights = torch.addmm(score_bias, hidden_states, to_scores)  # (k, H S)
-            weights = weights.view(num_beams, self.heads, tokens).softmax(-1)
-            return torch.addmm(hidden_states, weights.flatten(-2), to_output)
-
-        return cross_attend
-
-
-class DecoderLayerStep(UnwrappedLayer):
-    """Decoder layer for one new token of each beam."""
-
-    def __init__(self, layer: VaswaniTransformerDecoderLayer, index: int) -> None:
-        super().__init__(layer)
-        self.index = index  # of its slot in the cache
-        self.cross_attention = CachedCrossAttention(layer.cross_attn)
-        self.cross_attn_norm = raw_forward(layer.cross_attn_add_norm.norm)
-
-    def __call__(self, hidden_states: Tensor, cache: BeamCache, cross_attend: Function) -> Tensor:
-        """Return the next `hidden_states` (k B, d_model)."""
-        query, key_values = self.split_heads(self.project(hidden_states), cache.num_sources)
-        keys, values = cache.write(self.index, key_values)
-        attended = attend(query, keys, values, cache.mask, self.scaling)  # (B H, k, d_v)
-        output = self.o_proj(self.merge_heads(attended, cache.num_sources))
-        hidden_states = self.norm(output.add_(hidden_states))
-        hidden_states = self.cross_attn_norm(cross_attend(hidden_states))
-        inner = self.activation(self.fc1(hidden_states))
-        return self.ffn_norm(self.fc2(inner).add_(hidden_states))
-
-
-class DecoderStep:
-    """All decoder layers and the output projection, for one new token of each beam.
-
-    Attributes:
-        positions: encodings (d_model,) of the first positions, extended on demand.
-    """
-
-    def __init__(self, decoder: VaswaniTransformerDecoder, lm_head: nn.Module) -> None:
-        layers = cast(Iterable[VaswaniTransformerDecoderLayer], decoder.layers)
-        self.layers = [DecoderLayerStep(layer, index) for index, layer in enumerate(layers)]
-        self.embed = embed_fn(decoder.embed_tokens)
-        self.encode = decoder.input_embedding.positions
-        self.project = raw_forward(lm_head)
-        self.positions: tuple[Tensor, ...] = ()
-
-    def __call__(self, input_ids: Tensor, cache: BeamCache, cross_attention: list[Function]) -> Tensor:
-        """Return the decoder's output (k B, d_model) for one new token of each beam (k B,), and extend the cache."""
-        cache.append_slot()
-        positions = self.positions  # read once, since a different thread may replace it
-        if cache.length > len(positions):
-            positions = self.encode.first_positions(cache.length + GROWTH).unbind()
-            self.positions = positions
-        hidden_states = self.embed(input_ids, positions[cache.length - 1])  # (k B, d_model)
-        for layer, cross_attend in zip(self.layers, cross_attention, strict=True):
-            hidden_states = layer(hidden_states, cache, cross_attend)
-        return hidden_states
-
-
-class PreparedStepper:
-    """`Stepper` by the fast path.
-
-    Args:
-        decoder_step: the decoder step of the prepared model.
-        memory: (B, S, d_model), the encoder's output.
-        attention_mask: (B, S), 0 at padding; None for no padding.
-        num_beams: k.
-    """
-
-    logits_are_scratch = True
-
-    def __init__(
-        self, decoder_step: DecoderStep, memory: Tensor, attention_mask: Tensor | None, num_beams: int
-    ) -> None:
-        layers = decoder_step.layers
-        self.decoder_step = decoder_step
-        self.num_beams = num_beams
-        self.key_values = [layer.cross_attention.source_key_values(memory) for layer in layers]
-        self.mask: Tensor | None = None  # (B, 1, 1, S)
-        if attention_mask is not None and not bool(attention_mask.all()):
-            self.mask = additive_mask(attention_mask.bool(), torch.float32)[:, None, None]
-        self.cache = BeamCache(len(layers), len(memory), layers[0].heads, num_beams, *layers[0].head_widths)
-        self.cross_attention = self.attend_to_sources()
-
-    def attend_to_sources(self) -> list[Function]:
-        pairs = zip(self.decoder_step.layers, self.key_values, strict=True)
-        return [layer.cross_attention.over(pair, self.mask, self.num_beams) for layer, pair in pairs]
-
-    def step(self, tokens: Tensor) -> Tensor:
-        hidden_states = tokens  # each step has at least one new token, whose states these become
-        for position in range(self.cache.length, tokens.shape[1]):
-            hidden_states = self.decoder_step(tokens[:, position], self.cache, self.cross_attention)
-        return self.decoder_step.project(hidden_states)
-
-    def reorder(self, beams: Tensor) -> None:
-        self.cache.reorder(beams)
-
-    def keep(self, sources: Tensor) -> None:
-        self.cache.keep(sources)
-        self.key_values = [(keys[sources], values[sources]) for keys, values in self.key_values]
-        if self.mask is not None:
-            self.mask = self.mask[sources]
-        self.cross_attention = self.attend_to_sources()

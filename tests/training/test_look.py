@@ -10,10 +10,8 @@ import pytest
 
 from tests.commands import user_error, write_pairs
 from training import look
-from training.cleaning import DESCRIPTIONS, find_rows, report, without
-from training.data import load_pairs
-from training.fields import Recipe
-from training.recipe import recipe_of
+from training.data import DESCRIPTIONS, describe_pairs, find_rows, load_pairs, without
+from training.recipe import Recipe, recipe_of
 from training.texts import SIDES
 
 PAIRS = [
@@ -58,12 +56,12 @@ def test_usual_ratio_is_that_of_the_data() -> None:
 
 
 def test_report_has_an_example_of_each_kind_that_occurs() -> None:
-    lines = list(report("train", dataset(PAIRS)))
+    lines = list(describe_pairs("train", dataset(PAIRS)))
     assert lines[0] == "train: 11 pairs, source 12 (median) to 20 characters, target 14 (median) to 88 characters"
     assert lines[1] == "  markup: 1 pairs (markup such as <b>), first 'Press <b>OK</b>.' -> 'OK dr\u00fccken.'"
     assert len(lines) == 1 + len(FOUND)
-    assert list(report("train", dataset(PAIRS[5:6])))[1:] == []
-    assert list(report("train", dataset(PAIRS[:1]).select([]))) == []
+    assert list(describe_pairs("train", dataset(PAIRS[5:6])))[1:] == []
+    assert list(describe_pairs("train", dataset(PAIRS[:1]).select([]))) == []
 
 
 def test_pairs_of_some_kinds_are_dropped_and_counted() -> None:

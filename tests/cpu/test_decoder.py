@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
 
 from tests.batches import FLOAT32, padded_batch, source_batch
-from tests.cpu.packed import DTYPES, KINDS
+from tests.cpu.packed import DTYPES, KINDS, decided_call
 from tests.models import random_model
 from vaswani_transformer import (
     VaswaniTransformerConfig,
@@ -19,8 +19,8 @@ from vaswani_transformer import (
     VaswaniTransformerModel,
     prepare_for_inference,
 )
-from vaswani_transformer.cpu.beam_cache import BeamCache
-from vaswani_transformer.cpu.fast_path import CachedCrossAttention, DecoderStep, PreparedEncoder, PreparedStepper
+from vaswani_transformer.cpu.decoder import BeamCache, CachedCrossAttention, DecoderStep, PreparedStepper
+from vaswani_transformer.cpu.encoder import PreparedEncoder
 from vaswani_transformer.layers import InputEmbedding, VaswaniTransformerDecoderLayer
 from vaswani_transformer.stacks import CACHE, VaswaniTransformerDecoder
 
@@ -66,7 +66,7 @@ def test_prepared_model_finds_the_same_under_autocast_and_another_default_device
     """Under autocast attention would multiply in bfloat16, which a packed layer does not take, so its modules run."""
     model = random_model()
     prepared = prepare_for_inference(model)
-    call = source_batch([5, 3], max_new_tokens=8, num_beams=beams)
+    call = decided_call(model, [5, 3], max_new_tokens=8, num_beams=beams)
     true = prepared.generate(**call)
     with torch.autocast("cpu", torch.bfloat16):
         assert prepared.generate(**call).shape[0] == 2
@@ -116,8 +116,8 @@ class ModelOfOppositeEmbeddings(VaswaniTransformerForConditionalGeneration):
 def test_subclass_with_another_forward_layer_or_embedding_takes_every_step_of_a_search(
     model_class: type[VaswaniTransformerForConditionalGeneration], beams: int
 ) -> None:
-    model, call = model_class(random_model().config).eval(), source_batch([5, 3], num_beams=beams)
-    call |= {"min_new_tokens": 4, "max_new_tokens": 4}
+    model = model_class(random_model().config).eval()
+    call = decided_call(model, [5, 3], num_beams=beams, min_new_tokens=4, max_new_tokens=4)
     assert torch.equal(prepare_for_inference(model).generate(**call), model.generate(**call))
 
 
@@ -205,7 +205,9 @@ def test_fast_path_is_taken_unless_the_call_needs_more(
     taken, step = [], DecoderStep.__call__
     monkeypatch.setattr(DecoderStep, "__call__", lambda *args: taken.append(args) or step(*args))
     model = random_model()
-    call = source_batch([5, 3], max_new_tokens=5, min_new_tokens=5, num_beams=1) | options
+    call = (
+        decided_call(model, [5, 3], max_new_tokens=5, min_new_tokens=5, num_beams=options.get("num_beams", 1)) | options
+    )
     generated, true = (side.generate(**copy.deepcopy(call)) for side in (prepare_for_inference(model), model))
     assert len(taken) == steps
     assert torch.equal(*(side if torch.is_tensor(side) else side.sequences for side in (generated, true)))
@@ -224,7 +226,8 @@ def test_prepared_model_returns_a_cache_of_every_layer(num_beams: int) -> None:
 
 def test_loop_of_the_caller_gets_a_cache_from_a_prepared_model() -> None:
     model = random_model()
-    call = source_batch([5, 3])
+    call = decided_call(model, [5, 3], max_new_tokens=3, min_new_tokens=3, num_beams=1)
+    call = {name: call[name] for name in ("input_ids", "attention_mask")}
     lengths = []
 
     def loop(model: Any, input_ids: Tensor, **inputs: Any) -> Tensor:
