@@ -436,7 +436,7 @@ def test_batch_too_large_for_the_device_ends_the_command_with_the_way_out(
         ([f"--output={ROOT}"], f"{ROOT}: Is a directory"),
         ([f"--input={__file__}", f"--output={__file__}"], f"--output={__file__}: is the input, which stays unchanged;"),
         (["--device=meta"], "--device=meta: contains shapes without numbers; use --device=cpu"),
-        (["--nbest=5"], "--nbest: more than the search finds; got 5, expected at most 4. Use more --beams"),
+        (["--nbest=5"], "--nbest: more than the search finds; got 5, expected at most 4. Use a larger --beams"),
         (["--iterations=2"], "--iterations=2: "),
         (["--length_beam=2"], "--length_beam=2: "),
         (["--format=jsonl"], "standard input, line 1: got cat, expected"),
