@@ -50,7 +50,9 @@ def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File
 
     folder = demo_folder()
-    for path in files_of(folder) if folder else []:
+    if folder is None:
+        return files
+    for path in files_of(folder):
         place = f"{FOLDER}/{path.relative_to(folder).as_posix()}"
         files.append(File.generated(config, place, abs_src_path=str(path.resolve())))
     return files
