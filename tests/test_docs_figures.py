@@ -49,7 +49,7 @@ def test_diagrams_show_a_models_weights(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(pictures, "WORD", words[0])
     monkeypatch.setattr(pictures, "OTHER", words[-2])
     pictures.main(str(save(tmp_path / "model", model, tokenizer)), tmp_path)
-    names = ("qkv", "teacher-forcing", "one-pass", "engines")
+    names = ("qkv", "teacher-forcing", "one-pass", "graph", "engines")
     drawings = {name: ElementTree.parse(tmp_path / f"figure-{name}.svg").getroot() for name in names}
     texts = {
         name: [each.text or "" for each in drawing.iter() if each.tag.endswith("text")]

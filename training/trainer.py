@@ -1,6 +1,20 @@
-"""Seq2SeqTrainer with the paper's batches, optimizer and schedule, and evaluation by loss and task metric.
+"""The trainer of a run. Transformers' loop calls the methods of `PaperTrainer` in this order:
 
-Methods are in the order of their calls in a run. B batch, S source, T target, V vocabulary.
+1. `train_or_resume` checks that every evaluation can work, and starts the Trainer's `train`; `resume` does, from a
+   checkpoint.
+2. `get_train_dataloader` puts pairs of similar length into batches by tokens (5.1). To resume, `_load_callback_state`
+   restores what patience has counted; the Trainer loads weights, optimizer, schedule and random states, and skips the
+   batches of the epoch that are done.
+3. For a step, `get_batch_samples` gives its micro-batches the random choices of their pairs and counts target tokens.
+4. For a micro-batch, `training_step` calls `_prepare_input`, which copies it to the device, and `compute_loss`, whose
+   loss is divided by the tokens of the whole step; then it runs the backward pass.
+5. `_get_grad_norm` notes whether the gradient is finite. Optimizer and schedule, those of `make_optimizer`, do a step.
+6. `Progress.on_step_end` in callbacks.py says whether this step is also evaluated and saved, or the last one.
+7. `log` writes the means since its last entry, `evaluate` translates the validation set, `_determine_best_metric`
+   remembers the best evaluation, and `_save_checkpoint` writes all that a resumed run needs.
+8. After the last step `save_final_model` saves the mean of the last checkpoints, or the best one.
+
+B batch, S source, T target, V vocabulary.
 """
 
 import contextlib
@@ -34,7 +48,6 @@ from transformers import (
     TrainerState,
 )
 from transformers.integrations import get_available_reporting_integrations
-from transformers.trainer_utils import TrainOutput
 
 from training.callbacks import Patience, Progress, ProgressBar, evaluation_at, is_best_evaluation, rank
 from training.checkpoints import (
@@ -207,24 +220,22 @@ class PaperTrainer(Seq2SeqTrainer):
         self.epoch_steps: dict[str, object] = {}
         self.restart_log()
 
-    def restart_log(self) -> None:
-        self.totals: dict[str, Tensor | float] = defaultdict(float)
-        self.learned_tokens = 0.0
-        self.target_tokens = 0
-        self.log_time = time.perf_counter()
-        self.is_finite = torch.ones((), dtype=torch.bool, device=self.args.device)
-
     # Before the steps
 
     def train_or_resume(self, checkpoint: Path | None) -> None:
-        """Train, resuming from a checkpoint if given, unless training has already ended there.
+        """Train, from a checkpoint if given."""
+        self.check_evaluations()
+        with self.bar.above():
+            if checkpoint is None:
+                self.train()
+            else:
+                self.resume(checkpoint)
+
+    def resume(self, checkpoint: Path) -> None:
+        """Train from a checkpoint, unless training has already ended there.
 
         The Trainer restores weights, optimizer and random states, and skips the batches of the epoch that are done.
         """
-        self.check_evaluations()
-        if checkpoint is None:
-            self.train()
-            return
         self.resumed = checkpoint
         state: Any = TrainerState.load_from_json(str(checkpoint / STATE))
         self.progress.seconds = float((checkpoint / SECONDS).read_text())
@@ -239,47 +250,6 @@ class PaperTrainer(Seq2SeqTrainer):
             if has_stopped:
                 self.progress.check_time_left()
             self.train(resume_from_checkpoint=str(checkpoint))
-
-    def train(self, *arguments: Any, **settings: Any) -> TrainOutput:
-        with self.bar.above():
-            return super().train(*arguments, **settings)
-
-    def _load_callback_state(self) -> None:
-        """Continue a resumed run as if a raised limit had been there from the start.
-
-        The evaluation at the earlier end counts neither for the best checkpoint nor for patience, and the checkpoint
-        for no mean, unless they were due at that step.
-        """
-        super()._load_callback_state()
-        step = self.state.global_step
-        history: list[Any] = self.state.log_history
-        extra = {entry["step"] for entry in history if "eval_loss" in entry and not self.is_due(entry["step"])}
-        if not extra:
-            return
-        due_steps = self.training.checkpoint_steps
-        for checkpoint in complete_checkpoints(self.run) if self.is_world_process_zero() else []:
-            if step_of(checkpoint) in extra and (due_steps is None or step_of(checkpoint) % due_steps):
-                (checkpoint / INTERRUPTED).touch()
-
-        # Repeat what `evaluate` did with the other evaluations.
-        patience = [one for one in self.callback_handler.callbacks if isinstance(one, Patience)]
-        for callback in patience:
-            callback.early_stopping_patience_counter = 0
-        self.state.best_metric = self.state.best_global_step = None
-        self.state.log_history = []
-        for entry in history:
-            if "eval_loss" not in entry or entry["step"] not in extra:
-                self.state.log_history.append(entry)
-            if "eval_loss" in entry and entry["step"] not in extra:
-                self.state.global_step = entry["step"]
-                for callback in patience:
-                    callback.check_metric_value(self.args, self.state, self.control, entry["eval_loss"])
-                self._determine_best_metric(entry, None)
-        self.state.global_step = step
-
-    def is_due(self, step: int) -> bool:
-        """Return whether a run evaluates and saves at a step wherever it ends."""
-        return step % self.training.evaluation_steps == 0
 
     def check_evaluations(self) -> None:
         """Score one reference and read the settings of both searches, so that neither fails after hours of training."""
@@ -360,15 +330,44 @@ class PaperTrainer(Seq2SeqTrainer):
         for name, value in block.items():
             logger.info("  %-12s%s", name, value)
 
+    def _load_callback_state(self) -> None:
+        """Continue a resumed run as if a raised limit had been there from the start.
+
+        The evaluation at the earlier end counts neither for the best checkpoint nor for patience, and the checkpoint
+        for no mean, unless they were due at that step.
+        """
+        super()._load_callback_state()
+        step = self.state.global_step
+        history: list[Any] = self.state.log_history
+        extra = {entry["step"] for entry in history if "eval_loss" in entry and not self.is_due(entry["step"])}
+        if not extra:
+            return
+        due_steps = self.training.checkpoint_steps
+        for checkpoint in complete_checkpoints(self.run) if self.is_world_process_zero() else []:
+            if step_of(checkpoint) in extra and (due_steps is None or step_of(checkpoint) % due_steps):
+                (checkpoint / INTERRUPTED).touch()
+
+        # Repeat what `evaluate` did with the other evaluations.
+        patience = [one for one in self.callback_handler.callbacks if isinstance(one, Patience)]
+        for callback in patience:
+            callback.early_stopping_patience_counter = 0
+        self.state.best_metric = self.state.best_global_step = None
+        self.state.log_history = []
+        for entry in history:
+            if "eval_loss" not in entry or entry["step"] not in extra:
+                self.state.log_history.append(entry)
+            if "eval_loss" in entry and entry["step"] not in extra:
+                self.state.global_step = entry["step"]
+                for callback in patience:
+                    callback.check_metric_value(self.args, self.state, self.control, entry["eval_loss"])
+                self._determine_best_metric(entry, None)
+        self.state.global_step = step
+
+    def is_due(self, step: int) -> bool:
+        """Return whether a run evaluates and saves at a step wherever it ends."""
+        return step % self.training.evaluation_steps == 0
+
     # A step
-
-    def step_attributes(self, step: int) -> dict[str, float]:
-        """Return the scheduled attributes of the model at a step, such as `kl_scale`."""
-        return {}
-
-    def add_draws(self, batch: dict[str, Tensor], seeds: list[int]) -> dict[str, Tensor]:
-        """Add a family's random choices to a batch, such as masks, by a seed for each pair; labels may change."""
-        return batch
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> StepBatches:
         """Return the batches of a step.
@@ -395,6 +394,14 @@ class PaperTrainer(Seq2SeqTrainer):
         batches, tokens = super().get_batch_samples(iter(batches), num_batches, device)
         self.learned_tokens += 0 if tokens is None else tokens
         return batches, tokens
+
+    def step_attributes(self, step: int) -> dict[str, float]:
+        """Return the scheduled attributes of the model at a step, such as `kl_scale`."""
+        return {}
+
+    def add_draws(self, batch: dict[str, Tensor], seeds: list[int]) -> dict[str, Tensor]:
+        """Add a family's random choices to a batch, such as masks, by a seed for each pair; labels may change."""
+        return batch
 
     def training_step(
         self, model: torch.nn.Module, inputs: dict[str, Tensor], num_items_in_batch: Tensor | int | None = None
@@ -444,23 +451,7 @@ class PaperTrainer(Seq2SeqTrainer):
         self.is_finite &= full.isfinite().to(self.is_finite.device)
         return norm
 
-    def check_finite(self) -> None:
-        """Stop after a non-finite loss or gradient, before weights are evaluated or saved."""
-        if not self.is_finite.item():
-            raise UserError(
-                f"training: the loss or its gradient is not finite, at or before step {self.state.global_step}; "
-                "the last checkpoint is kept. Start over with a smaller learning rate."
-            )
-
-    def means(self) -> dict[str, float]:
-        """Return the logged means of all processes since the last entry, and the tokens per second."""
-        totals = {name: float(total) for name, total in self.totals.items()}
-        totals["tokens"] = self.target_tokens
-        totals_by_rank = gather_object([totals])
-        sums = {name: sum(rank_totals.get(name, 0.0) for rank_totals in totals_by_rank) for name in totals}
-        tokens_per_second = sums.pop("tokens") / (time.perf_counter() - self.log_time)
-        means = {name: total / float(self.learned_tokens) for name, total in sums.items()}
-        return {"target_tokens_per_second": tokens_per_second, **means}
+    # The log
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log an entry, in training with the means since the last one."""
@@ -480,6 +471,31 @@ class PaperTrainer(Seq2SeqTrainer):
             logger.info("Step %d of %d: %s", self.state.global_step, self.state.max_steps, values)
             self.bar.show(values)
 
+    def means(self) -> dict[str, float]:
+        """Return the logged means of all processes since the last entry, and the tokens per second."""
+        totals = {name: float(total) for name, total in self.totals.items()}
+        totals["tokens"] = self.target_tokens
+        totals_by_rank = gather_object([totals])
+        sums = {name: sum(rank_totals.get(name, 0.0) for rank_totals in totals_by_rank) for name in totals}
+        tokens_per_second = sums.pop("tokens") / (time.perf_counter() - self.log_time)
+        means = {name: total / float(self.learned_tokens) for name, total in sums.items()}
+        return {"target_tokens_per_second": tokens_per_second, **means}
+
+    def restart_log(self) -> None:
+        self.totals: dict[str, Tensor | float] = defaultdict(float)
+        self.learned_tokens: Tensor | float = 0.0
+        self.target_tokens = 0
+        self.log_time = time.perf_counter()
+        self.is_finite = torch.ones((), dtype=torch.bool, device=self.args.device)
+
+    def check_finite(self) -> None:
+        """Stop after a non-finite loss or gradient, before weights are evaluated or saved."""
+        if not self.is_finite.item():
+            raise UserError(
+                f"training: the loss or its gradient is not finite, at or before step {self.state.global_step}; "
+                "the last checkpoint is kept. Start over with a smaller learning rate."
+            )
+
     # An evaluation
 
     def evaluate(self, *_: object, metric_key_prefix: str = "eval", **__: object) -> dict[str, float]:
@@ -496,8 +512,8 @@ class PaperTrainer(Seq2SeqTrainer):
     def translate_split(self, split: str, search: GenerationConfig, log_probabilities: bool = False) -> SplitResults:
         """Return the results of a split, and `loss`, `perplexity` and the best metric with its signature.
 
-        `log_probabilities` adds those of the translations. Unlike the Trainer's loop, it averages over tokens, counts every
-        pair once, and supports any sharded model.
+        `log_probabilities` adds those of the translations. Unlike the Trainer's loop, it averages over tokens, counts
+        every pair once, and supports any sharded model.
         """
         tokens = self.data.tokens[split]
         texts = self.data.pairs[split]
@@ -563,31 +579,6 @@ class PaperTrainer(Seq2SeqTrainer):
             finish_checkpoint(checkpoint, keep, self.state.best_global_step, self.progress.is_interrupted)
         self.log_time += time.perf_counter() - start
 
-    def can_be_averaged(self, step: int) -> bool:
-        """Return whether the weights of a step may be averaged with the last ones."""
-        return True
-
-    def is_mean_worse(self, best: Path) -> bool:
-        """Return whether the best checkpoint, by its evaluation, is better than the mean that the model now is."""
-        evaluation = evaluation_at(self.state, step_of(best))
-        if evaluation is None:
-            return False
-        if problem := damage(best):
-            logger.warning("Skipping %s, the best checkpoint: %s.", best, problem)
-            return False
-        scores = self.translate_split("validation", self.search).scores
-        mean = {f"eval_{name}": value for name, value in scores.items()}
-        is_worse = not rank(mean, self.args) >= rank(evaluation, self.args)
-        logger.info(
-            "Validation %s: %.2f with the mean, %.2f with the best checkpoint, of step %d; the %s becomes the model.",
-            self.task.selection.title,
-            scores[self.task.selection.key],
-            evaluation[f"eval_{self.task.selection.key}"],
-            step_of(best),
-            "best checkpoint" if is_worse else "mean",
-        )
-        return is_worse
-
     def save_final_model(self) -> list[int]:
         """Save the mean of the last checkpoints or the best one, whichever is better, and return their steps.
 
@@ -618,3 +609,28 @@ class PaperTrainer(Seq2SeqTrainer):
                 self.model.save_pretrained(staging, state_dict=weights)
         PartialState().wait_for_everyone()
         return steps
+
+    def can_be_averaged(self, step: int) -> bool:
+        """Return whether the weights of a step may be averaged with the last ones."""
+        return True
+
+    def is_mean_worse(self, best: Path) -> bool:
+        """Return whether the best checkpoint, by its evaluation, is better than the mean that the model now is."""
+        evaluation = evaluation_at(self.state, step_of(best))
+        if evaluation is None:
+            return False
+        if problem := damage(best):
+            logger.warning("Skipping %s, the best checkpoint: %s.", best, problem)
+            return False
+        scores = self.translate_split("validation", self.search).scores
+        mean = {f"eval_{name}": value for name, value in scores.items()}
+        is_worse = not rank(mean, self.args) >= rank(evaluation, self.args)
+        logger.info(
+            "Validation %s: %.2f with the mean, %.2f with the best checkpoint, of step %d; the %s becomes the model.",
+            self.task.selection.title,
+            scores[self.task.selection.key],
+            evaluation[f"eval_{self.task.selection.key}"],
+            step_of(best),
+            "best checkpoint" if is_worse else "mean",
+        )
+        return is_worse

@@ -6,8 +6,8 @@ N sentences of a chunk.
 The decoder is the paper's without the causal mask. It has `upsampling` vertices per source token, each with a
 distribution over words and one over the later vertices, its transitions. A target is written along a path: from the
 first vertex, which stands for the start and has no word, through one vertex for each word, to the last vertex, which
-stands for `</s>`. The probability of a target is the sum over its paths of all transitions times all words. Huang et al.
-also predict `<s>` and `</s>` at these two vertices, which are always there.
+stands for `</s>`. The probability of a target is the sum over its paths of all transitions times all words. Huang et
+al. also predict `<s>` and `</s>` at these two vertices, which are on every path.
 """
 
 from typing import Any, NamedTuple

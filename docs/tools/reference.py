@@ -76,6 +76,9 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "VaswaniCtcConfig": (),
         "VaswaniCtcForConditionalGeneration": ("forward",),
         "VaswaniCtcModel": (),
+        "VaswaniDagConfig": (),
+        "VaswaniDagForConditionalGeneration": ("forward",),
+        "VaswaniDagModel": (),
         "VaswaniIterativeVaeConfig": (),
         "VaswaniIterativeVaeForConditionalGeneration": ("forward",),
         "VaswaniIterativeVaeModel": (),
@@ -244,9 +247,11 @@ def config_table(name: str) -> Iterator[str]:
     further = [one for one in config_class.__mro__ if issubclass(one, paper_class) and one is not paper_class]
     hints, base = hints_of(config_class), config_class()
     yield f"{FURTHER if further else ''}{HEADER}"
+    texts: dict[str, str] = {}
     for owner in further or [paper_class]:
-        for field, text in described(owner).items():
-            yield row(field, hints[field], yaml.safe_dump(getattr(base, field)).splitlines()[0], text)
+        texts |= {field: text for field, text in described(owner).items() if field not in texts}
+    for field, text in texts.items():
+        yield row(field, hints[field], yaml.safe_dump(getattr(base, field)).splitlines()[0], text)
 
 
 def written(node: ast.AST | None, before: str) -> str:
