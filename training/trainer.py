@@ -192,8 +192,8 @@ class PaperTrainer(Seq2SeqTrainer):
         self.data = data
         self.run = run
         self.task = make_task(recipe)
-        self.constraint = self.task.constraint(model, data.tokenizer)
         self.search = recipe.generation_config(model.config, data.tokenizer, in_evaluations=True)
+        self.constraint = self.task.constraint(model, data.tokenizer)
         tokens: Any = data.tokens
         super().__init__(
             model=model,
