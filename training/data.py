@@ -31,7 +31,7 @@ from vaswani_transformer.parsing.linear import linear_tokens
 from vaswani_transformer.support.command import UserError
 from vaswani_transformer.support.files import read_json
 from vaswani_transformer.support.models import load_tokenizer
-from vaswani_transformer.tokenizer import ALL_WORDS_KEY, source_encoder
+from vaswani_transformer.tokenizer import source_encoder
 
 logger = logging.getLogger(__name__)
 SPLITS = ("train", "validation", "test")
@@ -455,7 +455,6 @@ def make_tokenizer(recipe: Recipe, train: Dataset) -> PreTrainedTokenizerBase:
                 f"tokenizer.path: {settings.path} does not contain all {what}, such as {missing[0]!r}. Leave it out to "
                 "learn a vocabulary."
             )
-        tokenizer.init_kwargs.pop(ALL_WORDS_KEY, None)  # these texts may have other words
 
     # What training needs of any tokenizer.
     if recipe.family.recipe.needs_mask and tokenizer.mask_token_id is None:
@@ -477,8 +476,6 @@ def learn_tokenizer(recipe: Recipe, train: Dataset, added: set[str]) -> PreTrain
         tokenizer = VaswaniTransformerTokenizer.train_from_iterator(texts, size, settings.algorithm)
     except ValueError as error:
         raise UserError(f"tokenizer.vocab_size: {error}") from error
-    if settings.sample is not None and settings.sample < len(train):
-        tokenizer.init_kwargs.pop(ALL_WORDS_KEY, None)  # the other pairs may have other words
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in sorted(added)])
     return tokenizer
 

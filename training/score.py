@@ -9,7 +9,6 @@ import argparse
 import itertools
 import json
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +31,7 @@ from vaswani_transformer.support.command import (
     UserError,
     check_open,
     exit_on_user_error,
+    number_argument,
     positive_argument,
 )
 from vaswani_transformer.support.files import check_new_file, write_atomically, write_errors
@@ -41,7 +41,6 @@ from vaswani_transformer.support.models import (
     add_load_options,
     has_likelihood,
     load_model_and_tokenizer,
-    number_argument,
 )
 from vaswani_transformer.tokenizer import source_encoder
 from vaswani_transformer.translation.translator import Translator
@@ -76,7 +75,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
     )
     searches.add_argument(
         "--length_penalty",
-        type=partial(number_argument, setting="length_penalty"),
+        type=number_argument,
         nargs="+",
         metavar="ALPHA",
         help="length penalties, tried with each number of beams",

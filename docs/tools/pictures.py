@@ -150,6 +150,27 @@ def draw_teacher_forcing() -> Diagram:
     return drawing
 
 
+def draw_training_step() -> Diagram:
+    """Draw what a step of training computes."""
+    drawing = Diagram("training-step", "A step of training: batch, logits, loss, gradient, Adam", 780, 178)
+    parts = [
+        "a batch of pairs\n(5.1)",
+        "the model\npredicts each token",
+        "the smoothed loss\n(5.4)",
+        "its gradient\nfor each weight",
+    ]
+    for number, lines in enumerate(parts):
+        x = 12 + 202 * number
+        drawing.box(x, 16, 150, 52, lines, (ENCODER, DECODER, CHOICE, CHOICE)[number])
+        if number:
+            drawing.arrow((x - 52, 42), (x - 2, 42))
+    drawing.box(214, 112, 352, 46, "Adam (5.3) moves the weights, by the rate of equation (3)", ENCODER)
+    drawing.arrow((693, 68), (693, 135), (568, 135))
+    drawing.arrow((289, 112), (289, 70), color=BLUE)
+    drawing.text(300, 96, "the next step", anchor="start", color=BLUE)
+    return drawing
+
+
 def draw_one_pass() -> Diagram:
     """Draw decoding from left to right next to non-autoregressive decoding."""
     drawing = Diagram("one-pass", "Decoding from left to right, and in one pass", 780, 330)
@@ -239,7 +260,8 @@ def main(model_folder: str, images: Path = IMAGES) -> None:
     """Draw all diagrams; one shows the attention of a trained model of English to German."""
     tokenizer, model = AutoTokenizer.from_pretrained(model_folder), AutoModelForSeq2SeqLM.from_pretrained(model_folder)
     attention = draw_query_key_value(model, tokenizer, SENTENCE, WORD, OTHER)
-    for drawing in [attention, draw_teacher_forcing(), draw_one_pass(), draw_graph(), draw_engines()]:
+    drawn = [draw_teacher_forcing(), draw_training_step(), draw_one_pass(), draw_graph(), draw_engines()]
+    for drawing in [attention, *drawn]:
         path = images / f"figure-{drawing.name}.svg"
         path.write_text(drawing.svg(), encoding="utf-8")
 

@@ -323,16 +323,6 @@ def test_tokenizer_that_cannot_train_a_model_is_an_error(
         make_tokenizer(recipe, load_pairs(recipe)["train"])
 
 
-@pytest.mark.parametrize(("sample", "holds_all"), [(None, True), (3, True), (2, False)])
-def test_tokenizer_of_a_sample_makes_no_promise_about_other_words(
-    folder: Path, sample: int | None, holds_all: bool
-) -> None:
-    """Of three pairs; a vocabulary with free entries contains every word that it was learned from."""
-    recipe = recipe_for(folder, tokenizer={"vocab_size": 900, "sample": sample})
-    train = load_pairs(recipe)["train"]
-    assert make_tokenizer(recipe, train).init_kwargs.get("holds_all_words", False) == holds_all
-
-
 def test_mask_is_added_after_all_other_tokens_for_a_cmlm(folder: Path) -> None:
     recipe = recipe_for(folder)
     plain, masked = (load_data(replace(recipe, model=model)).tokenizer for model in ({}, {"kind": "cmlm"}))

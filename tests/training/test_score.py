@@ -360,7 +360,7 @@ def test_searches_that_cannot_be_compared_or_saved_are_an_error(
         ),
         (["--device=nowhere"], "--device=nowhere: cannot be loaded"),
         (["--score.tokenize=ko-mecab"], "score.tokenize: ko-mecab cannot be used; Korean tokenization requires extra"),
-        (["--decoding.length_penalty=.inf"], "decoding.length_penalty: out of range; got inf, expected a number from"),
+        (["--decoding.length_penalty=.inf"], "decoding.length_penalty: out of range; got inf, expected a finite"),
     ],
 )
 def test_invalid_option_or_data_ends_the_command_with_one_line(

@@ -35,7 +35,6 @@ from tests.models import (
 )
 from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
-    VaswaniTransformerTokenizer,
     prepare_for_inference,
     score_targets,
 )
@@ -352,21 +351,14 @@ def test_details_that_cannot_be_had_end_the_command_with_one_line(run: Run, tmp_
     assert message in error_line(run(*arguments, stdin='{"text": "cat"}\n', model=model))
 
 
-@pytest.fixture(scope="module")
-def folder_of_words(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save a model whose vocabulary holds every word of its texts, "hello" and "world" among them."""
-    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(SOURCES + TARGETS, 2000, "wordpiece")
-    return save(tmp_path_factory.mktemp("words"), tiny_model(vocab_size=len(tokenizer)), tokenizer)
-
-
-def test_lines_with_unknown_words_are_counted_in_one_line_at_the_end(run: Run, folder_of_words: Path) -> None:
-    texts = [SOURCES[0], f"{SOURCES[0]} warld", SOURCES[1], "§ \x1b"]
-    _, errors, status = run("--max_length=5", stdin=lines(texts), model=folder_of_words)
-    warning = "2 lines contain out-of-vocabulary words, so the results are guesses (first: line 2, 'warld')"
+def test_lines_with_unknown_words_are_counted_in_one_line_at_the_end(run: Run) -> None:
+    texts = [SOURCES[0], f"{SOURCES[0]} wärld", SOURCES[1], "§ \x1b"]
+    _, errors, status = run("--max_length=5", stdin=lines(texts))
+    warning = "2 lines contain out-of-vocabulary words, so the results are guesses (first: line 2, 'wärld')"
     assert (errors.splitlines()[0], status) == (f"standard input: {warning}.", 0)
-    assert "vocabulary" not in run("--max_length=5", stdin=lines(SOURCES), model=folder_of_words)[1]
-    _, errors, _ = run("--interactive", "--max_length=5", stdin=lines(texts[:2]), model=folder_of_words)
-    assert "Out-of-vocabulary words (their translations are guesses): 'warld'." in errors
+    assert "vocabulary" not in run("--max_length=5", stdin=lines(SOURCES))[1]
+    _, errors, _ = run("--interactive", "--max_length=5", stdin=lines(texts[:2]))
+    assert "Out-of-vocabulary words (their translations are guesses): 'wärld'." in errors
 
 
 def test_unfinished_translations_are_counted_at_the_end_and_marked_in_json(run: Run) -> None:

@@ -71,6 +71,7 @@ def exit_on_user_error(*more_errors: type[Exception], what_now: str = "") -> Gen
         sys.exit(130)  # the status of shells after SIGINT
 
 
+MAX_ALPHA = 10  # lp(Y) of 7,000 tokens, and its inverse, are still float32 numbers
 MODEL_HELP = "a folder with a model and its tokenizer, or a name on the Hub"
 
 
@@ -101,6 +102,14 @@ def positive_argument(text: str) -> int:
     if not (text.isdecimal() and 1 <= int(text) < 2**31):
         raise argparse.ArgumentTypeError(f"got {text!r}, expected an integer of at least 1 and below 2^31")
     return int(text)
+
+
+def number_argument(text: str) -> float:
+    """Parse `text` as a length penalty or bonus, from -10 to 10."""
+    with contextlib.suppress(ValueError):
+        if abs(value := float(text)) <= MAX_ALPHA:
+            return value
+    raise argparse.ArgumentTypeError(f"got {text!r}, expected a number from -{MAX_ALPHA} to {MAX_ALPHA}")
 
 
 def say(message: str) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self, TypeGuard
+from typing import Any, Never, Self, TypeGuard
 
 import torch
 from huggingface_hub import hf_hub_download
@@ -35,7 +35,7 @@ from transformers.utils import logging
 from ..config import VaswaniTransformerConfig
 from ..cpu.model import prepare_for_inference
 from ..nar import NarHead
-from ..settings import LENGTH_PENALTY_TYPES, NarSettings
+from ..settings import check_setting
 from ..tokenizer import check_vocabulary
 from .command import UserError, one_line
 from .files import read_json
@@ -79,55 +79,7 @@ def load_errors(name: str) -> Generator[None]:
         raise UserError(f"{name}: cannot be loaded: {one_line(error)}") from error
 
 
-MAX_COUNT = 2**31 - 1
-MAX_ALPHA = 10  # lp(Y) of 7,000 tokens, and its inverse, are still float32 numbers
-
-
-@dataclass(frozen=True)
-class Range:
-    """Range of finite numbers; a truth value is not a number."""
-
-    least: float
-    most: float = MAX_COUNT
-    is_whole: bool = False
-
-    def __contains__(self, value: object) -> bool:
-        is_number = isinstance(value, int if self.is_whole else int | float) and not isinstance(value, bool)
-        return is_number and self.least <= value <= self.most
-
-    def __str__(self) -> str:
-        return f"{'an integer' if self.is_whole else 'a number'} from {self.least:g} to {self.most:.10g}"
-
-
-def ranges_of_family_settings() -> dict[str, Range]:
-    """Return the ranges of the numbers among the settings of `NarSettings`, by name."""
-    ranges = {}
-    for setting in fields(NarSettings):
-        least = setting.metadata.get("least")
-        if least is not None:
-            ranges[setting.name] = Range(max(least, -MAX_COUNT), is_whole=isinstance(least, int))
-    return ranges
-
-
-COUNT = Range(1, is_whole=True)
-COUNT_OR_ZERO = Range(0, is_whole=True)
-RANGES: dict[str, Range] = {
-    **ranges_of_family_settings(),
-    "num_beams": COUNT,
-    "length_penalty": Range(-MAX_ALPHA, MAX_ALPHA),
-    **dict.fromkeys(("min_length", "min_new_tokens", "top_k"), COUNT_OR_ZERO),
-    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), COUNT_OR_ZERO),
-    **dict.fromkeys(("temperature", "repetition_penalty", "encoder_repetition_penalty"), Range(0)),
-    **dict.fromkeys(("top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"), Range(0, 1)),
-}
-CHOICES: dict[str, tuple[bool | str, ...]] = {
-    **{setting.name: (True, False) for setting in fields(NarSettings) if setting.type is bool},
-    **{setting.name: setting.metadata["choices"] for setting in fields(NarSettings) if "choices" in setting.metadata},
-    **dict.fromkeys(("use_cache", "output_attentions", "output_hidden_states", "output_logits"), (True, False)),
-    **dict.fromkeys(("renormalize_logits", "remove_invalid_values"), (True, False)),
-    "early_stopping": (True, False, "never"),
-    "length_penalty_type": LENGTH_PENALTY_TYPES,
-}
+MAX_IDS = 2**31  # of a model whose configuration does not have the size of its vocabulary
 ID_LISTS: dict[str, int] = {
     **dict.fromkeys(("bos_token_id", "pad_token_id", "forced_bos_token_id"), 0),
     **dict.fromkeys(("decoder_start_token_id", "eos_token_id", "forced_eos_token_id"), 1),
@@ -137,43 +89,28 @@ ID_LISTS: dict[str, int] = {
 """Settings with token ids, and the depth to which these may be in lists."""
 
 
-def are_ids(value: object, depth: int, ids: Range) -> bool:
+def are_ids(value: object, depth: int, vocab_size: int) -> bool:
     """Return whether a value is a token id, or a list of ids with up to `depth` levels."""
     if isinstance(value, list):
-        return depth > 0 and all(are_ids(item, depth - 1, ids) for item in value)
-    return value in ids
+        return depth > 0 and all(are_ids(item, depth - 1, vocab_size) for item in value)
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocab_size
 
 
 def check_settings(prefix: str, settings: Mapping[str, Any], vocab_size: int, fix: str) -> None:
-    """Check the types and ranges of the settings in these tables; None is always valid.
+    """Check this package's settings of `generate()`, and those with token ids; None is always valid.
 
     An error begins with `prefix` and the setting's name, and ends with `fix`.
     """
-    ids = Range(0, vocab_size - 1, is_whole=True)
+
+    def refuse(name: str, problem: str, value: object, expected: str) -> Never:
+        raise UserError(f"{prefix}{name}: {problem}; got {value!r}, expected {expected}; {fix}")
+
     for name, value in settings.items():
         if value is None:
             continue
-        if name in RANGES:
-            is_valid = value in RANGES[name]
-            expected = str(RANGES[name])
-        elif name in CHOICES:
-            is_valid = any(type(value) is type(choice) and value == choice for choice in CHOICES[name])
-            expected = f"one of {', '.join(map(repr, CHOICES[name]))}"
-        elif name in ID_LISTS:
-            is_valid = are_ids(value, ID_LISTS[name], ids)
-            expected = f"ids of the vocabulary, from 0 to {vocab_size - 1}"
-        else:  # a setting without a table, which Transformers checks
-            continue
-        if not is_valid:
-            raise UserError(f"{prefix}{name}: out of range; got {value!r}, expected {expected}; {fix}")
-
-
-def number_argument(text: str, setting: str) -> float:
-    """Parse `text` as the value of a setting of the search."""
-    with contextlib.suppress(ValueError):
-        if (value := float(text)) in RANGES[setting]:
-            return value
-    raise argparse.ArgumentTypeError(f"got {text!r}, expected {RANGES[setting]}")
+        check_setting(name, value, refuse)
+        if name in ID_LISTS and not are_ids(value, ID_LISTS[name], vocab_size):
+            refuse(name, "out of range", value, f"ids of the vocabulary, from 0 to {vocab_size - 1}")
 
 
 def find_file(name: str, file: str, revision: str = "main", local_files_only: bool = False, **_: Any) -> Path | None:
@@ -294,7 +231,7 @@ def check_search(name: str, config: PreTrainedConfig, **source: Any) -> bool:
     values = config.get_text_config(decoder=True).to_dict()
     sizes = [size for field, size in values.items() if field.endswith("vocab_size") and isinstance(size, int)]
     # Transformers ignores a malformed file
-    check_settings(f"{path}: ", read_json(path, fix), max(sizes, default=MAX_COUNT), fix)
+    check_settings(f"{path}: ", read_json(path, fix), max(sizes, default=MAX_IDS), fix)
     return True
 
 

@@ -12,7 +12,6 @@ import re
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, Literal, TypeVar, cast, get_args
@@ -30,6 +29,7 @@ from ..support.command import (
     UserError,
     check_open,
     exit_on_user_error,
+    number_argument,
     one_line,
     positive_argument,
 )
@@ -40,7 +40,6 @@ from ..support.models import (
     is_non_autoregressive,
     load_model,
     load_model_and_tokenizer,
-    number_argument,
 )
 from .reranking import Reranker
 from .targets import TargetScore, TargetScorer
@@ -156,8 +155,7 @@ def make_parser(prog: str, description: str, texts: str, results: str) -> tuple[
         "--length_bonus": ("B", "added to log P for each token, in a search of CTC with --beams"),
     }
     for name, (metavar, text) in numbers.items():
-        number = partial(number_argument, setting=name.removeprefix("--"))
-        search.add_argument(name, type=number, metavar=metavar, help=text)
+        search.add_argument(name, type=number_argument, metavar=metavar, help=text)
     search.add_argument("--decoding_strategy", choices=DECODING_STRATEGIES, help="how a DAG model chooses a path")
     search.add_argument(
         "--too_long", choices=get_args(TooLong), default="truncate", help="what happens to a longer line (truncate)"

@@ -6,6 +6,7 @@ B texts in a batch, S source, T target, V vocabulary, n translations per text, R
 import contextlib
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
@@ -21,7 +22,6 @@ from ..settings import CallSettings, as_token_ids, default_limit
 from ..support.command import UserError
 from ..support.models import eval_mode, is_non_autoregressive
 from ..tokenizer import (
-    ALL_WORDS_KEY,
     WORD_START,
     check_text,
     check_vocabulary,
@@ -67,7 +67,7 @@ class Translation:
     source_tokens: number of the text's tokens before truncation, including `</s>`.
     is_truncated: whether the text was truncated.
     max_source_tokens: largest number of tokens without truncation.
-    unknown_words: words of the text that are not in the vocabulary.
+    unknown_words: words of the text with a character that is not in the vocabulary.
     source: the text.
     """
 
@@ -129,10 +129,9 @@ def pairs_of(sources: Iterable[str], targets: Iterable[str], name: str, target_n
 
 
 def unknown_words(tokenizer: Any, encoded: Any, texts: Sequence[str]) -> list[list[str]]:
-    """Return the unknown words of each text.
+    """Return the unknown words of each text, as the text has them; white space is not a word.
 
-    These are words with an `<unk>`, as the text has them; white space is not a word. If the vocabulary contains
-    every word of its training texts, they include words with a letter or digit that are not a single entry.
+    These are words with an `<unk>`, or with a character that the vocabulary has only as single bytes.
 
     Args:
         tokenizer: the tokenizer; with one written in Python, words are separated by white space.
@@ -140,27 +139,24 @@ def unknown_words(tokenizer: Any, encoded: Any, texts: Sequence[str]) -> list[li
         texts: the texts.
     """
     unknown_id = tokenizer.unk_token_id
-    has_all_words = encoded.is_fast and tokenizer.init_kwargs.get(ALL_WORDS_KEY, False)
     words: list[list[str]] = []
     for row, (text, ids) in enumerate(zip(texts, encoded["input_ids"], strict=True)):
-        if unknown_id not in ids and not has_all_words:
-            words.append([])
-        elif encoded.is_fast:
-            words.append(aligned_words_with(unknown_id, encoded.encodings[row], text, ids, has_all_words))
+        if encoded.is_fast and not (text.isascii() and unknown_id not in ids):
+            words.append(aligned_unknown_words(encoded.encodings[row], text, ids, unknown_id))
+        elif unknown_id in ids:
+            words.append([word for word in text.split() if unknown_id in tokenizer(word)["input_ids"]])
         else:
-            words.append(split_words_with(unknown_id, tokenizer, text))
+            words.append([])
     return words
 
 
-def split_words_with(unknown_id: int, tokenizer: Any, text: str) -> list[str]:
-    """Return the words of a text that a tokenizer written in Python encodes with an `<unk>`."""
-    return [word for word in text.split() if unknown_id in tokenizer(word)["input_ids"]]
-
-
-def aligned_words_with(
-    unknown_id: int | None, encoding: Any, text: str, ids: list[int], has_all_words: bool
-) -> list[str]:
-    """Return the words of a text with an `<unk>`, and with `has_all_words` those of several pieces."""
+def aligned_unknown_words(encoding: Any, text: str, ids: list[int], unknown_id: int | None) -> list[str]:
+    """Return the unknown words of a text, by the characters of each token of a fast tokenizer."""
+    tokens = encoding.tokens
+    offsets = encoding.offsets
+    # The bytes of a character all end where it ends.
+    counts = Counter(end for token, (_, end) in zip(tokens, offsets, strict=True) if token != WORD_START)
+    spelled = {end for end, count in counts.items() if 1 < count == len(text[end - 1 : end].encode())}
     pieces: dict[int, list[int]] = {}  # positions of each word's pieces, by word index
     for position, index in enumerate(encoding.word_ids):
         if index is not None:
@@ -169,16 +165,13 @@ def aligned_words_with(
     words = []
     for positions in pieces.values():
         first = positions[0]
-        last = positions[-1]
-        start, _ = encoding.offsets[first]
-        _, end = encoding.offsets[last]
+        start, _ = offsets[first]
+        _, end = offsets[positions[-1]]
         word = text[start:end].strip()
         # The mark before a word is aligned with the character before it, which is not a letter.
-        if encoding.tokens[first].startswith(WORD_START) and re.match(r"[^\w\s].", word, re.DOTALL):
+        if tokens[first].startswith(WORD_START) and re.match(r"[^\w\s].", word, re.DOTALL):
             word = word[1:]
-        is_split = has_all_words and len(positions) > 1 and any(map(str.isalnum, word))
-        is_unknown = unknown_id in [ids[position] for position in positions]
-        if word and (is_split or is_unknown):
+        if word and any(ids[position] == unknown_id or offsets[position][1] in spelled for position in positions):
             words.append(word)
     return words
 
