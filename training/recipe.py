@@ -411,6 +411,8 @@ def to_dict(recipe: Recipe) -> dict[str, Any]:
     return tree
 
 
+# Reading
+
 RECIPES = Path(__file__).parent / "recipes"
 FILE_KINDS = ("json", "csv", "parquet", "text", "trees")
 DATA_KINDS = dict.fromkeys(FILE_KINDS, FileData) | {"hub": HubData}

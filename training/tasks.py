@@ -163,6 +163,8 @@ def words_and_bigrams(texts: list[str]) -> tuple[list[str], list[tuple[str, str]
     return words, bigrams
 
 
+# A language model
+
 BEGIN = "<s>"
 END = "</s>"
 UNKNOWN = "<unk>"
@@ -244,6 +246,8 @@ def lm_scores(training_targets: list[str], predictions: list[str], references: l
         f"{len(training_targets):,} training targets",
     }
 
+
+# Tasks
 
 SPLIT_AT_SPACES = ("13a", "intl", "none")  # sacreBLEU tokenizers for languages that Moses tokenizes too
 
