@@ -104,10 +104,12 @@ class LineOptions(LoadOptions):
     def check_search(self, translator: Translator) -> None:
         """Raise UserError for a search option that the model does not support."""
         model = translator.model
-        supported = model.family_settings if is_non_autoregressive(model) else ("num_beams",)
         for option, default in {"beams": 1, "iterations": 1, "length_beam": 1, "length_bonus": 0}.items():
             value = getattr(self, option)
-            if value not in (None, default) and SEARCH[option] not in supported:
+            if value in (None, default):
+                continue
+            supported = model.family_settings if is_non_autoregressive(model) else ("num_beams",)
+            if SEARCH[option] not in supported:
                 problem = f"{self.model} is a {type(model).__name__}, which does not support it"
                 raise UserError(f"--{option}={value}: {problem}; leave it out.")
 
@@ -469,8 +471,7 @@ class TranslationOptions(LineOptions):
             translator.check_prefixes("--prefix")
         if self.details:
             translator.check_autoregressive("--details")
-        width = translator.most_hypotheses
-        if self.nbest is not None and self.nbest > width:
+        if self.nbest is not None and self.nbest > (width := translator.most_hypotheses):
             problem = f"more than the search finds; got {self.nbest}, expected at most {width}"
             more = "more --beams" if has_beams(translator.model) else "a larger --length_beam"
             raise UserError(f"--nbest: {problem}. Use {more}, or a smaller --nbest.")
