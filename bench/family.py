@@ -2,8 +2,8 @@
 
 FOLDER contains `train.jsonl.gz`, `validation.jsonl.gz` and `test.jsonl.gz`, as `python -m training.prepare
 multi30k-tokenized --output=FOLDER` writes them. The command trains a teacher, translates the training sources with it,
-trains each model on these translations, and measures all of them in turn. The models of `SEVERAL_SEEDS` are trained
-with each of `--seeds`, the others and the teacher with the first.
+trains each model on these translations, those of `RAW` on the references, and measures all of them in turn. The models
+of `SEVERAL_SEEDS` are trained with each of `--seeds`, the others and the teacher with the first.
 
 It prints the expected minutes of training in all before it starts, the command of each step and the minutes that it
 took, and at the end the table and the tests of `bench.family_table`. DIR/kept has all that these need, and no texts. If
@@ -51,8 +51,13 @@ MODELS: dict[str, tuple[str, list[str]]] = {  # the recipe of each model, and wh
     "ctc": ("multi30k-ctc", ["--training.glancing=null"]),
     "ctc-glat": ("multi30k-ctc", []),
     "flowseq": ("multi30k-flowseq", FAST),
+    "autoregressive-raw": ("multi30k-teacher", []),
+    "ctc-raw": ("multi30k-ctc", []),
+    "dag": ("multi30k-dag", []),
 }
-"""The recipes of CTC and IterativeVAE have FAST's values; all models have the same learning rate and dropout."""
+"""The recipes of CTC, DAG and IterativeVAE have FAST's values; all have the same learning rate and dropout."""
+RAW = ("autoregressive-raw", "ctc-raw", "dag")
+"""Models that learn the references themselves, and get only the vocabulary from the teacher."""
 STEPS = {
     "student": 10_380,
     "nat": 8690,
@@ -64,9 +69,14 @@ STEPS = {
     "ctc": 4630,
     "ctc-glat": 3420,
     "flowseq": 2430,
+    "autoregressive-raw": 8500,
+    "ctc-raw": 3420,
+    "dag": 1630,
 }
-"""Steps that take MINUTES of one core: the medians of `bench.step_times` on an AMD EPYC without AMX, fp32, torch 2.13.0,
-fixed before the first run of the comparison."""
+"""Steps that take MINUTES of one core: medians of `bench.step_times`, fixed before the first run of the comparison.
+
+Measured on an AMD EPYC without AMX, in fp32 with torch 2.13.0.
+"""
 MINUTES = 60
 TEACHER_STEPS = 8000
 TEACHER_MINUTES = 30  # of one core
@@ -126,11 +136,13 @@ def steps_of(options: argparse.Namespace) -> Iterator[Step]:
     search = ["--length_penalty=1.4", f"--output_dir={distilled}"]
     yield Step("distilled", ["-m", "training.distill", str(teacher), *recipe_of_teacher, *search])
 
-    # The models, which start from the teacher's encoder and learn its translations.
-    fields = [f"--tokenizer.path={teacher}", f"--training.encoder_from={teacher}", f"--data.distilled={distilled}"]
+    # The models, which start from the teacher's encoder and learn its translations, or learn the references.
     names = runs_of(options)
     for name, (model, seed) in names.items():
         recipe, changes = MODELS[model]
+        fields = [f"--tokenizer.path={teacher}"]
+        if model not in RAW:
+            fields += [f"--training.encoder_from={teacher}", f"--data.distilled={distilled}"]
         changes = [f"--seed={seed}", *changes, f"--training.steps={STEPS[model]}", *limits]
         yield training_step(name, [str(RECIPES / f"{recipe}.yaml"), data, *fields, *changes], runs)
 
@@ -143,7 +155,8 @@ def steps_of(options: argparse.Namespace) -> Iterator[Step]:
     measurement += [f"--rerank={teacher}", "--refinement", "--reference_lengths"]
     if further := [name for name, (model, _) in names.items() if name != model]:
         measurement += ["--untimed", *further]
-    measurement += ["--distilled", *names]
+    if distilled_runs := [name for name, (model, _) in names.items() if model not in RAW]:
+        measurement += ["--distilled", *distilled_runs]
     yield Step("decoding", measurement)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.batches import END, FLOAT32, padded_batch, random_tokens, source_batch, targets
 from tests.models import tiny_ctc
-from vaswani_transformer import ctc, slots
+from vaswani_transformer import ctc
 from vaswani_transformer.ctc import best_alignment, state_tokens
 from vaswani_transformer.prefix_search import prefix_beam_search
 from vaswani_transformer.slots import words_of
@@ -165,7 +165,7 @@ def test_chunks_of_sentences_give_the_same_loss_and_gradient(monkeypatch: pytest
         return [*torch.autograd.grad(model(**batch).loss, list(model.parameters()))]
 
     expected = gradients()
-    monkeypatch.setattr(slots, "chunk_size", lambda device: 1)
+    monkeypatch.setattr("vaswani_transformer.slots.chunk_size", lambda device: 1)
     torch.testing.assert_close(gradients(), expected)
 
 
@@ -251,7 +251,7 @@ def test_several_targets_of_a_source_use_the_same_slots() -> None:
         ({"upsampling": 0}, "upsampling"),
         (
             {"eos_token_id": 1},
-            r"^eos_token_id: slots need an end token that is not <pad>, the token of an empty slot; got 1, and 1 as pad",
+            r"^eos_token_id: slots need an end token that is not <pad>, the token of an empty slot; got 1, and 1",
         ),
         ({"eos_token_id": None}, "^eos_token_id: slots need an end token"),
         ({"pad_token_id": None}, "^pad_token_id: not a single token id; got None"),

@@ -115,12 +115,13 @@ def test_posteriors_are_the_derivatives_of_the_log_likelihood() -> None:
 
     total = torch.zeros((), dtype=torch.float64)
     for row in range(3):
-        terms = []
+        terms: list[Tensor] = []
         for path in paths_of(int(last[row]) + 1):
             if len(path) == counts[row]:
                 vertices = [0, *path, int(last[row])]
                 moves = [free[row, i, j] for i, j in itertools.pairwise(vertices)]
-                terms.append(sum(moves) + sum(scores[row, vertex, word] for word, vertex in enumerate(path)))
+                values = [*moves, *(scores[row, vertex, word] for word, vertex in enumerate(path))]
+                terms.append(torch.stack(values).sum())
         summed = torch.stack(terms).logsumexp(0)
         torch.testing.assert_close(log_p[row], summed.detach())
         total = total + summed

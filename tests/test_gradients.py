@@ -138,7 +138,9 @@ def test_gradient_of_every_training_loss_is_that_of_finite_differences(mode: str
     assert torch.equal(compute(), compute())  # the draws are fixed
 
 
-@pytest.mark.parametrize("mode", ["autoregressive", "GLAT", "CTC with glancing", "DAG with glancing", "CMLM", "revealed latents"])
+@pytest.mark.parametrize(
+    "mode", ["autoregressive", "GLAT", "CTC with glancing", "DAG with glancing", "CMLM", "revealed latents"]
+)
 def test_gradient_of_losses_in_chunks_and_over_a_given_number_of_tokens(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

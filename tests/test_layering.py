@@ -35,7 +35,7 @@ ARCHITECTURE = ROOT / "docs" / "architecture.md"
 FILES = (
     *("settings", "config", "restricted", "layers", "pretrained", "stacks", "loss"),
     *("search", "generation", "tokenizer", "pipeline", "model", "nar_decoder", "nar", "lengths", "nat"),
-    *("discrete", "iterative_vae", "flowseq", "cmlm", "prefix_search", "ctc"),
+    *("discrete", "iterative_vae", "flowseq", "cmlm", "slots", "prefix_search", "ctc", "dag"),
 )
 # The folders that each folder imports from, beyond flat files and support.
 ROOMS = {

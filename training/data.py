@@ -593,5 +593,7 @@ def log_unknown(counts: dict[str, Counts]) -> None:
 
 def processes_for(rows: Dataset) -> int | None:
     """Return the number of processes to start for `rows`; None for no further process."""
-    count = min(allowed_cores(), len(rows) // PAIRS_A_PROCESS)
+    count = len(rows) // PAIRS_A_PROCESS
+    if count > 1:
+        count = min(count, allowed_cores())
     return count if count > 1 else None

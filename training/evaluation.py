@@ -6,13 +6,14 @@ B pairs of a batch, S source, T target, V vocabulary.
 import contextlib
 import json
 import math
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import cross_entropy
@@ -66,20 +67,6 @@ class SplitResults(NamedTuple):
     scores: dict[str, Any]
 
 
-class TimedTranslator(Translator):
-    """Translator that measures the time of its searches in `seconds`, without that of the scores."""
-
-    seconds = 0.0
-
-    def generate(self, **inputs: Any) -> Any:
-        start = time.perf_counter()
-        output = super().generate(**inputs)
-        if self.model.device.type != "cpu":
-            torch.accelerator.synchronize(self.model.device)
-        self.seconds += time.perf_counter() - start
-        return output
-
-
 class Evaluator:
     """Callable that translates the sources of a batch of pairs and computes the likelihood of its references.
 
@@ -90,6 +77,7 @@ class Evaluator:
         statistics: computes further statistics of the references, or None.
         autocast: makes the context in which the model runs.
         scores: whether to compute the log-probabilities of the translations; a sharded model has none.
+        make_translator: class of the translator.
         **search: arguments of `generate()`.
     """
 
@@ -101,12 +89,13 @@ class Evaluator:
         statistics: Statistics | None = None,
         autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         scores: bool = False,
+        make_translator: type[Translator] = Translator,
         **search: Any,
     ) -> None:
         if isinstance(model, FSDPModule):
             search["synced_gpus"] = True  # all ranks must call a layer to gather its weights
             scores = False  # their number of passes depends on the batch
-        self.translator = TimedTranslator(model, tokenizer, constraint=constraint, scores=scores, **search)
+        self.translator = make_translator(model, tokenizer, constraint=constraint, scores=scores, **search)
         self.model = model
         self.padding = tokenizer.pad_token_id
         self.statistics = statistics
@@ -126,6 +115,17 @@ class Evaluator:
             PairResult(hypothesis, self.log_probability(hypothesis), dict(zip(names, row, strict=True)))
             for hypothesis, row in zip(hypotheses, rows, strict=True)
         ]
+
+    def evaluate(self, pairs: Sequence[TokenizedPair], batches: list[list[int]]) -> list[PairResult]:
+        """Return the results of all pairs on every process; `batches` has the index of each pair once."""
+        # All processes take the same number of turns, so a batch may occur twice.
+        state = PartialState()
+        results: dict[int, PairResult] = {}
+        for turn in range(0, len(batches), state.num_processes):
+            rows = batches[(turn + state.process_index) % len(batches)]
+            results.update(zip(rows, self([pairs[row] for row in rows]), strict=True))
+        by_row = dict(gather_object(list(results.items())))
+        return [by_row[row] for row in range(len(pairs))]
 
     def reference_sums(self, pairs: list[TokenizedPair]) -> dict[str, Tensor]:
         """Return `loss`, `tokens` and the further statistics (B,) of the references."""

@@ -8,6 +8,7 @@ of `--num_beams` and `--length_penalty` it prints a table of all searches, and `
 import argparse
 import itertools
 import json
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ from vaswani_transformer.support.models import (
     load_model_and_tokenizer,
 )
 from vaswani_transformer.tokenizer import source_encoder
-from vaswani_transformer.translation.translator import batches_by_length
+from vaswani_transformer.translation.translator import Translator, batches_by_length
 
 SEARCHED = ("num_beams", "length_penalty")  # settings of which several values can be given
 LM_TARGETS = 1_000_000  # largest number of training targets for the language model
@@ -103,6 +104,20 @@ def tokenized_pairs(tokenizer: PreTrainedTokenizerBase, pairs: Dataset) -> list[
     return list(map(TokenizedPair, encoded["input_ids"], encoded["labels"], sources))
 
 
+class TimedTranslator(Translator):
+    """Translator that measures the time of its searches in `seconds`, without that of the scores."""
+
+    seconds = 0.0
+
+    def generate(self, **inputs: Any) -> Any:
+        start = time.perf_counter()
+        output = super().generate(**inputs)
+        if self.model.device.type != "cpu":
+            torch.accelerator.synchronize(self.model.device)
+        self.seconds += time.perf_counter() - start
+        return output
+
+
 def make_evaluator(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, recipe: Recipe, log_probabilities: bool, **search: Any
 ) -> Evaluator:
@@ -114,17 +129,13 @@ def make_evaluator(
         config: Any = model.config
         search["generation_config"] = recipe.generation_config(config, tokenizer)
     constraint = make_task(recipe).constraint(model, tokenizer)
-    return Evaluator(model, tokenizer, constraint, scores=log_probabilities, too_long="keep", **search)
-
-
-def evaluate(
-    evaluator: Evaluator, pairs: list[TokenizedPair], lengths: list[int], batch_tokens: int
-) -> list[PairResult]:
-    """Return the results of all pairs, which are batched by their lengths."""
-    results: dict[int, PairResult] = {}
-    for rows in batches_by_length(lengths, batch_tokens):
-        results.update(zip(rows, evaluator([pairs[row] for row in rows]), strict=True))
-    return [results[row] for row in range(len(pairs))]
+    return Evaluator(
+        *(model, tokenizer, constraint),
+        scores=log_probabilities,
+        make_translator=TimedTranslator,
+        too_long="keep",
+        **search,
+    )
 
 
 def likelihood_and_speed(evaluator: Evaluator, results: list[PairResult]) -> dict[str, Any]:
@@ -134,7 +145,7 @@ def likelihood_and_speed(evaluator: Evaluator, results: list[PairResult]) -> dic
     the mean negative log-likelihood per token at the reference's length, which is not comparable with a perplexity.
     References that a CTC model cannot produce are counted in `impossible_targets`, and not in the likelihood.
     """
-    translator = evaluator.translator
+    translator: Any = evaluator.translator
     scores = mean_sums(results, has_likelihood(translator.model))
     if not has_likelihood(translator.model):
         scores = {"nll_at_gold_length": scores["loss"]}
@@ -253,7 +264,7 @@ def score(options: argparse.Namespace, recipe: Recipe) -> ScoredSplit:
     (search,) = searches_of(options)
     log_probabilities = options.translations is not None
     evaluator = make_evaluator(loaded.model, loaded.tokenizer, recipe, log_probabilities, **search)
-    results = evaluate(evaluator, loaded.tokenized, loaded.lengths, options.batch_tokens)
+    results = evaluator.evaluate(loaded.tokenized, list(batches_by_length(loaded.lengths, options.batch_tokens)))
     translations = [result.hypothesis.text for result in results]
     references = loaded.pairs["target"][:]
 
@@ -281,7 +292,7 @@ def compare_searches(options: argparse.Namespace, recipe: Recipe) -> tuple[dict[
         for batch in batches_by_length(loaded.lengths, options.batch_tokens):
             hypotheses = evaluator.translate([loaded.tokenized[index] for index in batch])
             texts.update(zip(batch, (hypothesis.text for hypothesis in hypotheses), strict=True))
-        translator = evaluator.translator
+        translator: Any = evaluator.translator
         scored = task.all_scores([texts[index] for index in range(len(references))], references)
         rows.append({"search": translator.settings.search(), **scored, "seconds": translator.seconds})
         configs.append(GenerationConfig(**settings_to_save(translator.settings.values)))

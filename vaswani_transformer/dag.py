@@ -6,8 +6,8 @@ N sentences of a chunk.
 The decoder is the paper's without the causal mask. It has `upsampling` vertices per source token, each with a
 distribution over words and one over the later vertices, its transitions. A target is written along a path: from the
 first vertex, which stands for the start and has no word, through one vertex for each word, to the last vertex, which
-stands for `</s>`. The probability of a target is the sum over its paths of all transitions times all words. Huang et al.
-also predict `<s>` and `</s>` at these two vertices, which are always there.
+stands for `</s>`. The probability of a target is the sum over its paths of all transitions times all words. Huang et
+al. also predict `<s>` and `</s>` at these two vertices, which are on every path.
 """
 
 from typing import Any, NamedTuple
@@ -104,9 +104,7 @@ def at_start(transitions: Tensor) -> Tensor:
     return start
 
 
-def path_posteriors(
-    transitions: Tensor, scores: Tensor, counts: Tensor, last: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def path_posteriors(transitions: Tensor, scores: Tensor, counts: Tensor, last: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return log p (B,) of targets, and the probabilities that their paths use each word and each transition.
 
     They are meaningless for targets that have no path.
@@ -195,9 +193,7 @@ def best_vertices(transitions: Tensor, scores: Tensor, counts: Tensor, last: Ten
     return trace_back(origins, (total + into_last(transitions, last)).argmax(1), counts)
 
 
-def best_path(
-    transitions: Tensor, scores: Tensor, last: Tensor, limits: Tensor, length_penalty: float
-) -> Tensor:
+def best_path(transitions: Tensor, scores: Tensor, last: Tensor, limits: Tensor, length_penalty: float) -> Tensor:
     """Return the vertices (B, U) of the path with the best log-probability / length^alpha (Shao et al. 2022).
 
     Args:

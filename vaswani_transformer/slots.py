@@ -376,7 +376,8 @@ class SlotHead(NarHead):
             IndexError: one is not; a gather on a CPU might read other memory.
         """
         ids = torch.arange(self.config.vocab_size, device=words.tokens.device)
-        return words._replace(tokens=ids.index_select(0, words.tokens.flatten()).view_as(words.tokens))
+        tokens = ids.index_select(0, words.tokens.flatten()).view_as(words.tokens)
+        return Words(tokens, words.counts, words.has_target)
 
     def slot_logits(self, states: Tensor, mask: Tensor, tokens: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield the logits (N, U, V) of chunks of sentences, their largest (N, U), and those (N, U, A) of `tokens`.

@@ -16,7 +16,8 @@ from tests import ROOT
 from tests.models import tiny_model
 from tests.training import runs
 from training import trainer as trainer_module
-from training.machine import init_processes, load_weights, uses_cpu
+from training.checkpoints import load_weights
+from training.machine import init_processes, uses_cpu
 from vaswani_transformer.support.models import KERNELS
 
 FILES = {

@@ -390,7 +390,7 @@ def test_log_probability_is_not_divided_by_the_length_penalty(family: str) -> No
     search: dict[str, Any] = {"pad_token_id": 1, "eos_token_id": 2, "bos_token_id": 0, "max_new_tokens": 9}
     if family == "autoregressive":
         search |= {"num_beams": 2, "length_penalty": 1.5}
-    elif family != "ctc":
+    elif family in LENGTH_FAMILY:
         search |= {"length_beam_size": 2, "length_penalty": 1.5}
     inputs = tokenizer(SOURCES[:1], text_target=REFERENCES[:1], return_tensors="pt")
     pair = TokenizedPair(inputs["input_ids"][0].tolist(), inputs["labels"][0].tolist(), SOURCES[0])
@@ -401,7 +401,7 @@ def test_log_probability_is_not_divided_by_the_length_penalty(family: str) -> No
         logits = model(inputs["input_ids"], decoder_input_ids=output.sequences[:, :-1]).logits
         expected = logits.log_softmax(-1).gather(-1, output.sequences[:, 1:, None]).sum()
     else:
-        expected = output.sequences_scores[0] * (1 if family == "ctc" else output.lengths[0] ** 1.5)
+        expected = output.sequences_scores[0] * (output.lengths[0] ** 1.5 if family in LENGTH_FAMILY else 1)
     assert result.log_probability == pytest.approx(expected.item(), rel=1e-4)
     assert Evaluator(model, tokenizer, **search)([pair])[0].log_probability is None
 

@@ -22,6 +22,7 @@ from tests.forks import ForkedCommand
 from tests.models import (
     EVERY_FAMILY,
     FAMILY,
+    SLOT_FAMILY,
     SOURCES,
     TARGETS,
     family_of_pairs,
@@ -36,8 +37,8 @@ from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
     prepare_for_inference,
     score_targets,
-    to_ctranslate2,
 )
+from vaswani_transformer.convert.ctranslate2_exporter import to_ctranslate2
 from vaswani_transformer.cpu import linear
 from vaswani_transformer.cpu.encoder import PreparedEncoder
 from vaswani_transformer.cpu.model import Prepared
@@ -232,7 +233,7 @@ def test_scores_of_targets_resume_to_the_same_bytes_with_every_family(
     assert run(*arguments, path, model=tmp_path / "model")[2] == 0
     assert path.read_bytes() == uninterrupted.read_bytes()
     first = json.loads(path.read_text().splitlines()[0])
-    assert (first["log_probability"] is None) == (family == "ctc")
+    assert (first["log_probability"] is None) == (family in SLOT_FAMILY)
     options = ["--format=jsonl", "--input", source, "--output", path]
     assert "different settings (targets)" in error_line(run(*options, model=tmp_path / "model"))
 
@@ -459,8 +460,11 @@ def test_invalid_option_or_input_ends_the_command_with_one_line(run: Run, argume
     [
         ("nat", "--nbest=2", "--nbest: more than the search finds; got 2, expected at most 1. Use a larger --length_b"),
         ("cmlm", "--nbest=2", "expected at most 1. Use a larger --length_beam, or a smaller --nbest."),
-        ("ctc", "--nbest=2", "--nbest: more than the search finds; got 2, expected at most 1. Use more --beams"),
+        ("ctc", "--nbest=2", "--nbest: more than the search finds; got 2, expected at most 1. Use a larger --beams"),
         ("ctc", "--length_beam=2", "--length_beam=2: "),
+        ("dag", "--beams=2", "--beams=2: "),
+        ("dag", "--nbest=2", "--nbest: more than the search finds; got 2, expected at most 1. Leave it out."),
+        ("ctc", "--decoding_strategy=greedy", "--decoding_strategy=greedy: "),
         ("nat", "--iterations=2", "--iterations=2: "),
         ("iterative_vae", "--beams=2", "--beams=2: "),
         ("nat", "--length_bonus=0.5", "--length_bonus=0.5: "),

@@ -43,6 +43,11 @@ def write_errors(name: str | os.PathLike[str], fix: str) -> Generator[None]:
         raise OutputError(f"{name}: cannot be written: {problem}; {fix}.") from error
 
 
+def sha256_of(path: str | os.PathLike[str]) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write a UTF-8 text file, completely or not at all."""
     partial = path.with_name(f"{path.name}.part")

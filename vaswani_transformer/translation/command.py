@@ -21,6 +21,7 @@ from tqdm import tqdm
 from transformers.utils import logging
 
 from ..cpu.model import Prepared
+from ..settings import DECODING_STRATEGIES
 from ..support.command import (
     MODEL_HELP,
     CommandParser,
@@ -42,7 +43,17 @@ from ..support.models import (
 )
 from .reranking import Reranker
 from .targets import TargetScore, TargetScorer
-from .translator import NanError, Pair, TooLong, TooLongError, Translation, Translator, has_beams, pairs_of
+from .translator import (
+    WIDTH_OPTIONS,
+    NanError,
+    Pair,
+    TooLong,
+    TooLongError,
+    Translation,
+    Translator,
+    pairs_of,
+    width_setting,
+)
 
 RESULTS_DO_NOT_DEPEND_ON = {
     "model", "device", "revision", "trust_remote_code", "input", "output", "interactive", "batch_tokens", "window",
@@ -55,6 +66,7 @@ SEARCH = {
     "length_bonus": "length_bonus",
     "iterations": "num_iterations",
     "length_beam": "length_beam_size",
+    "decoding_strategy": "decoding_strategy",
     "max_length": "max_new_tokens",
 }
 """Options of the search, with their names in `generate()`."""
@@ -72,6 +84,7 @@ class LineOptions(LoadOptions):
     length_bonus: float | None = None
     iterations: int | None = None
     length_beam: int | None = None
+    decoding_strategy: str | None = None
     max_length: int | None = None
     max_source_tokens: int | None = None
     too_long: TooLong = "truncate"
@@ -104,7 +117,8 @@ class LineOptions(LoadOptions):
     def check_search(self, translator: Translator) -> None:
         """Raise UserError for a search option that the model does not support."""
         model = translator.model
-        for option, default in {"beams": 1, "iterations": 1, "length_beam": 1, "length_bonus": 0}.items():
+        defaults = {"beams": 1, "iterations": 1, "length_beam": 1, "length_bonus": 0, "decoding_strategy": None}
+        for option, default in defaults.items():
             value = getattr(self, option)
             if value in (None, default):
                 continue
@@ -144,6 +158,7 @@ def make_parser(prog: str, description: str, texts: str, results: str) -> tuple[
     }
     for name, (metavar, text) in numbers.items():
         search.add_argument(name, type=number_argument, metavar=metavar, help=text)
+    search.add_argument("--decoding_strategy", choices=DECODING_STRATEGIES, help="how a DAG model chooses a path")
     search.add_argument(
         "--too_long", choices=get_args(TooLong), default="truncate", help="what happens to a longer line (truncate)"
     )
@@ -473,8 +488,9 @@ class TranslationOptions(LineOptions):
             translator.check_autoregressive("--details")
         if self.nbest is not None and self.nbest > (width := translator.most_hypotheses):
             problem = f"more than the search finds; got {self.nbest}, expected at most {width}"
-            more = "more --beams" if has_beams(translator.model) else "a larger --length_beam"
-            raise UserError(f"--nbest: {problem}. Use {more}, or a smaller --nbest.")
+            name = width_setting(translator.model)
+            fix = "Leave it out." if name is None else f"Use a larger {WIDTH_OPTIONS[name]}, or a smaller --nbest."
+            raise UserError(f"--nbest: {problem}. {fix}")
 
 
 @dataclass

@@ -177,9 +177,14 @@ def aligned_unknown_words(encoding: Any, text: str, ids: list[int], unknown_id: 
     return words
 
 
-def has_beams(model: object) -> bool:
-    """Return whether a model's search can keep several targets, as opposed to trying several lengths."""
-    return not is_non_autoregressive(model) or "num_beams" in model.family_settings
+WIDTH_OPTIONS = {"num_beams": "--beams", "length_beam_size": "--length_beam"}
+"""Settings of `generate()` by which a search finds several targets, and their options in commands."""
+
+
+def width_setting(model: object) -> str | None:
+    """Return the one of `WIDTH_OPTIONS` that a model's search has; None if it finds a single target."""
+    supported = model.family_settings if is_non_autoregressive(model) else ("num_beams",)
+    return next((name for name in WIDTH_OPTIONS if name in supported), None)
 
 
 class ForcedPrefixes(LogitsProcessor):
@@ -342,9 +347,10 @@ class Translator:
         search = self.settings.values
         if search.get("do_sample") and not is_non_autoregressive(self.model):
             return math.inf
-        if has_beams(self.model):
-            return search.get("num_beams", 1)
-        return search.get("length_beam_size", 1) * search.get("num_latent_samples", 1)
+        name = width_setting(self.model)
+        if name is None:
+            return 1
+        return search.get(name, 1) * search.get("num_latent_samples", 1)
 
     def __call__(
         self, texts: Iterable[str | Pair], skip: int = 0, progress: Callable[[int], object] | None = None
