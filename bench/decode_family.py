@@ -2,10 +2,10 @@
 
 `python -m bench.decode_family --model "AR=runs/teacher" --model "NAT=runs/nat" --data=FOLDER --tokenize=none` measures
 arms, each a model with a search. An autoregressive model searches with every beam of `--beams`, a model that predicts
-lengths with every length beam of `--lengths`, a CMLM also with every number of `--iterations`, and CTC with every beam
-of `--ctc_beams`. The models have to share a vocabulary, up to `<mask>`. With `--rerank=FOLDER` each search of a
-non-autoregressive model that finds several translations is also measured with this teacher's choice among them; its
-time includes the tokenization of the candidates.
+lengths with every length beam of `--lengths`, a CMLM also with every number of `--iterations`, CTC with every beam of
+`--ctc_beams`, and DAG with every strategy. The models have to share a vocabulary, up to `<mask>`. With
+`--rerank=FOLDER` each search of a non-autoregressive model that finds several translations is also measured with this
+teacher's choice among them; its time includes the tokenization of the candidates.
 
 Models of `--untimed`, such as those of further seeds, are only scored. `--counts=FOLDER` writes a file for each model
 with the counts of each sentence, from which `bench.family_table` computes all scores. They include the likelihood under
@@ -42,15 +42,15 @@ from transformers.utils import logging
 
 from bench.measuring import Row, clock, make_parser, median_ratio, peak_mib, report, report_more, rotated, sources_of
 from bench.sentence_counts import translation_counts, write_counts
-from training.metrics import TrigramModel, bleu, bleu_metric, chrf, p_value, paired_test, text_statistics
+from training.tasks import TrigramModel, bleu, bleu_metric, chrf, p_value, paired_test, text_statistics
 from vaswani_transformer import prepare_for_inference, score_targets
-from vaswani_transformer.support.errors import UserError, exit_on_user_error
-from vaswani_transformer.support.loading import load_model, load_tokenizer
-from vaswani_transformer.support.modes import is_non_autoregressive
+from vaswani_transformer.settings import DECODING_STRATEGIES
+from vaswani_transformer.support.command import UserError, exit_on_user_error
+from vaswani_transformer.support.models import is_non_autoregressive, load_model, load_tokenizer
 from vaswani_transformer.tokenizer import check_vocabulary, text_encoder
 from vaswani_transformer.translation.reranking import teacher_scores
 from vaswani_transformer.translation.targets import TargetScorer
-from vaswani_transformer.translation.translator import Translator, has_beams
+from vaswani_transformer.translation.translator import Translator, width_setting
 
 BATCH = 32
 
@@ -146,7 +146,11 @@ def reranked(arm: Arm, teacher: TargetScorer) -> list[Arm]:
 
 def searches(model: Any, options: argparse.Namespace) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield the name, the passes and the settings of each search of a model."""
-    if is_non_autoregressive(model) and has_beams(model):
+    if "decoding_strategy" in getattr(model, "family_settings", ()):
+        for strategy in DECODING_STRATEGIES:
+            yield strategy, "1", {"decoding_strategy": strategy}
+        return
+    if is_non_autoregressive(model) and width_setting(model) == "num_beams":
         for beams in options.ctc_beams:
             settings: dict[str, Any] = {"num_beams": beams, "length_bonus": 0.0}
             yield "best path" if beams == 1 else f"beam {beams}", "1", settings

@@ -2,8 +2,8 @@
 
 FOLDER contains `train.jsonl.gz`, `validation.jsonl.gz` and `test.jsonl.gz`, as `python -m training.prepare
 multi30k-tokenized --output=FOLDER` writes them. The command trains a teacher, translates the training sources with it,
-trains each model on these translations, and measures all of them in turn. The models of `SEVERAL_SEEDS` are trained
-with each of `--seeds`, the others and the teacher with the first.
+trains each model on these translations, those of `RAW` on the references, and measures all of them in turn. The models
+of `SEVERAL_SEEDS` are trained with each of `--seeds`, the others and the teacher with the first.
 
 It prints the expected minutes of training in all before it starts, the command of each step and the minutes that it
 took, and at the end the table and the tests of `bench.family_table`. DIR/kept has all that these need, and no texts. If
@@ -31,8 +31,7 @@ from jsonargparse.typing import PositiveFloat
 
 from bench import family_table
 from bench.measuring import ROOT, make_parser
-from vaswani_transformer.support.command_line import positive_argument
-from vaswani_transformer.support.errors import UserError, exit_on_user_error
+from vaswani_transformer.support.command import UserError, exit_on_user_error, positive_argument
 from vaswani_transformer.support.files import read_json, write_atomically
 
 DATA_FILES = ("train.jsonl.gz", "validation.jsonl.gz", "test.jsonl.gz")  # those that the recipes name
@@ -52,22 +51,33 @@ MODELS: dict[str, tuple[str, list[str]]] = {  # the recipe of each model, and wh
     "ctc": ("multi30k-ctc", ["--training.glancing=null"]),
     "ctc-glat": ("multi30k-ctc", []),
     "flowseq": ("multi30k-flowseq", FAST),
+    "autoregressive-raw": ("multi30k-teacher", []),
+    "ctc-raw": ("multi30k-ctc", []),
+    "dag": ("multi30k-dag", []),
 }
-"""The recipes of CTC and IterativeVAE have FAST's values; all models have the same learning rate and dropout."""
+"""The recipes of CTC, DAG and IterativeVAE have FAST's values; all have the same learning rate and dropout."""
+RAW = ("autoregressive-raw", "ctc-raw", "dag")
+"""Models that learn the references themselves, and get only the vocabulary from the teacher."""
 STEPS = {
-    "student": 14400,
-    "nat": 11200,
-    "glat": 9100,
-    "glat-by-layer": 4650,
-    "cmlm": 14200,
-    "iterative-vae-revealed": 9800,
-    "iterative-vae-discrete": 3070,
-    "ctc": 4670,
-    "ctc-glat": 3900,
-    "flowseq": 2700,
+    "student": 10_380,
+    "nat": 8690,
+    "glat": 7150,
+    "glat-by-layer": 3630,
+    "cmlm": 9760,
+    "iterative-vae-revealed": 8240,
+    "iterative-vae-discrete": 2400,
+    "ctc": 4630,
+    "ctc-glat": 3420,
+    "flowseq": 2430,
+    "autoregressive-raw": 9650,
+    "ctc-raw": 3460,
+    "dag": 1610,
 }
-"""Steps that take MINUTES of one core with AMX (FlowSeq: without); `bench.step_times` measures them."""
-MINUTES = 40
+"""Steps that take MINUTES of one core: medians of `bench.step_times`, fixed before the first run of the comparison.
+
+Measured on an AMD EPYC without AMX, in fp32 with torch 2.13.0; those of `RAW` later, by the ratio to "ctc-glat".
+"""
+MINUTES = 60
 TEACHER_STEPS = 8000
 TEACHER_MINUTES = 30  # of one core
 SEVERAL_SEEDS = ("ctc", "iterative-vae-revealed", "student")
@@ -126,11 +136,13 @@ def steps_of(options: argparse.Namespace) -> Iterator[Step]:
     search = ["--length_penalty=1.4", f"--output_dir={distilled}"]
     yield Step("distilled", ["-m", "training.distill", str(teacher), *recipe_of_teacher, *search])
 
-    # The models, which start from the teacher's encoder and learn its translations.
-    fields = [f"--tokenizer.path={teacher}", f"--training.encoder_from={teacher}", f"--data.distilled={distilled}"]
+    # The models, which start from the teacher's encoder and learn its translations, or learn the references.
     names = runs_of(options)
     for name, (model, seed) in names.items():
         recipe, changes = MODELS[model]
+        fields = [f"--tokenizer.path={teacher}"]
+        if model not in RAW:
+            fields += [f"--training.encoder_from={teacher}", f"--data.distilled={distilled}"]
         changes = [f"--seed={seed}", *changes, f"--training.steps={STEPS[model]}", *limits]
         yield training_step(name, [str(RECIPES / f"{recipe}.yaml"), data, *fields, *changes], runs)
 
@@ -143,7 +155,8 @@ def steps_of(options: argparse.Namespace) -> Iterator[Step]:
     measurement += [f"--rerank={teacher}", "--refinement", "--reference_lengths"]
     if further := [name for name, (model, _) in names.items() if name != model]:
         measurement += ["--untimed", *further]
-    measurement += ["--distilled", *names]
+    if distilled_runs := [name for name, (model, _) in names.items() if model not in RAW]:
+        measurement += ["--distilled", *distilled_runs]
     yield Step("decoding", measurement)
 
 

@@ -37,7 +37,7 @@ from bench.sentence_counts import (
     columns,
     read_counts,
 )
-from vaswani_transformer.support.errors import UserError, exit_on_user_error
+from vaswani_transformer.support.command import UserError, exit_on_user_error
 from vaswani_transformer.support.files import read_json
 
 COUNTS = ".csv.gz"

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sacrebleu.metrics import BLEU, CHRF
 
-from training.metrics import TrigramModel, bleu_metric, nfc
-from vaswani_transformer.support.errors import UserError
+from training.tasks import TrigramModel, bleu_metric, nfc
+from vaswani_transformer.support.command import UserError
 
 ORDERS = range(1, 5)
 BLEU_COUNTS = (

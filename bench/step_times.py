@@ -28,7 +28,7 @@ from training.machine import init_processes
 from training.models import make_model
 from training.recipe import load_recipe
 from training.trainer import PaperTrainer
-from vaswani_transformer.support.errors import exit_on_user_error
+from vaswani_transformer.support.command import exit_on_user_error
 
 AS_MEASURED = {"flowseq": ["--training.decoder_steps=0"]}
 

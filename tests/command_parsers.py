@@ -15,8 +15,8 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from tests import ROOT
 from training.recipe import load_recipe
 
-KEPT = ROOT / "training" / "recipes" / "results" / "multi30k-family" / "README.md"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", KEPT, *sorted((ROOT / "docs").glob("*.md"))]
+KEPT = sorted((ROOT / "training" / "recipes" / "results").rglob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *KEPT, *sorted((ROOT / "docs").glob("*.md"))]
 OURS = {f"vaswani-{room}": room for room in ("convert", "demo")}
 OURS |= {"vaswani-parse": "parsing", "vaswani-translate": "translation"}
 OTHERS = (

@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 
 from tests import ROOT
-from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.support.command import UserError
 
 # Ends a script or an attribute, and means something to a browser and to templates.
 HOSTILE_TEXT = '</script><img src=x onerror=alert(1)> "${alert(2)}" {{alert}} <script>alert(3)</script>'

@@ -10,7 +10,8 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerBase, pipeline
 
 import vaswani_transformer
-from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerTokenizer, attention_page
+from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerTokenizer
+from vaswani_transformer.figures.page import attention_page
 
 
 def main() -> None:

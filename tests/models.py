@@ -23,6 +23,7 @@ from vaswani_transformer import (
 )
 from vaswani_transformer.lengths import LengthHead
 from vaswani_transformer.registration import FAMILIES
+from vaswani_transformer.slots import SlotHead
 
 ModelAndTokenizer = tuple[VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer]
 TINY: dict[str, Any] = {
@@ -80,9 +81,12 @@ FAMILY = {kind: make for kind, make in EVERY_FAMILY.items() if not FAMILIES[kind
 """The non-autoregressive families."""
 LENGTH_FAMILY = {kind: make for kind, make in FAMILY.items() if issubclass(FAMILIES[kind].model_class, LengthHead)}
 """The families that predict a length."""
+SLOT_FAMILY = {kind: make for kind, make in FAMILY.items() if issubclass(FAMILIES[kind].model_class, SlotHead)}
+"""The families with slots, which sum over paths."""
 tiny_nat = FAMILY["nat"]
 tiny_cmlm = FAMILY["cmlm"]
 tiny_ctc = FAMILY["ctc"]
+tiny_dag = FAMILY["dag"]
 tiny_iterative_vae = FAMILY["iterative_vae"]
 tiny_flowseq = FAMILY["flowseq"]
 

@@ -29,7 +29,8 @@ LENGTH_FILES = PARALLEL_FILES | {"lengths.py"}  # of those that predict a length
 PUBLISHED_FILES = {
     "autoregressive": COMMON_FILES,
     "nat": LENGTH_FILES | {"nat.py"},
-    "ctc": PARALLEL_FILES | {"prefix_search.py", "ctc.py"},
+    "ctc": PARALLEL_FILES | {"slots.py", "prefix_search.py", "ctc.py"},
+    "dag": PARALLEL_FILES | {"slots.py", "dag.py"},
     "iterative_vae": LENGTH_FILES | {"discrete.py", "iterative_vae.py", "nat.py"},
     "flowseq": LENGTH_FILES | {"flowseq.py", "nat.py"},
     "cmlm": LENGTH_FILES | {"cmlm.py"},

@@ -37,7 +37,10 @@ WRONG = {  # for each exercise: a part of its solution, its replacement, and wha
         ("@ value", "@ value, scores", r"^Return one tensor; got a tuple\.$"),
         (" @ value", "", r"^Return \(Q, d_v\), here \(3, 4\); got \(3, 5\)\.$"),
     ],
-    "The learning rate": [("min(", "max(", "^Step 1: ")],
+    "The learning rate": [
+        ("min(", "max(", r"^Step 1: your learning rate 0\.0442, the library's 1\.75e-07\.$"),
+        ("**-1.5", "**-1", r"^Step 1: your learning rate 1\.1e-05, the library's "),
+    ],
     "Label smoothing": [
         ("smoothing * log_p.mean(-1)", "0", r"^smoothing 0\.1: yours \d\.\d{4}, the library's \d\.\d{4}\.$"),
         ("smoothing * log_p.mean(-1)", "smoothing * log_p.sum(-1)", r"^smoothing 0\.1: "),
@@ -52,7 +55,7 @@ WRONG = {  # for each exercise: a part of its solution, its replacement, and wha
         (
             "(score, *place)",
             "(2 * score, *place)",
-            r"^log P of the first: yours -\d\.\d{3}, the library's -\d\.\d{3}\.$",
+            r"^log P of target 1: yours -\d\.\d{3}, the library's -\d\.\d{3}\.$",
         ),
         ("(score, *place)", "place", r"^Return a list of tuples: log P, beam, token\.$"),
         ("return [", "return best  # [", r"^Return a list of tuples"),

@@ -15,8 +15,9 @@ from torch import Tensor
 from tests.batches import END, FLOAT32, padded_batch, random_tokens, source_batch, targets
 from tests.models import tiny_ctc
 from vaswani_transformer import ctc
-from vaswani_transformer.ctc import NO_TARGET, best_alignment, state_tokens, words_of
+from vaswani_transformer.ctc import best_alignment, state_tokens
 from vaswani_transformer.prefix_search import prefix_beam_search
+from vaswani_transformer.slots import words_of
 
 BLANK = 1
 
@@ -98,7 +99,8 @@ def test_words_are_the_labels_without_the_end_and_repetitions_need_a_blank() -> 
     words = words_of(torch.tensor([[5, 5, 6, END], [5, 6, 6, 6], [END, -100, -100, -100], [-100] * 4]), [END], BLANK)
     assert words.tokens.tolist() == [[5, 5, 6, BLANK], [5, 6, 6, 6], [BLANK] * 4, [BLANK] * 4]
     assert words.counts.tolist() == [3, 4, 0, 0]
-    assert words.needed_slots.tolist() == [4, 6, 0, NO_TARGET]
+    assert words.has_target.tolist() == [True, True, True, False]
+    assert tiny_ctc().needed_slots(words).tolist() == [4, 6, 0, 0]
 
 
 @pytest.mark.parametrize("words", TARGETS, ids=str)
@@ -163,7 +165,7 @@ def test_chunks_of_sentences_give_the_same_loss_and_gradient(monkeypatch: pytest
         return [*torch.autograd.grad(model(**batch).loss, list(model.parameters()))]
 
     expected = gradients()
-    monkeypatch.setattr(ctc, "chunk_size", lambda device: 1)
+    monkeypatch.setattr("vaswani_transformer.slots.chunk_size", lambda device: 1)
     torch.testing.assert_close(gradients(), expected)
 
 
@@ -249,9 +251,9 @@ def test_several_targets_of_a_source_use_the_same_slots() -> None:
         ({"upsampling": 0}, "upsampling"),
         (
             {"eos_token_id": 1},
-            r"^eos_token_id: CTC needs an end token that is not <pad>, its blank; got 1, and 1 as pad",
+            r"^eos_token_id: slots need an end token that is not <pad>, the token of an empty slot; got 1, and 1",
         ),
-        ({"eos_token_id": None}, "^eos_token_id: CTC needs an end token"),
+        ({"eos_token_id": None}, "^eos_token_id: slots need an end token"),
         ({"pad_token_id": None}, "^pad_token_id: not a single token id; got None"),
     ],
     ids=str,

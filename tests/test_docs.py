@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -149,6 +150,9 @@ def test_link_leads_to_a_file_and_a_heading_that_exist_without_markup_that_githu
         target, _, anchor = link.partition("#")
         if target.startswith("http"):
             continue
+        if workflow := re.match(r"\.\./\.\./actions(/workflows/[\w.]+)", target):  # of the repository's page on GitHub
+            assert (ROOT / f".github{workflow[1]}").is_file(), link
+            continue
         path = (page.parent / target) if target else page
         assert path.exists(), link
         if path.suffix == ".py":  # `anchor` is a function
@@ -160,20 +164,52 @@ def test_link_leads_to_a_file_and_a_heading_that_exist_without_markup_that_githu
         assert not anchor or anchor in anchors_of(path.read_text(encoding="utf-8")), link
 
 
-def test_readme_is_short_and_two_commands_do_the_set_up() -> None:
-    """One command trains the quickstart model and one runs the tests, as CI does."""
+def test_readme_is_short_and_one_environment_does_the_set_up() -> None:
+    """One command makes the environment in which the next translate and train; one runs the tests, as CI does."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(readme.splitlines()) <= 120
     commands = [block.strip() for block in blocks_of(ROOT / "README.md", "bash")]
-    assert any("venv" in command and "training/recipes/quickstart.yaml" in command for command in commands)
+    assert [number for number, command in enumerate(commands) if "venv" in command] == [0]
+    assert '".[train]"' in commands[0]
+    assert any("training/recipes/quickstart.yaml" in command for command in commands)
     assert 'pip install -e ".[dev]" && python -m pytest' in commands
     assert "python -m pytest" in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+
+
+def test_badges_say_what_the_package_says() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    badges = dict(re.findall(r"img\.shields\.io/badge/(\w+)-(.*)-blue", readme))
+    assert badges["license"].replace("--", "-") == project["license"]
+    assert badges["python"] == project["requires-python"].removeprefix(">=") + "+"
 
 
 def test_every_page_is_in_the_navigation_or_left_out_by_name() -> None:
     settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     navigation = settings.partition("\nnot_in_nav:")[2]
     assert [page.name for page in (ROOT / "docs").glob("*.md") if f" {page.name}\n" not in navigation] == []
+
+
+REFERENCE = ("api.md", "fields.md", "changelog.md", "security.md")  # made from code, or not in docs/
+
+
+def navigation() -> list[Path]:
+    """Return the pages of the navigation that are written by hand."""
+    names = re.findall(
+        r"([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2], re.MULTILINE
+    )
+    assert len(names) <= 28
+    return [ROOT / "docs" / name for name in names if name not in REFERENCE]
+
+
+def test_pages_are_few_and_short() -> None:
+    """A reader finds what is there; what only a few need is beside the kept results or on a page of the reference."""
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in navigation()) <= 42_500
+
+
+@pytest.mark.parametrize("word", ["excel", "quantize", "alignment", "likelihood"])
+def test_search_finds_a_word_that_readers_look_for(word: str) -> None:
+    assert any(re.search(rf"\b{word}", page.read_text(encoding="utf-8"), re.IGNORECASE) for page in navigation())
 
 
 def test_every_public_name_is_on_the_api_page() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from docs.tools import browser_pictures, measurements, paper, pictures
+from docs.tools import animation, browser_pictures, measurements, paper, pictures
 from docs.tools.figures import draw_learning_rate, smoothed_loss
 from tests import ROOT
 from tests.browsers import started_browser
@@ -49,7 +49,7 @@ def test_diagrams_show_a_models_weights(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(pictures, "WORD", words[0])
     monkeypatch.setattr(pictures, "OTHER", words[-2])
     pictures.main(str(save(tmp_path / "model", model, tokenizer)), tmp_path)
-    names = ("qkv", "teacher-forcing", "one-pass", "engines")
+    names = ("qkv", "teacher-forcing", "one-pass", "graph", "engines")
     drawings = {name: ElementTree.parse(tmp_path / f"figure-{name}.svg").getroot() for name in names}
     texts = {
         name: [each.text or "" for each in drawing.iter() if each.tag.endswith("text")]
@@ -71,6 +71,52 @@ def test_picture_of_a_search_shows_its_best_target() -> None:
     assert "el gato es negro" in texts[-1]
     assert drawing.attrib["role"] == "img"
     assert "class" not in {name for each in drawing.iter() for name in each.attrib}
+
+
+ANIMATED = pictures.IMAGES / f"figure-{animation.NAME}.svg"
+
+
+def test_animated_search_shows_its_end_to_readers_who_prefer_no_motion() -> None:
+    drawing = ElementTree.parse(ANIMATED).getroot()
+    style = drawing.findtext("{http://www.w3.org/2000/svg}style") or ""
+    still, _, moving = style.partition("@media (prefers-reduced-motion:no-preference)")
+    assert "@keyframes" not in still
+    assert "animation" not in still
+    frames = set(re.findall(r"@keyframes (\w+)", moving))
+    styles = [each.attrib["style"] for each in drawing.iter() if each.attrib.get("style", "").startswith("animation")]
+    used = {name for style in styles for name in style.removeprefix("animation-name:").split(",")}
+    assert used
+    assert used <= frames
+    texts = [each for each in drawing if each.tag.endswith("text") and each.attrib.get("opacity") != "0"]
+    title = drawing.findtext("{http://www.w3.org/2000/svg}title") or ""
+    assert title == f"Beam search translates “{texts[0].text}” as “{texts[1].text}”"
+    assert len(texts) == 2
+
+
+def test_animated_search_is_readable_in_both_themes_and_asks_no_host() -> None:
+    text = ANIMATED.read_text(encoding="utf-8")
+    light, _, dark = text.partition("@media (prefers-color-scheme:dark)")
+    assert dark
+    for theme in (light, dark):
+        colors = dict(re.findall(r"--(\w+):(#\w{6});", theme.partition("}")[0]))
+        for name in ("ink", "gray", "blue"):
+            assert contrast(colors[name], colors["ground"]) >= 4.5
+    addresses = set(re.findall(r"https?://[^\s\"<]+", text))
+    assert addresses == {"http://www.w3.org/2000/svg"}  # a name, not a request
+    assert not re.search(r"<(script|image|foreignObject|use)|url\(|@import|href", text)
+
+
+@pytest.mark.slow
+def test_search_is_animated_step_by_step() -> None:
+    model, tokenizer = model_of_pairs()
+    with started_browser() as browser:
+        text = browser_pictures.animated_search(browser, model, tokenizer, "the cat is black")
+    drawing = ElementTree.fromstring(text)
+    texts = [each.text or "" for each in drawing if each.tag.endswith("text")]
+    assert texts[0] == "the cat is black"
+    assert texts[-1] == "el gato es negro"
+    styles = {each.attrib.get("style", "") for each in drawing.iter("{http://www.w3.org/2000/svg}g")}
+    assert {f"step{step}" for step in range(1, len(texts))} <= set(re.findall(r"step\d+", " ".join(styles)))
 
 
 def test_pictures_of_the_non_autoregressive_models_are_drawn_from_the_kept_measurements(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from bench.sentence_counts import (
     write_counts,
 )
 from tests.commands import error_line, run_main, user_error
-from training.metrics import TrigramModel, bleu, chrf, text_statistics
+from training.tasks import TrigramModel, bleu, chrf, text_statistics
 
 REFERENCES = [
     "a man in a blue shirt is standing on a ladder cleaning a window .",

@@ -15,7 +15,7 @@ from tests.batches import END
 from tests.models import EVERY_FAMILY
 from training import energy
 from training.energy import OPERATORS, Energy
-from vaswani_transformer import VaswaniFlowSeqConfig, VaswaniFlowSeqForConditionalGeneration, ctc, discrete, loss
+from vaswani_transformer import VaswaniFlowSeqConfig, VaswaniFlowSeqForConditionalGeneration, discrete, loss, slots
 
 SIZES: dict[str, Any] = {
     **{"vocab_size": 11, "d_model": 8, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 3, "d_ff": 8},
@@ -45,6 +45,10 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {  # the family, and fields of it
     "CTC, without smoothing": ("ctc", {"label_smoothing": 0.0}),
     "CTC with glancing": ("ctc", {"glancing_ratio": 0.5}),
     "CTC with glancing, untied": ("ctc", {"glancing_ratio": 0.7, "tie_word_embeddings": False}),
+    "DAG": ("dag", {}),
+    "DAG, smoothing": ("dag", {"label_smoothing": 0.1}),
+    "DAG with glancing": ("dag", {"glancing_ratio": 0.5}),
+    "DAG with glancing, untied": ("dag", {"glancing_ratio": 0.7, "tie_word_embeddings": False}),
     "CMLM": ("cmlm", {}),
     "revealed latents": ("iterative_vae", {}),
     "revealed latents, smoothing": ("iterative_vae", {"label_smoothing": 0.1}),
@@ -134,11 +138,13 @@ def test_gradient_of_every_training_loss_is_that_of_finite_differences(mode: str
     assert torch.equal(compute(), compute())  # the draws are fixed
 
 
-@pytest.mark.parametrize("mode", ["autoregressive", "GLAT", "CTC with glancing", "CMLM", "revealed latents"])
+@pytest.mark.parametrize(
+    "mode", ["autoregressive", "GLAT", "CTC with glancing", "DAG with glancing", "CMLM", "revealed latents"]
+)
 def test_gradient_of_losses_in_chunks_and_over_a_given_number_of_tokens(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (loss, ctc, discrete):
+    for module in (loss, slots, discrete):
         monkeypatch.setattr(module, "chunk_size", lambda device: 2)
     family, fields = MODES[mode]
     model = model_of(family, fields)

@@ -17,7 +17,7 @@ from transformers import DynamicCache, EncoderDecoderCache, StaticCache, modelin
 from transformers.modeling_outputs import BaseModelOutput
 
 from tests.batches import FLOAT32, padded_batch, random_batch, random_tokens, targets
-from tests.models import EVERY_FAMILY, assert_matrix_shared, tiny_model
+from tests.models import EVERY_FAMILY, SLOT_FAMILY, assert_matrix_shared, tiny_model
 from vaswani_transformer import (
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,
@@ -379,7 +379,8 @@ def test_position_after_omitted_logits_is_an_error_that_names_skip_logits(family
             outputs[position]
     copied = pickle.loads(pickle.dumps(type(outputs)(**{name: value.detach() for name, value in outputs.items()})))
     assert (type(copied), float(copied[0])) == (type(outputs), float(outputs.loss.detach()))
-    shape = (3, 12, 99) if family == "ctc" else (3, 5, 99)  # CTC has two slots per source token
+    length = 6 * model.config.upsampling if family in SLOT_FAMILY else 5
+    shape = (3, length, 99)
     loss, logits = model(**batch, skip_logits=False)[:2]
     assert (loss.shape, logits.shape) == ((), shape)
     assert model(**batch, return_dict=False)[1].shape == shape  # a tuple cannot say what it lacks

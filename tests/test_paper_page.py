@@ -5,19 +5,28 @@ import json
 import math
 import pkgutil
 import re
+import shutil
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from docs.tools import formulas
+from docs.tools.float64 import float64_model
 from docs.tools.listings import LISTING, names_in, source_of
 from docs.tools.paper import EXERCISES, NOTEBOOK, PAGES, PICTURE, PYTHON, SOLUTION, run_page, to_notebook
 from tests import ROOT
 from tests.command_parsers import anchors_of
+from tests.models import PAIRS
+from vaswani_transformer import (
+    VaswaniTransformerConfig,
+    VaswaniTransformerForConditionalGeneration,
+    VaswaniTransformerTokenizer,
+)
 
 TEXTS = {path.stem: path.read_text(encoding="utf-8") for path in PAGES}
 NAMES = [name for text in TEXTS.values() for match in LISTING.finditer(text) for name in names_in(match[1])]
@@ -61,6 +70,47 @@ def test_part_of_a_diagram_leads_to_a_heading_of_a_page(name: str) -> None:
     page = formulas.on_page_content(f'<p><img alt="it" src="../images/{name}" /></p>')
     assert "<img" not in page
     assert ".md" not in page
+
+
+def test_file_of_a_diagram_leads_to_the_pages_of_the_site(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    shutil.copy(ROOT / "docs" / "images" / "figure-1.svg", tmp_path / "images")
+    formulas.on_post_build(SimpleNamespace(site_dir=str(tmp_path)))
+    drawing = (tmp_path / "images" / "figure-1.svg").read_text(encoding="utf-8")
+    assert 'href="../paper-model/#' in drawing
+    assert ".md" not in drawing
+
+
+@pytest.mark.parametrize("name", ["figure-1.svg", "masks.svg"])
+def test_picture_has_a_link_to_its_file(name: str) -> None:
+    page = formulas.on_page_content(f'<p><img alt="it" src="../images/{name}" /></p>')
+    assert f'<a class="whole-picture" href="../images/{name}">' in page
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_page_opens_with_a_picture_and_three_sentences(path: Path) -> None:
+    opening = TEXTS[path.stem].partition("```")[0]
+    assert re.search(r"^!\[[^\]]*\]\(images/figure-[\w-]+\.svg\)$", opening, flags=re.MULTILINE)
+    paragraphs = [text for text in opening.split("\n\n") if not text.startswith(("#", "!", "|"))]
+    assert max(len(re.findall(r"[.:](?=\s|$)", text)) for text in paragraphs) >= 3
+
+
+def test_model_of_the_pages_computes_in_float64_as_the_package_does_in_float32() -> None:
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=300)
+    config = VaswaniTransformerConfig(vocab_size=len(tokenizer), d_model=32, d_ff=64, num_heads=2)
+    torch.manual_seed(0)
+    exact = float64_model(config).eval()
+    assert torch.get_default_dtype() == torch.float32
+    plain = VaswaniTransformerForConditionalGeneration(config).eval()
+    plain.load_state_dict(exact.float().state_dict())
+    batch = tokenizer(["la casa es roja", "veo"], text_target=["the house", "i see"], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        expected = plain(**batch).logits
+        logits = exact.double()(**batch).logits
+    assert logits.dtype == torch.float64
+    torch.testing.assert_close(logits.float(), expected, rtol=1e-4, atol=1e-4)
+    positions = exact.get_encoder().input_embedding.positions(torch.tensor([[0, 7]]))
+    assert positions[0, 1, 2].item() == pytest.approx(math.sin(7 * 10000 ** (-2 / 32)), abs=1e-14)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)

@@ -25,10 +25,12 @@ from transformers import AutoModelForSeq2SeqLM, pipeline
 from tests import ROOT
 from tests.batches import FLOAT32, assert_equal_at_tokens, source_batch, targets
 from tests.convert.originals import assert_same_probabilities
-from tests.models import EVERY_FAMILY, PAIRS, family_of_pairs, save
+from tests.models import EVERY_FAMILY, PAIRS, SLOT_FAMILY, family_of_pairs, save
 from tests.published import assert_same_results, load_without_the_package
-from vaswani_transformer import to_ctranslate2, to_onnx
+from vaswani_transformer.convert.ctranslate2_exporter import to_ctranslate2
+from vaswani_transformer.convert.onnx_exporter import to_onnx
 from vaswani_transformer.pipeline import TASK
+from vaswani_transformer.registration import FAMILIES
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
@@ -45,13 +47,13 @@ def batch_of(*lengths: int) -> dict[str, Tensor]:
 def target_of(family: str, batch: dict[str, Tensor]) -> dict[str, Any]:
     """Return a batch whose target is given without labels, by its mask and, if the family reads words, its words.
 
-    A CTC model gets the mask of its slots, which it ignores.
+    A model with slots gets their mask, which it ignores.
     """
     labels = batch.pop("labels")
-    if family == "ctc":
-        return batch | {
-            "decoder_attention_mask": batch["attention_mask"].sort(descending=True).values.repeat_interleave(2, 1)
-        }
+    if family in SLOT_FAMILY:
+        upsampling = FAMILIES[family].model_class.config_class().upsampling
+        source = batch["attention_mask"].sort(descending=True).values
+        return batch | {"decoder_attention_mask": source.repeat_interleave(upsampling, 1)}
     words = {"decoder_input_ids": labels.clamp(min=3)} if family in ("autoregressive", "cmlm") else {}
     return batch | words | {"decoder_attention_mask": labels.ne(-100).long()}
 
@@ -280,7 +282,7 @@ NO_CACHE = r"^past_key_values: Vaswani\w+ predicts all words at once .* PREFIX_T
 ONLY_THE_PAPERS_MODEL = r"^A Vaswani\w+ is not a VaswaniTransformerForConditionalGeneration, the only model"
 # The errors in place of a promise; None: it may work and is not tested.
 NOT_GIVEN: dict[str, dict[str, str | None]] = {
-    "`torch.compile(fullgraph=True)` with labels": {"ctc": None},
+    "`torch.compile(fullgraph=True)` with labels": dict.fromkeys(SLOT_FAMILY),
     "PEFT: prefix tuning": dict.fromkeys(NAR, NO_CACHE),
     "PEFT: an adapter for each text (`adapter_names`)": dict.fromkeys(
         ("nat", "iterative_vae", "flowseq"), r"^adapter_names: cannot differ by row in .* expected one adapter\."

@@ -23,7 +23,7 @@ import pytest
 from tests import ROOT
 from tests.command_parsers import commands_of
 from tests.models import EVERY_FAMILY, PAIRS, family_of_pairs, model_of_pairs, save, tiny_model
-from vaswani_transformer import to_ctranslate2
+from vaswani_transformer.convert.ctranslate2_exporter import to_ctranslate2
 from vaswani_transformer.tokenizer import SPACES, source_encoder
 
 for package in ("ctranslate2", "starlette", "uvicorn"):

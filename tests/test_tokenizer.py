@@ -235,13 +235,6 @@ def test_saved_tokenizer_has_no_truncation_or_padding_of_an_earlier_call(tmp_pat
     assert (saved["truncation"], saved["padding"]) == (None, None)
 
 
-def test_tokenizer_that_is_trained_anew_promises_no_words() -> None:
-    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(TEXTS, 2000)
-    assert tokenizer.init_kwargs["holds_all_words"]
-    trained = tokenizer.train_new_from_iterator(["completely different words"], 262)
-    assert "holds_all_words" not in trained.init_kwargs
-
-
 @pytest.mark.parametrize(
     ("texts", "size", "algorithm", "message"),
     [

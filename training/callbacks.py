@@ -23,8 +23,8 @@ from transformers import (
     TrainingArguments,
 )
 
-from training.fields import Recipe
-from vaswani_transformer.support.errors import UserError
+from training.recipe import Recipe
+from vaswani_transformer.support.command import UserError
 
 logger = logging.getLogger(__name__)
 

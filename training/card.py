@@ -11,14 +11,12 @@ from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
 from training.data import describe_seen
 from training.families import GlancingTraining
-from training.fields import HubData, Recipe, to_dict
 from training.models import STARTS, starts
 from training.prepare import PUBLIC_SETS
-from training.recipe import recipe_of
+from training.recipe import HubData, Recipe, recipe_of, to_dict
 from training.tasks import Metric, Task, make_task
 from training.train import RESULTS, flat
-from vaswani_transformer.support.command_line import CommandParser
-from vaswani_transformer.support.errors import UserError, exit_on_user_error
+from vaswani_transformer.support.command import CommandParser, UserError, exit_on_user_error
 from vaswani_transformer.support.files import check_new_file, read_json
 
 FOLDERS = ("data.path", "data.distilled", "tokenizer.path", *(f"training.{name}" for name in (*STARTS, "energy_from")))

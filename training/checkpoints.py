@@ -5,7 +5,6 @@ their files. Older checkpoints are deleted after that. `complete` lists the SHA-
 from files that were lost or altered.
 """
 
-import hashlib
 import json
 import logging
 import math
@@ -16,9 +15,11 @@ import torch
 from accelerate import PartialState
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import DictValueType, StateDictOptions, set_model_state_dict
+from transformers import PreTrainedModel
 
-from vaswani_transformer.support.errors import UserError
-from vaswani_transformer.support.files import write_atomically
+from vaswani_transformer.support.command import UserError
+from vaswani_transformer.support.files import sha256_of, write_atomically
 
 logger = logging.getLogger(__name__)
 CHECKPOINTS = "checkpoints"
@@ -40,11 +41,6 @@ def complete_checkpoints(run: Path, with_interrupted: bool = True, last_step: fl
     complete = [mark.parent for mark in (run / CHECKPOINTS).glob(f"checkpoint-*/{COMPLETE}")]
     regular = [path for path in complete if with_interrupted or not (path / INTERRUPTED).exists()]
     return sorted((path for path in regular if step_of(path) <= last_step), key=step_of)
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def mark_complete(checkpoint: Path) -> None:
@@ -144,3 +140,13 @@ def mean_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
             dtypes[name] = weight.dtype
             sums[name] = sums[name].add_(weight) if name in sums else weight.double()
     return {name: (total / len(checkpoints)).to(dtypes[name]) for name, total in sums.items()}
+
+
+def load_weights(model: PreTrainedModel, weights: dict[str, Tensor]) -> None:
+    state: DictValueType = {**weights}
+    set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True, strict=False))
+
+
+def load_mean(model: PreTrainedModel, checkpoints: list[Path]) -> None:
+    """Load the mean of checkpoints, which have tied matrices only once, into a model that may be sharded."""
+    load_weights(model, mean_weights(checkpoints))

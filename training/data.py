@@ -9,29 +9,30 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import datasets
 import numpy as np
+import pandas
 import pyarrow as pa
 import pyarrow.compute as pc
 from accelerate import PartialState
 from datasets import Dataset, DatasetDict, Features, Value
+from numpy.typing import NDArray
 from transformers import AddedToken, PreTrainedConfig, PreTrainedTokenizerBase
 
-from training.cleaning import report, without
-from training.fields import FileData, Recipe
 from training.machine import allowed_cores
+from training.recipe import FileData, Recipe
 from training.tasks import bleu_tokenizer
 from training.texts import SIDES, draw_key, read_files, read_split
 from vaswani_transformer import VaswaniTransformerTokenizer
-from vaswani_transformer.batching.steps import Lengths
-from vaswani_transformer.batching.tokens import ArrowRows
+from vaswani_transformer.batching.pairs import ArrowRows
+from vaswani_transformer.batching.sampler import Lengths
 from vaswani_transformer.parsing.linear import linear_tokens
-from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.support.command import UserError
 from vaswani_transformer.support.files import read_json
-from vaswani_transformer.support.loading import load_tokenizer
-from vaswani_transformer.tokenizer import ALL_WORDS_KEY, source_encoder
+from vaswani_transformer.support.models import load_tokenizer
+from vaswani_transformer.tokenizer import source_encoder
 
 logger = logging.getLogger(__name__)
 SPLITS = ("train", "validation", "test")
@@ -92,7 +93,7 @@ def load_data(recipe: Recipe, run: Path | None = None, before: Learned | None = 
     with PartialState().main_process_first():  # others read its cache
         read = read_pairs(recipe, SPLITS)
         if recipe.data.kind != "trees":
-            logger.info("%s", "\n".join(report("Training pairs", read["train"])))
+            logger.info("%s", "\n".join(describe_pairs("Training pairs", read["train"])))
         pairs, variants = with_copies(recipe, read)
         tokenizer = load_tokenizer(str(run)) if run is not None else make_tokenizer(recipe, pairs["train"])
         tokens = tokenize(recipe, pairs, tokenizer)
@@ -327,6 +328,102 @@ def describe_seen(split: str, size: int, seen: dict[str, int] | None) -> str:
     return f"{split} set: {'; '.join(overlaps)}, so its scores may be too high" if overlaps else ""
 
 
+# What is often wrong with pairs
+
+PATTERNS = {  # of a source or target, in the order of the report
+    "markup": "</?[A-Za-z][^<>]*>",
+    "entities": "&(#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6}|[A-Za-z]{2,8});",
+    "placeholders": r"(?i)^(#?n/?a|null|nan|tbd|-+|\?+)$",
+    "capitals": r"^(\P{Ll}*\p{Lu}){4}\P{Ll}*$",  # four or more, and no small letter
+}
+DESCRIPTIONS = {
+    "markup": "markup such as <b>",
+    "entities": "HTML entities such as &amp;",
+    "placeholders": "placeholders such as n/a",
+    "capitals": "capitals only",
+    "copies": "target equal to the source",
+    "duplicates": "repetitions of an earlier pair",
+    "ratios": "length ratio more than 3 times the usual one, or less than a third",
+}
+RATIO = 3.0  # of the number of characters in target and source, relative to the median
+SMOOTHING = 10  # characters added to both, so that short texts have no odd ratio
+SHOWN = 60  # characters of an example
+Rows = NDArray[np.intp]
+
+
+def find_rows(pairs: Dataset) -> dict[str, Rows]:
+    """Return the rows of each kind of `DESCRIPTIONS`, in ascending order."""
+    masks: dict[str, list[NDArray[np.bool_]]] = {name: [] for name in (*PATTERNS, "copies")}
+    keys = [np.empty(0, dtype=np.uint64)]
+    ratios = [np.empty(0)]
+    for table in pairs.with_format("arrow").iter(100_000):
+        texts = [table[side] for side in SIDES]
+        for name, pattern in PATTERNS.items():
+            options = pc.MatchSubstringOptions(pattern)
+            matches = [pc.call_function("match_substring_regex", [side], options).to_numpy() for side in texts]
+            masks[name].append(np.logical_or(*matches))
+        masks["copies"].append(pc.call_function("equal", texts).to_numpy())
+        source_keys, target_keys = map(text_keys, texts)
+        keys.append(source_keys * np.uint64(3) + target_keys)  # modulo 2^64
+        sources, targets = (pc.call_function("utf8_length", [side]).to_numpy() + SMOOTHING for side in texts)
+        ratios.append(np.log(targets / sources))
+
+    found = {name: np.flatnonzero(np.concatenate([[], *parts])) for name, parts in masks.items()}
+    found["duplicates"] = repetitions(np.concatenate(keys))
+    logs = np.concatenate(ratios)
+    found["ratios"] = np.flatnonzero(abs(logs - np.median(logs)) > np.log(RATIO)) if len(logs) else np.empty(0, np.intp)
+    return found
+
+
+def text_keys(texts: pa.ChunkedArray) -> NDArray[np.uint64]:
+    """Return a hash of each text."""
+    hash_array: Any = pandas.util.hash_array
+    return hash_array(texts.to_numpy(), categorize=False)
+
+
+def repetitions(keys: NDArray[np.uint64]) -> Rows:
+    """Return the rows whose key an earlier row has too."""
+    _, first = np.unique(keys, return_index=True)
+    is_first = np.zeros(len(keys), dtype=bool)
+    is_first[first] = True
+    return np.flatnonzero(~is_first)
+
+
+def describe_pairs(name: str, pairs: Dataset) -> Iterator[str]:
+    """Yield lines with the number and lengths of pairs, and for each kind that occurs its number and an example."""
+    if not len(pairs):
+        return
+    lengths = []
+    for side in SIDES:
+        parts = [
+            pc.call_function("utf8_length", [table[side]]).to_numpy()
+            for table in pairs.with_format("arrow").iter(100_000)
+        ]
+        characters = np.concatenate(parts)
+        lengths.append(f"{side} {np.median(characters):,.0f} (median) to {characters.max():,} characters")
+    yield f"{name}: {len(pairs):,} pairs, {', '.join(lengths)}"
+    found = find_rows(pairs)
+    for kind, description in DESCRIPTIONS.items():
+        if len(found[kind]):
+            pair = pairs[int(found[kind][0])]
+            shown = " -> ".join(quoted(pair[side]) for side in SIDES)
+            yield f"  {kind}: {len(found[kind]):,} pairs ({description}), first {shown}"
+
+
+def quoted(text: str) -> str:
+    """Return the beginning of a text in quotation marks, with its line breaks and control characters escaped."""
+    return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}...")
+
+
+def without(pairs: Dataset, kinds: Iterable[str]) -> tuple[Dataset, dict[str, int]]:
+    """Return the pairs that are of none of these kinds, and the number of each kind."""
+    found = find_rows(pairs)
+    is_kept = np.ones(len(pairs), dtype=bool)
+    for kind in kinds:
+        is_kept[found[kind]] = False
+    return pairs.select(np.flatnonzero(is_kept)), {kind: len(found[kind]) for kind in kinds}
+
+
 # Vocabulary and tokens
 
 
@@ -359,7 +456,6 @@ def make_tokenizer(recipe: Recipe, train: Dataset) -> PreTrainedTokenizerBase:
                 f"tokenizer.path: {settings.path} does not contain all {what}, such as {missing[0]!r}. Leave it out to "
                 "learn a vocabulary."
             )
-        tokenizer.init_kwargs.pop(ALL_WORDS_KEY, None)  # these texts may have other words
 
     # What training needs of any tokenizer.
     if recipe.family.recipe.needs_mask and tokenizer.mask_token_id is None:
@@ -381,8 +477,6 @@ def learn_tokenizer(recipe: Recipe, train: Dataset, added: set[str]) -> PreTrain
         tokenizer = VaswaniTransformerTokenizer.train_from_iterator(texts, size, settings.algorithm)
     except ValueError as error:
         raise UserError(f"tokenizer.vocab_size: {error}") from error
-    if settings.sample is not None and settings.sample < len(train):
-        tokenizer.init_kwargs.pop(ALL_WORDS_KEY, None)  # the other pairs may have other words
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in sorted(added)])
     return tokenizer
 
@@ -499,5 +593,7 @@ def log_unknown(counts: dict[str, Counts]) -> None:
 
 def processes_for(rows: Dataset) -> int | None:
     """Return the number of processes to start for `rows`; None for no further process."""
-    count = min(allowed_cores(), len(rows) // PAIRS_A_PROCESS)
+    count = len(rows) // PAIRS_A_PROCESS
+    if count > 1:
+        count = min(count, allowed_cores())
     return count if count > 1 else None

@@ -13,7 +13,6 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,18 @@ from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar
 
 from training.data import load_pairs
-from training.fields import Recipe
 from training.machine import commit, init_processes, versions
-from training.recipe import load_recipe
+from training.recipe import Recipe, load_recipe
 from vaswani_transformer.parsing.constraint import tree_constraint
-from vaswani_transformer.support.command_line import CommandParser, number_argument, positive_argument
-from vaswani_transformer.support.errors import UserError, exit_on_user_error
-from vaswani_transformer.support.loading import LoadOptions, add_load_options, load_model_and_tokenizer
-from vaswani_transformer.support.output import ResumableFile
+from vaswani_transformer.support.command import (
+    CommandParser,
+    UserError,
+    exit_on_user_error,
+    number_argument,
+    positive_argument,
+)
+from vaswani_transformer.support.files import ResumableFile
+from vaswani_transformer.support.models import LoadOptions, add_load_options, load_model_and_tokenizer
 from vaswani_transformer.tokenizer import text_encoder
 from vaswani_transformer.translation.translator import Translation, Translator
 
@@ -54,8 +57,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
     shard: dict[str, Any] = {"type": shard_argument, "default": (1, 1)}
     parser.add_argument("--shard", metavar="i/n", help="write the i-th of n shares (1/1)", **shard)
     parser.add_argument("--beams", type=positive_argument, metavar="N", help="beams; 1 for greedy search")
-    alpha = partial(number_argument, setting="length_penalty")
-    parser.add_argument("--length_penalty", type=alpha, metavar="ALPHA", help="alpha of lp(Y)")
+    parser.add_argument("--length_penalty", type=number_argument, metavar="ALPHA", help="alpha of lp(Y)")
     parser.add_argument("--min_length_difference", type=int, default=-20, metavar="N", help="translation minus source")
     parser.add_argument("--max_length_difference", type=int, default=20, metavar="N", help="the same at most (20)")
     size: dict[str, Any] = {"type": positive_argument, "default": 2048, "metavar": "N"}

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from training.data import Data
-from training.fields import Recipe
 from training.models import load_trained
+from training.recipe import Recipe
 from training.trainer import PaperTrainer
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.cmlm import mask_targets

@@ -6,23 +6,24 @@ B pairs of a batch, S source, T target, V vocabulary.
 import contextlib
 import json
 import math
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vaswani_transformer.batching.inference import pad_rows
+from vaswani_transformer.batching.pairs import pad_rows
 from vaswani_transformer.search import length_penalty
-from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.support.command import UserError
 from vaswani_transformer.support.files import write_atomically
-from vaswani_transformer.support.modes import eval_mode, has_likelihood, is_non_autoregressive
+from vaswani_transformer.support.models import eval_mode, has_likelihood, is_non_autoregressive
 from vaswani_transformer.translation.translator import Constraint, Hypothesis, NanError, Translator, nan_errors
 
 ROWS = 8  # rows of logits whose float32 loss is computed at a time
@@ -60,20 +61,6 @@ class SplitResults(NamedTuple):
     scores: dict[str, Any]
 
 
-class TimedTranslator(Translator):
-    """Translator that measures the time of its searches in `seconds`, without that of the scores."""
-
-    seconds = 0.0
-
-    def generate(self, **inputs: Any) -> Any:
-        start = time.perf_counter()
-        output = super().generate(**inputs)
-        if self.model.device.type != "cpu":
-            torch.accelerator.synchronize(self.model.device)
-        self.seconds += time.perf_counter() - start
-        return output
-
-
 class Evaluator:
     """Callable that translates the sources of a batch of pairs and computes the likelihood of its references.
 
@@ -84,6 +71,7 @@ class Evaluator:
         statistics: computes further statistics of the references, or None.
         autocast: makes the context in which the model runs.
         scores: whether to compute the log-probabilities of the translations; a sharded model has none.
+        make_translator: class of the translator.
         **search: arguments of `generate()`.
     """
 
@@ -95,12 +83,13 @@ class Evaluator:
         statistics: Statistics | None = None,
         autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         scores: bool = False,
+        make_translator: type[Translator] = Translator,
         **search: Any,
     ) -> None:
         if isinstance(model, FSDPModule):
             search["synced_gpus"] = True  # all ranks must call a layer to gather its weights
             scores = False  # their number of passes depends on the batch
-        self.translator = TimedTranslator(model, tokenizer, constraint=constraint, scores=scores, **search)
+        self.translator = make_translator(model, tokenizer, constraint=constraint, scores=scores, **search)
         self.model = model
         self.padding = tokenizer.pad_token_id
         self.statistics = statistics
@@ -120,6 +109,17 @@ class Evaluator:
             PairResult(hypothesis, self.log_probability(hypothesis), dict(zip(names, row, strict=True)))
             for hypothesis, row in zip(hypotheses, rows, strict=True)
         ]
+
+    def evaluate(self, pairs: Sequence[TokenizedPair], batches: list[list[int]]) -> list[PairResult]:
+        """Return the results of all pairs on every process; `batches` has the index of each pair once."""
+        # All processes take the same number of turns, so a batch may occur twice.
+        state = PartialState()
+        results: dict[int, PairResult] = {}
+        for turn in range(0, len(batches), state.num_processes):
+            rows = batches[(turn + state.process_index) % len(batches)]
+            results.update(zip(rows, self([pairs[row] for row in rows]), strict=True))
+        by_row = dict(gather_object(list(results.items())))
+        return [by_row[row] for row in range(len(pairs))]
 
     def reference_sums(self, pairs: list[TokenizedPair]) -> dict[str, Tensor]:
         """Return `loss`, `tokens` and the further statistics (B,) of the references."""
@@ -159,13 +159,13 @@ class Evaluator:
     def log_probability(self, hypothesis: Hypothesis) -> float | None:
         """Return log P of a translation in nats: its score, without the division by the length penalty.
 
-        It is that of the tokens and `</s>`. A model that predicts the length m adds `length_weight` log p(m). A CTC
-        model's is that of the path.
+        It is that of the tokens and `</s>`. A model that predicts the length m adds `length_weight` log p(m). That of a
+        CTC or DAG model is that of the path.
         """
         if hypothesis.score is None:
             return None
-        if is_non_autoregressive(self.model) and "length_penalty" not in self.model.family_settings:
-            return hypothesis.score  # CTC does not divide
+        if is_non_autoregressive(self.model) and has_likelihood(self.model):
+            return hypothesis.score  # that of a path, which is not divided
         settings = self.translator.settings.values
         alpha = float(settings.get("length_penalty", 1.0))
         penalty_type = settings.get("length_penalty_type", "power")
@@ -196,7 +196,7 @@ def sentence_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def possible_sums(losses: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Return `loss` and `tokens` (B,) of the references, both 0 for those that a CTC model cannot produce.
+    """Return `loss` and `tokens` (B,) of the references, both 0 for those that a CTC or DAG model cannot produce.
 
     Args:
         losses: (B,), infinite for a reference that does not fit into the slots of its source.

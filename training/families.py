@@ -6,8 +6,9 @@ B batch, T target.
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -20,20 +21,40 @@ from torch.nn.utils.rnn import pad_sequence
 
 from training.data import Data
 from training.energy import EnergyTrainer
-from training.fields import BeamSearch, BeamTraining, FamilyRecipe, Recipe, SearchRecipe, TrainingRecipe
+from training.recipe import BeamSearch, BeamTraining, Recipe, SearchRecipe, TrainingRecipe
 from training.trainer import PaperTrainer, StepBatches
-from vaswani_transformer import (
-    VaswaniCtcConfig,
-    VaswaniFlowSeqForConditionalGeneration,
-)
-from vaswani_transformer.batching.tokens import ArrowRows, Ragged
+from vaswani_transformer import VaswaniFlowSeqForConditionalGeneration
+from vaswani_transformer.batching.pairs import ArrowRows, Ragged
 from vaswani_transformer.cmlm import mask_targets, sample_masks
 from vaswani_transformer.flowseq import ActNorm
 from vaswani_transformer.model import ProjectedModel
-from vaswani_transformer.support.errors import UserError
-from vaswani_transformer.support.modes import eval_mode
+from vaswani_transformer.slots import SlotConfig
+from vaswani_transformer.support.command import UserError
+from vaswani_transformer.support.models import eval_mode
 
 PAIRS = 100_000  # pairs whose tokens are counted at a time
+
+
+@dataclass(frozen=True)
+class FamilyRecipe:
+    """How recipes train a family of models.
+
+    Attributes:
+        training: fields of the recipe's group `training`.
+        decoding: fields of the recipe's group `decoding`.
+        make_trainer: maker of the trainer of a run, from recipe, model, data and folder.
+        needs_mask: whether the vocabulary needs `<mask>`.
+        has_phases: whether some steps train only a part of the weights.
+        fits: returns a mask of the tokenized pairs whose targets the model of a recipe can produce; None for all.
+    """
+
+    training: type[TrainingRecipe]
+    decoding: type[SearchRecipe]
+    make_trainer: Callable[..., Any]
+    needs_mask: bool = False
+    has_phases: bool = False
+    fits: Callable[[Recipe, Dataset], NDArray[np.bool_]] | None = None
+
 
 AUTOREGRESSIVE = FamilyRecipe(
     training=BeamTraining,
@@ -134,8 +155,8 @@ class CtcTraining(GlancingTraining):
         return {"num_beams": 1, "length_bonus": 0.0}
 
 
-class CtcTrainer(GlancingTrainer):
-    """Trainer of CTC, with scheduled glancing."""
+class SlotTrainer(GlancingTrainer):
+    """Trainer of CTC and DAG, with scheduled glancing."""
 
     log_parts = {"accuracy": "glancing_accuracy"}
 
@@ -145,7 +166,7 @@ class CtcTrainer(GlancingTrainer):
         return sources.repeat_interleave(self.model.config.upsampling, dim=1)
 
 
-def needed_slots(targets: Ragged) -> NDArray[np.integer]:
+def ctc_slots(targets: Ragged) -> NDArray[np.integer]:
     """Return the number of words of each target, without `</s>`, and of the blanks between equal neighbors."""
     count = len(targets.lengths)
     target_of_token = np.repeat(np.arange(count), targets.lengths)
@@ -154,10 +175,17 @@ def needed_slots(targets: Ragged) -> NDArray[np.integer]:
     return targets.lengths - 1 + np.bincount(target_of_token[1:][is_repeated], minlength=count)
 
 
-def fits_into_slots(recipe: Recipe, pairs: Dataset) -> NDArray[np.bool_]:
-    """Return a mask of the pairs whose target fits into the slots that its source has."""
+def dag_vertices(targets: Ragged) -> NDArray[np.integer]:
+    """Return the number of words of each target, without `</s>`, and of the first and the last vertex."""
+    return targets.lengths + 1
+
+
+def fits_into_slots(
+    recipe: Recipe, pairs: Dataset, needed_slots: Callable[[Ragged], NDArray[np.integer]]
+) -> NDArray[np.bool_]:
+    """Return a mask of the pairs whose target fits into the slots that its source has, by the number that it needs."""
     # The slots do not depend on the size of the vocabulary, so it may be any.
-    config = cast(VaswaniCtcConfig, recipe.model_config(vocab_size=2**31))
+    config = cast(SlotConfig, recipe.model_config(vocab_size=2**31))
     slots = config.upsampling * ArrowRows(pairs, "input_ids").lengths
     if config.position_embedding == "learned":
         slots = np.minimum(slots, config.max_position_embeddings)
@@ -174,8 +202,39 @@ def fits_into_slots(recipe: Recipe, pairs: Dataset) -> NDArray[np.bool_]:
 CTC = FamilyRecipe(
     training=CtcTraining,
     decoding=PrefixSearch,
-    make_trainer=CtcTrainer,
-    fits=fits_into_slots,
+    make_trainer=SlotTrainer,
+    fits=partial(fits_into_slots, needed_slots=ctc_slots),
+)
+
+
+@dataclass(frozen=True)
+class PathSearch(SearchRecipe):
+    """Search with a DAG model.
+
+    Args:
+        decoding_strategy: which path to follow: the most likely transition from each vertex (greedy), the most likely
+            transition times word (lookahead), or the path that is best as a whole (viterbi).
+        length_penalty: alpha of viterbi; larger values favor longer translations.
+    """
+
+    decoding_strategy: Literal["greedy", "lookahead", "viterbi"] = "lookahead"
+    length_penalty: float = 1.0
+
+
+@dataclass(frozen=True)
+class DagTraining(GlancingTraining):
+    """Training of DAG, where `glancing` shows words of the best path."""
+
+    @property
+    def evaluation_search(self) -> dict[str, float]:
+        return {}
+
+
+DAG = FamilyRecipe(
+    training=DagTraining,
+    decoding=PathSearch,
+    make_trainer=SlotTrainer,
+    fits=partial(fits_into_slots, needed_slots=dag_vertices),
 )
 
 

@@ -10,11 +10,9 @@ import sys
 
 import datasets
 
-from training.cleaning import report
-from training.data import SPLITS, read_pairs
+from training.data import SPLITS, describe_pairs, read_pairs
 from training.recipe import load_recipe
-from vaswani_transformer.support.command_line import CommandParser
-from vaswani_transformer.support.errors import UserError, exit_on_user_error
+from vaswani_transformer.support.command import CommandParser, UserError, exit_on_user_error
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -28,7 +26,7 @@ def main(arguments: list[str] | None = None) -> None:
         if recipe.data.kind == "trees":
             raise UserError(f"data.kind: trees are no texts to look at; got the recipe {recipe.name}.")
         for split, rows in read_pairs(recipe, SPLITS).items():
-            print(*report(str(split), rows), sep="\n")
+            print(*describe_pairs(str(split), rows), sep="\n")
 
 
 if __name__ == "__main__":

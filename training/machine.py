@@ -12,13 +12,11 @@ import psutil
 import torch
 from accelerate import FullyShardedDataParallelPlugin, PartialState
 from accelerate.utils import gather_object
-from torch import Tensor
-from torch.distributed.checkpoint.state_dict import DictValueType, StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
 
 import vaswani_transformer
-from vaswani_transformer.support.loading import limit_kernel_caches
+from vaswani_transformer.support.models import limit_kernel_caches
 
 # The recipe decides precision, compilation and checkpointing, so that one recipe gives one result under any launcher.
 IGNORED_VARIABLES = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_", "FSDP_ACTIVATION_CHECKPOINTING")
@@ -74,12 +72,6 @@ def shard(model: PreTrainedModel, plugin: FullyShardedDataParallelPlugin) -> Non
     for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
         fully_shard(layer, reshard_after_forward=bool(plugin.reshard_after_forward))
     fully_shard(model)
-
-
-def load_weights(model: PreTrainedModel, weights: dict[str, Tensor]) -> None:
-    """Load full weights, with tied matrices only once, into a model that may be sharded."""
-    state: DictValueType = {**weights}
-    set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True, strict=False))
 
 
 def git(*arguments: str) -> str:

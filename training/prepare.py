@@ -26,8 +26,7 @@ from datasets import DownloadConfig, DownloadManager
 
 from training.texts import draw_key
 from vaswani_transformer.parsing.trees import ROOT, Tree, read_trees
-from vaswani_transformer.support.command_line import CommandParser
-from vaswani_transformer.support.errors import UserError, exit_on_user_error, one_line
+from vaswani_transformer.support.command import CommandParser, UserError, exit_on_user_error, one_line
 from vaswani_transformer.support.files import atomic_folder, read_json
 
 SUMS = Path(__file__).parent / "sums"

@@ -19,10 +19,9 @@ from training.recipe import to_yaml
 from training.train import RESULTS
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.settings import CallSettings
-from vaswani_transformer.support.command_line import CommandParser
-from vaswani_transformer.support.errors import UserError, exit_on_user_error, one_line
+from vaswani_transformer.support.command import CommandParser, UserError, exit_on_user_error, one_line
 from vaswani_transformer.support.files import atomic_folder, write_errors
-from vaswani_transformer.support.loading import load_model, load_tokenizer
+from vaswani_transformer.support.models import load_model, load_tokenizer
 
 LICENSE = Path(__file__).parent.parent / "LICENSE"
 REPLACED = ["*.safetensors", "*.safetensors.index.json", "*.py", "training_args.bin"]  # of an earlier commit

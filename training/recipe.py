@@ -1,27 +1,405 @@
-"""Reading of recipes from a YAML file and from `--any.field=value` arguments.
+"""Recipes: their fields in groups, read from a YAML file and from `--any.field=value` arguments.
 
-The kinds of data, model and optimizer determine which fields exist.
+The kinds of data, model and optimizer determine which fields exist; `training.families` has those of each family.
 """
 
 import argparse
 import dataclasses
+import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import field, make_dataclass
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Any, NoReturn, get_args, get_type_hints
+from typing import Any, Literal, NoReturn, get_args, get_type_hints
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
-from transformers import PreTrainedConfig
+from jsonargparse.typing import (
+    ClosedUnitInterval,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    restricted_number_type,
+    restricted_string_type,
+)
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
+from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
-from training.fields import FileData, HubData, PaperOptimizer, Recipe, RectifiedOptimizer, Variants
 from training.machine import trains_slowly_in_bf16
+from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.registration import FAMILIES, Family
-from vaswani_transformer.support.command_line import did_you_mean
-from vaswani_transformer.support.errors import UserError, one_line
-from vaswani_transformer.support.search_settings import check_settings
+from vaswani_transformer.support.command import UserError, did_you_mean, one_line
+from vaswani_transformer.support.models import check_settings
+
+Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])  # what NumPy accepts
+LanguageCode = restricted_string_type("LanguageCode", "^[a-z]{2,3}([-_][A-Za-z0-9]+)*$")
+FileName = restricted_string_type("FileName", r"^(?![-+\d.,_e]+\s*%?$)")  # no number, and no share
+AddedToken = restricted_string_type("AddedToken", r"^(?!(</?s>|<pad>|<unk>|<mask>)$)\S+$")
+Delimiter = restricted_string_type("Delimiter", r'^([^"\r\n]|\\t)$')
+# What may precede a language in the name of a column, as in target_ja; and a code such as de, pt-br or zh_Hans.
+ROLE = re.compile("^(source|target|src|tgt|trg|text|sentence|translation|reference|ref)[-_. ]")
+CODE = re.compile("([A-Za-z]{2,3})([-_]([A-Za-z]{2}|[A-Z][a-z]{3}|hans|hant|[0-9]{3}))*")
+LONG_CODES = {code[:3] for code in FAIRSEQ_LANGUAGE_CODES} | {"cmn"}  # others of three letters may be words
+OTHER_CODES = {"jp": "ja", "cn": "zh", "kr": "ko"}  # codes of countries that are used for languages
+
+
+@dataclass(frozen=True)
+class Variants:
+    """Copies of training pairs in other letters, as shares of the pairs.
+
+    Args:
+        upper: share of the pairs that are copied in capitals.
+        title: share of the pairs that are copied with a capital at the beginning of each word.
+        lower: share of the pairs that are copied in small letters.
+    """
+
+    upper: ClosedUnitInterval = 0.0
+    title: ClosedUnitInterval = 0.0
+    lower: ClosedUnitInterval = 0.0
+
+
+@dataclass(frozen=True)
+class FileData:
+    """Sentence pairs in files or on the Hub.
+
+    Files of kind json, csv and parquet have the columns that `source` and `target` name, or a column `translation` with
+    both.
+
+    Args:
+        kind: json (JSON Lines), csv (with a header; see `delimiter`), parquet, text (one file per language, line by
+            line), hub (a data set of the Hugging Face Hub) or trees (constituency trees).
+        source: name of the source's column, or of its language in the names of files.
+        target: name of the target's column, or of its language in the names of files.
+        source_language: code of the source's language, such as en or zh-Hans; null if `source` is its two-letter code,
+            or if the language is unknown.
+        target_language: the same for the target; BLEU's tokenizer depends on it.
+        max_length: largest number of tokens of the source or target of a training pair, including </s>. Validation and
+            test pairs may be up to 16 times as long.
+        too_long: drop longer training pairs and count them, or stop with an error.
+        delimiter: character between the cells of kind csv, \\t for a tab; null for a tab in a .tsv or .tab file, and
+            otherwise for the semicolon or tab of a header that has no comma, or a comma.
+        quoting: cells if quotation marks enclose cells of kind csv, text if they are a part of the text; null for text
+            between tabs, and cells otherwise.
+        empty: stop with an error at a pair with an empty source or target, or drop such pairs and count them.
+        distilled: folder of training.distill, or a JSON Lines file, whose pairs replace the training pairs.
+        path: folder of the files, in the current folder or else in the clone; or name of the data set on the Hub.
+        train: name of a file in `path`, possibly compressed, with {language} in the name for text; for trees also
+            patterns separated by spaces; on the Hub the name of a split. A list names several corpora.
+        weights: how many times an epoch has each pair of each corpus of `train`; null for once.
+        drop: kinds of training pairs to leave out and count: markup, HTML entities, placeholders such as n/a, capitals
+            only, copies of the source, duplicates of an earlier pair, or ratios of lengths that are not a third to
+            three times the usual one.
+        validation: the same for the validation set, or a number of training pairs to hold out, drawn among those within
+            `max_length` whose sentences occur once.
+        test: the same for the test set; null for none.
+        split_seed: seed that draws the held-out pairs, and those to copy; null for that of the run.
+        variants: copies of training pairs in other letters, which the model then also translates.
+    """
+
+    kind: Literal["json", "csv", "parquet", "text", "hub", "trees"] = "json"
+    source: str = "en"
+    target: str = "de"
+    source_language: LanguageCode | None = None
+    target_language: LanguageCode | None = None
+    max_length: PositiveInt = 256
+    too_long: Literal["drop", "error"] = "drop"
+    delimiter: Delimiter | None = None
+    quoting: Literal["cells", "text"] | None = None
+    empty: Literal["error", "drop"] = "error"
+    distilled: str | None = None
+    path: str | None = None
+    train: list[str] | str = "train.jsonl.gz"
+    weights: list[PositiveInt] | None = None
+    drop: list[Literal["markup", "entities", "placeholders", "capitals", "copies", "duplicates", "ratios"]] = field(
+        default_factory=list
+    )
+    validation: PositiveInt | FileName = "validation.jsonl.gz"
+    test: PositiveInt | FileName | None = "test.jsonl.gz"
+    split_seed: Seed | None = None
+    variants: Variants = field(default_factory=Variants)
+
+    @property
+    def corpora(self) -> list[str]:
+        """Return the names of all corpora of the training pairs."""
+        return [self.train] if isinstance(self.train, str) else self.train
+
+    @property
+    def columns(self) -> tuple[str, str]:
+        """Return the names of the columns of source and target."""
+        return self.source, self.target
+
+    @property
+    def languages(self) -> tuple[str | None, str | None]:
+        """Return the codes of the languages of source and target, without region or script; None if unknown."""
+        target = None if self.kind == "trees" else language_code(self.target_language, self.target)
+        return language_code(self.source_language, self.source), target
+
+
+def language_code(language: str | None, column: str) -> str | None:
+    """Return the code of a language without region or script, or of a column that is named by one; or None.
+
+    A column may also have a language's English name, such as "Japanese".
+    """
+    if language is not None:
+        code = re.split("[-_]", language)[0]
+        return OTHER_CODES.get(code, code)
+    name = ROLE.sub("", column)
+    if name.lower() in TO_LANGUAGE_CODE:
+        return TO_LANGUAGE_CODE[name.lower()]
+    match = CODE.fullmatch(name)
+    code = match[1].lower() if match else ""
+    return OTHER_CODES.get(code, code) if len(code) == 2 or code in LONG_CODES else None
+
+
+@dataclass(frozen=True)
+class HubData(FileData):
+    """Sentence pairs of a data set on the Hub.
+
+    Args:
+        subset: configuration of the data set.
+    """
+
+    subset: str | None = None
+
+
+@dataclass(frozen=True)
+class TokenizerRecipe:
+    """Shared vocabulary, learned from the training pairs or loaded.
+
+    Args:
+        algorithm: bpe (byte-level byte-pair encoding) or wordpiece.
+        vocab_size: size of a learned vocabulary, including special tokens.
+        path: folder, or name on the Hub, of a tokenizer to load; null to learn one.
+        sample: number of training pairs, evenly spaced over the training set, to learn from; null for all.
+        special_tokens: texts such as <2de>, without spaces, that are always one token; they count in `vocab_size`.
+    """
+
+    algorithm: Literal["bpe", "wordpiece"] = "bpe"
+    vocab_size: PositiveInt = 37000
+    path: str | None = None
+    sample: PositiveInt | None = None
+    special_tokens: list[AddedToken] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class PaperOptimizer:
+    """Adam with the paper's learning rate schedule (5.3).
+
+    Args:
+        optimizer: paper, or radam (rectified Adam with weight decay and an exponentially decaying learning rate).
+        warmup_steps: number of steps in which the learning rate rises.
+        learning_rate_scale: factor of equation (3); 1 in the paper.
+    """
+
+    optimizer: Literal["paper", "radam"] = "paper"
+    warmup_steps: PositiveInt = 4000
+    learning_rate_scale: PositiveFloat = 1.0
+
+
+@dataclass(frozen=True)
+class RectifiedOptimizer:
+    """Rectified Adam (Liu et al. 2020).
+
+    Args:
+        optimizer: paper, or radam.
+        learning_rate: learning rate at the first step.
+        learning_rate_decay: factor of the exponential decay over `learning_rate_decay_steps` steps.
+        learning_rate_decay_steps: number of steps in which the learning rate falls by that factor.
+        weight_decay: coefficient of decoupled weight decay; each step subtracts it times learning rate times weight.
+    """
+
+    optimizer: Literal["paper", "radam"] = "radam"
+    learning_rate: PositiveFloat = 0.001
+    learning_rate_decay: PositiveFloat = 0.8
+    learning_rate_decay_steps: PositiveInt = 1000
+    weight_decay: NonNegativeFloat = 0.001
+
+
+@dataclass(frozen=True)
+class TrainingRecipe:
+    """Training settings.
+
+    Args:
+        steps: number of optimizer steps.
+        minutes: minutes of training after which a run ends early; null for no limit.
+        source_tokens: source tokens per optimizer step, over all devices (5.1).
+        target_tokens: target tokens per optimizer step, over all devices.
+        device_tokens: largest number of source or target tokens in a micro-batch on one device, including padding.
+        encoder_from: trained autoregressive model with the same vocabulary and shape, possibly with fewer encoder
+            layers, that initializes the encoder and the embeddings.
+        start_from: trained model of the same kind and shape that initializes all weights.
+        precision: fp32; bf16 for mixed precision; or auto for bf16 if the hardware trains faster with it.
+        gradient_checkpointing: recompute activations in the backward pass, to save memory at the cost of time.
+        torch_compile: compile the model.
+        attention: Transformers' name of the attention implementation; auto for eager on a CPU and sdpa otherwise.
+        max_grad_norm: norm at which gradients are clipped; 0 for no clipping, as in the paper.
+        evaluation_steps: steps between evaluations on the validation set, each followed by a checkpoint.
+        evaluation_batch_size: number of pairs per device that an evaluation translates at a time.
+        log_steps: steps between log entries.
+        report_to: Transformers' name of the tool that shows the curves, such as wandb, or a list of names; none for no
+            tool.
+        patience: number of evaluations without improvement after which a run ends early; null for no limit.
+        checkpoint_steps: steps between additional checkpoints; null for none.
+        checkpoint_minutes: minutes between additional checkpoints (10 in 6.1); null for none.
+        keep_checkpoints: number of checkpoints to keep, including the best; more if `average_last` needs them.
+        average_last: number of last checkpoints to average for the final model (6.1), unless the best one is better on
+            the validation set; null for the best checkpoint.
+    """
+
+    steps: PositiveInt = 100_000
+    minutes: PositiveFloat | None = None
+    source_tokens: PositiveInt = 25_000
+    target_tokens: PositiveInt = 25_000
+    device_tokens: PositiveInt = 25_000
+    encoder_from: str | None = None
+    start_from: str | None = None
+    precision: Literal["fp32", "bf16", "auto"] = "fp32"
+    gradient_checkpointing: bool = False
+    torch_compile: bool = False
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] = "auto"
+    max_grad_norm: NonNegativeFloat = 0.0
+    evaluation_steps: PositiveInt = 1000
+    evaluation_batch_size: PositiveInt = 64
+    log_steps: PositiveInt = 100
+    report_to: list[str] | str = "tensorboard"
+    patience: PositiveInt | None = None
+    checkpoint_steps: PositiveInt | None = None
+    checkpoint_minutes: PositiveFloat | None = None
+    keep_checkpoints: PositiveInt = 2
+    average_last: PositiveInt | None = None
+
+    @property
+    def evaluation_search(self) -> dict[str, float]:
+        """Return the settings of `generate()` that differ from `decoding` in evaluations."""
+        return {}
+
+    @property
+    def selects_by_energy(self) -> bool:
+        """Return whether a teacher's energy, and not the task's metric, selects the best checkpoint."""
+        return False
+
+
+@dataclass(frozen=True)
+class BeamTraining(TrainingRecipe):
+    """Training of the paper's model.
+
+    Args:
+        evaluation_beams: beam size in evaluations.
+    """
+
+    evaluation_beams: PositiveInt = 1
+
+    @property
+    def evaluation_search(self) -> dict[str, float]:
+        return {"num_beams": self.evaluation_beams}
+
+
+@dataclass(frozen=True)
+class SearchRecipe:
+    """Search with the trained model; the fields are settings of its `generate()`."""
+
+
+@dataclass(frozen=True)
+class BeamSearch(SearchRecipe):
+    """Search with the trained model (6.1).
+
+    Args:
+        num_beams: beam size; 1 for greedy search.
+        length_penalty: alpha; larger values favor longer translations.
+        length_penalty_type: gnmt (the paper's lp(Y)) or power (Transformers' |Y|^alpha).
+        max_source_relative_length: largest number of tokens that a translation may have beyond those of its source.
+    """
+
+    num_beams: PositiveInt = 4
+    length_penalty: float = 0.6
+    length_penalty_type: Literal["gnmt", "power"] = "gnmt"
+    max_source_relative_length: NonNegativeInt = 50
+
+
+@dataclass(frozen=True)
+class ScoreRecipe:
+    """Scoring of translations.
+
+    Args:
+        tokenize: sacreBLEU's tokenizer; none for tokenized files. auto is 13a, except for languages without spaces
+            between words: zh for Chinese, and char for Japanese, Thai, Lao, Khmer, Burmese and Tibetan.
+        examples: number of test sentences to print with their translations.
+    """
+
+    tokenize: Literal["auto", "13a", "none", "intl", "char", "zh", "ja-mecab", "ko-mecab"] = "auto"
+    examples: NonNegativeInt = 5
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Recipe of a training run.
+
+    Args:
+        name: name of the run, also used in its model card.
+        task: task of the pairs, which determines the metrics: translation or dialogue; trees are always parsed.
+        expected: expected score and duration with the recipe's data, as information for readers.
+        published: a published score on the same test set.
+        note: a remark shown with the scores.
+        output_dir: folder of the run; the same command resumes an interrupted run in it.
+        seed: seed of the weights, the dropout and the order of the pairs.
+        model: the kind of model (kind), the paper's model to start from (paper), and fields of its configuration.
+    """
+
+    name: str = "run"
+    task: Literal["translation", "dialogue"] = "translation"
+    expected: str = ""
+    published: str = ""
+    note: str = ""
+    output_dir: str = ""
+    seed: Seed = 2017
+    data: FileData = field(default_factory=FileData)
+    tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
+    model: dict[str, Any] = field(default_factory=dict)
+    training: TrainingRecipe = field(default_factory=BeamTraining)
+    decoding: SearchRecipe = field(default_factory=BeamSearch)
+    score: ScoreRecipe = field(default_factory=ScoreRecipe)
+
+    @property
+    def kind(self) -> str:
+        """Return the family's name in `registration.FAMILIES`."""
+        return self.model.get("kind", "autoregressive")
+
+    @property
+    def family(self) -> Family:
+        """Return the record of the model's family."""
+        return FAMILIES[self.kind]
+
+    def model_config(self, **ids: int | None) -> VaswaniTransformerConfig:
+        """Return the model's configuration; `ids` are the vocabulary size and token ids."""
+        fields = {name: value for name, value in self.model.items() if name not in ("kind", "paper")}
+        try:
+            return self.family.model_class.config_class.from_paper(self.model.get("paper", "base"), **fields | ids)
+        except Exception as error:  # the strict configuration's own classes
+            raise UserError(f"model: {one_line(error)}") from error
+
+    def generation_config(
+        self, config: VaswaniTransformerConfig, tokenizer: PreTrainedTokenizerBase, in_evaluations: bool = False
+    ) -> GenerationConfig:
+        """Return a GenerationConfig with the recipe's search, or the faster one of evaluations."""
+        search = dataclasses.asdict(self.decoding)
+        if in_evaluations:
+            search.update(self.training.evaluation_search)
+        if search.get("num_beams") == 1 and "length_penalty" in search:  # none in greedy search
+            search["length_penalty"] = 1.0
+        if not self.family.model_class.is_autoregressive and tokenizer.unk_token_id is not None:
+            search["suppress_tokens"] = [tokenizer.unk_token_id]
+        return config.make_generation_config(**search)
+
+
+def to_dict(recipe: Recipe) -> dict[str, Any]:
+    """Return the recipe as nested plain values, without `output_dir`, since a folder may move."""
+    tree = json.loads(json.dumps(dataclasses.asdict(recipe)))  # convert jsonargparse's number types
+    del tree["output_dir"]
+    return tree
+
 
 RECIPES = Path(__file__).parent / "recipes"
 FILE_KINDS = ("json", "csv", "parquet", "text", "trees")

@@ -8,7 +8,7 @@ of `--num_beams` and `--length_penalty` it prints a table of all searches, and `
 import argparse
 import itertools
 import json
-from functools import partial
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,25 +20,30 @@ from transformers.utils import logging
 
 from training.data import check_lengths, count_seen, describe_seen, fingerprint, load_pairs
 from training.evaluation import Evaluator, PairResult, TokenizedPair, mean_sums, write_translations
-from training.fields import Recipe, to_dict
-from training.learned import RECIPE, learned_pairs, run_of
 from training.machine import commit, hardware, versions
-from training.metrics import lm_scores
-from training.recipe import load_recipe
-from training.tasks import Task, make_task
+from training.models import RECIPE, learned_pairs, run_of
+from training.recipe import Recipe, load_recipe, to_dict
+from training.tasks import Task, lm_scores, make_task
 from training.train import RESULTS
-from vaswani_transformer.batching.inference import batches_by_length
-from vaswani_transformer.support.command_line import CommandParser, number_argument, positive_argument
-from vaswani_transformer.support.errors import UserError, check_open, exit_on_user_error
+from vaswani_transformer.batching.pairs import batches_by_length
+from vaswani_transformer.support.command import (
+    CommandParser,
+    UserError,
+    check_open,
+    exit_on_user_error,
+    number_argument,
+    positive_argument,
+)
 from vaswani_transformer.support.files import check_new_file, write_atomically, write_errors
-from vaswani_transformer.support.loading import (
+from vaswani_transformer.support.models import (
     GENERATION_CONFIG,
     LoadOptions,
     add_load_options,
+    has_likelihood,
     load_model_and_tokenizer,
 )
-from vaswani_transformer.support.modes import has_likelihood
 from vaswani_transformer.tokenizer import source_encoder
+from vaswani_transformer.translation.translator import Translator
 
 SEARCHED = ("num_beams", "length_penalty")  # settings of which several values can be given
 LM_TARGETS = 1_000_000  # largest number of training targets for the language model
@@ -70,7 +75,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
     )
     searches.add_argument(
         "--length_penalty",
-        type=partial(number_argument, setting="length_penalty"),
+        type=number_argument,
         nargs="+",
         metavar="ALPHA",
         help="length penalties, tried with each number of beams",
@@ -100,6 +105,20 @@ def tokenized_pairs(tokenizer: PreTrainedTokenizerBase, pairs: Dataset) -> list[
     return list(map(TokenizedPair, encoded["input_ids"], encoded["labels"], sources))
 
 
+class TimedTranslator(Translator):
+    """Translator that measures the time of its searches in `seconds`, without that of the scores."""
+
+    seconds = 0.0
+
+    def generate(self, **inputs: Any) -> Any:
+        start = time.perf_counter()
+        output = super().generate(**inputs)
+        if self.model.device.type != "cpu":
+            torch.accelerator.synchronize(self.model.device)
+        self.seconds += time.perf_counter() - start
+        return output
+
+
 def make_evaluator(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, recipe: Recipe, log_probabilities: bool, **search: Any
 ) -> Evaluator:
@@ -111,17 +130,13 @@ def make_evaluator(
         config: Any = model.config
         search["generation_config"] = recipe.generation_config(config, tokenizer)
     constraint = make_task(recipe).constraint(model, tokenizer)
-    return Evaluator(model, tokenizer, constraint, scores=log_probabilities, too_long="keep", **search)
-
-
-def evaluate(
-    evaluator: Evaluator, pairs: list[TokenizedPair], lengths: list[int], batch_tokens: int
-) -> list[PairResult]:
-    """Return the results of all pairs, which are batched by their lengths."""
-    results: dict[int, PairResult] = {}
-    for rows in batches_by_length(lengths, batch_tokens):
-        results.update(zip(rows, evaluator([pairs[row] for row in rows]), strict=True))
-    return [results[row] for row in range(len(pairs))]
+    return Evaluator(
+        *(model, tokenizer, constraint),
+        scores=log_probabilities,
+        make_translator=TimedTranslator,
+        too_long="keep",
+        **search,
+    )
 
 
 def likelihood_and_speed(evaluator: Evaluator, results: list[PairResult]) -> dict[str, Any]:
@@ -131,7 +146,7 @@ def likelihood_and_speed(evaluator: Evaluator, results: list[PairResult]) -> dic
     the mean negative log-likelihood per token at the reference's length, which is not comparable with a perplexity.
     References that a CTC model cannot produce are counted in `impossible_targets`, and not in the likelihood.
     """
-    translator = evaluator.translator
+    translator: Any = evaluator.translator
     scores = mean_sums(results, has_likelihood(translator.model))
     if not has_likelihood(translator.model):
         scores = {"nll_at_gold_length": scores["loss"]}
@@ -250,7 +265,7 @@ def score(options: argparse.Namespace, recipe: Recipe) -> ScoredSplit:
     (search,) = searches_of(options)
     log_probabilities = options.translations is not None
     evaluator = make_evaluator(loaded.model, loaded.tokenizer, recipe, log_probabilities, **search)
-    results = evaluate(evaluator, loaded.tokenized, loaded.lengths, options.batch_tokens)
+    results = evaluator.evaluate(loaded.tokenized, list(batches_by_length(loaded.lengths, options.batch_tokens)))
     translations = [result.hypothesis.text for result in results]
     references = loaded.pairs["target"][:]
 
@@ -278,7 +293,7 @@ def compare_searches(options: argparse.Namespace, recipe: Recipe) -> tuple[dict[
         for batch in batches_by_length(loaded.lengths, options.batch_tokens):
             hypotheses = evaluator.translate([loaded.tokenized[index] for index in batch])
             texts.update(zip(batch, (hypothesis.text for hypothesis in hypotheses), strict=True))
-        translator = evaluator.translator
+        translator: Any = evaluator.translator
         scored = task.all_scores([texts[index] for index in range(len(references))], references)
         rows.append({"search": translator.settings.search(), **scored, "seconds": translator.seconds})
         configs.append(GenerationConfig(**settings_to_save(translator.settings.values)))

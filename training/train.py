@@ -22,20 +22,18 @@ from filelock import FileLock, Timeout
 from transformers import set_seed
 from transformers.utils.logging import disable_progress_bar
 
-from training.checkpoints import CHECKPOINTS, changed_file, last_checkpoint, sha256_of
+from training.checkpoints import CHECKPOINTS, changed_file, last_checkpoint
 from training.data import Data, describe_seen, load_data
 from training.evaluation import write_translations
-from training.fields import Recipe, to_dict
-from training.learned import DATA, RECIPE, learned_pairs
 from training.machine import commit, hardware, init_processes, versions
-from training.models import make_model, start_licenses, starts
+from training.models import DATA, RECIPE, learned_pairs, make_model, start_licenses, starts
 from training.prepare import PREPARED
-from training.recipe import load_recipe, read_yaml, recipe_of, recipe_parser, to_yaml
+from training.recipe import Recipe, load_recipe, read_yaml, recipe_of, recipe_parser, to_dict, to_yaml
 from training.tasks import make_task
 from training.texts import find_folder
 from training.trainer import PaperTrainer
-from vaswani_transformer.support.errors import UserError, exit_on_user_error
-from vaswani_transformer.support.files import read_json, staged_files, write_atomically, write_errors
+from vaswani_transformer.support.command import UserError, exit_on_user_error
+from vaswani_transformer.support.files import read_json, sha256_of, staged_files, write_atomically, write_errors
 
 logger = logging.getLogger(__name__)
 RESULTS = "results.json"
@@ -288,7 +286,7 @@ def test_scores(trainer: PaperTrainer) -> dict[str, Any]:
     set_seed(recipe.seed)  # for FlowSeq's latents
     search = recipe.generation_config(trainer.model.config, trainer.processing_class)
     logger.info("Translating the %s sentences of the test set.", f"{len(pairs):,}")
-    pair_results, scores = trainer.translate_split("test", search, scores=True)
+    pair_results, scores = trainer.translate_split("test", search, log_probabilities=True)
     references = pairs["target"][:]
     if trainer.is_world_process_zero():
         with write_errors(trainer.run / TRANSLATIONS, "make room, and the same command resumes the run"):

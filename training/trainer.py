@@ -1,6 +1,20 @@
-"""Seq2SeqTrainer with the paper's batches, optimizer and schedule, and evaluation by loss and task metric.
+"""The trainer of a run. Transformers' loop calls the methods of `PaperTrainer` in this order:
 
-Methods are in the order of their calls in a run. B batch, S source, T target, V vocabulary.
+1. `train_or_resume` checks that every evaluation can work, and starts the Trainer's `train`; `resume` does, from a
+   checkpoint.
+2. `get_train_dataloader` puts pairs of similar length into batches by tokens (5.1). To resume, `_load_callback_state`
+   restores what patience has counted; the Trainer loads weights, optimizer, schedule and random states, and skips the
+   batches of the epoch that are done.
+3. For a step, `get_batch_samples` gives its micro-batches the random choices of their pairs and counts target tokens.
+4. For a micro-batch, `training_step` calls `_prepare_input`, which copies it to the device, and `compute_loss`, whose
+   loss is divided by the tokens of the whole step; then it runs the backward pass.
+5. `_get_grad_norm` notes whether the gradient is finite. Optimizer and schedule, those of `make_optimizer`, do a step.
+6. `Progress.on_step_end` in callbacks.py says whether this step is also evaluated and saved, or the last one.
+7. `log` writes the means since its last entry, `evaluate` translates the validation set, `_determine_best_metric`
+   remembers the best evaluation, and `_save_checkpoint` writes all that a resumed run needs.
+8. After the last step `save_final_model` saves the mean of the last checkpoints, or the best one.
+
+B batch, S source, T target, V vocabulary.
 """
 
 import contextlib
@@ -9,6 +23,7 @@ import itertools
 import json
 import logging
 import math
+import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -20,17 +35,20 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import (
     GenerationConfig,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
     PrinterCallback,
     Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
     TrainerState,
 )
-from transformers.trainer_utils import TrainOutput
+from transformers.integrations import get_available_reporting_integrations
 
-from training.arguments import make_optimizer, training_arguments
 from training.callbacks import Patience, Progress, ProgressBar, evaluation_at, is_best_evaluation, rank
 from training.checkpoints import (
     CHECKPOINTS,
@@ -42,24 +60,108 @@ from training.checkpoints import (
     complete_checkpoints,
     damage,
     finish_checkpoint,
-    mean_weights,
+    load_mean,
     step_of,
 )
 from training.data import Data
-from training.evaluation import Evaluator, PairResult, SplitResults, TokenizedPair, mean_sums
-from training.fields import Recipe
-from training.machine import load_weights, shard
-from training.tasks import make_task
+from training.evaluation import Evaluator, SplitResults, TokenizedPair, mean_sums
+from training.machine import shard, uses_cpu
+from training.recipe import PaperOptimizer, Recipe, RectifiedOptimizer
+from training.tasks import Metric, make_task
 from vaswani_transformer.batching import PairCollator, PairTokens, TokenBudgetBatchSampler
-from vaswani_transformer.batching.steps import batches_in_order
-from vaswani_transformer.batching.tokens import ArrowRows
+from vaswani_transformer.batching.optimization import paper_adam, paper_schedule
+from vaswani_transformer.batching.pairs import ArrowRows
+from vaswani_transformer.batching.sampler import batches_in_order
 from vaswani_transformer.model import LMOutput, ProjectedModel
 from vaswani_transformer.nar import NarHead
 from vaswani_transformer.settings import CallSettings
-from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.support.command import UserError
 from vaswani_transformer.support.files import read_json, staged_files, write_errors
 
 logger = logging.getLogger(__name__)
+
+
+def training_arguments(recipe: Recipe, run: Path, selection: Metric, use_cache: bool) -> Seq2SeqTrainingArguments:
+    """Return the trainer's arguments for a run in a folder; `selection` selects the best checkpoint."""
+    training = recipe.training
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(run / "tensorboard")
+
+    # The fewest micro-batches whose share of a step fits on a device.
+    step_tokens = max(training.source_tokens, training.target_tokens)
+    accumulation = math.ceil(step_tokens / (PartialState().num_processes * training.device_tokens))
+    arguments = Seq2SeqTrainingArguments(
+        str(run / CHECKPOINTS),
+        max_steps=training.steps,
+        gradient_accumulation_steps=accumulation,
+        max_grad_norm=training.max_grad_norm,
+        bf16=training.precision == "bf16",
+        use_cpu=uses_cpu(),
+        ddp_find_unused_parameters=recipe.family.recipe.has_phases,
+        restore_callback_states_from_checkpoint=training.patience is not None,
+        torch_compile=training.torch_compile,
+        eval_strategy="steps",
+        eval_steps=training.evaluation_steps,
+        save_strategy="steps",
+        save_steps=training.evaluation_steps,
+        logging_steps=training.log_steps,
+        logging_nan_inf_filter=False,  # would synchronize at every step
+        metric_for_best_model=selection.key,
+        greater_is_better=selection.greater_is_better,
+        report_to=reporting(training.report_to),
+        run_name=recipe.name,
+        disable_tqdm=True,
+        seed=recipe.seed,
+        remove_unused_columns=False,
+        use_cache=use_cache,  # the Trainer copies it into the model's configuration
+    )
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # no DataParallel
+    return arguments
+
+
+def reporting(report_to: str | list[str]) -> list[str]:
+    """Return the names of the tools to which a run reports its curves.
+
+    Raises:
+        UserError: one of them is unknown or not installed.
+    """
+    names = [report_to] if isinstance(report_to, str) else report_to
+    installed = get_available_reporting_integrations()
+    for name in names:
+        if name not in (*installed, "none", "all"):
+            raise UserError(
+                f"training.report_to: {name} is not installed or unknown; got {report_to!r}, expected names among "
+                f"{', '.join(installed)}. Install it, or set training.report_to=none."
+            )
+    return names
+
+
+def make_optimizer(recipe: Recipe, model: PreTrainedModel) -> tuple[Optimizer, LambdaLR]:
+    """Return Adam with the schedule of equation (3) (5.3), or rectified Adam with exponential decay."""
+    # The group `training` also has the fields of the optimizer that it names.
+    fields = cast(PaperOptimizer | RectifiedOptimizer, recipe.training)
+    if isinstance(fields, PaperOptimizer):
+        if fields.warmup_steps > recipe.training.steps:
+            logger.warning(
+                "training.warmup_steps: the warm-up of %s steps is longer than the run of %s; the learning rate stays "
+                "below its peak. Lower training.warmup_steps or raise training.steps.",
+                *(f"{steps:,}" for steps in (fields.warmup_steps, recipe.training.steps)),
+            )
+        optimizer = paper_adam(model.parameters())
+        scale = fields.learning_rate_scale
+        return optimizer, paper_schedule(optimizer, model.config.d_model, fields.warmup_steps, scale)
+    optimizer = torch.optim.RAdam(
+        [parameter for parameter in model.parameters() if parameter.requires_grad],
+        lr=fields.learning_rate,
+        betas=(0.9, 0.98),
+        eps=1e-8,
+        weight_decay=fields.weight_decay,
+        decoupled_weight_decay=True,
+    )
+    decay = fields.learning_rate_decay
+    steps = fields.learning_rate_decay_steps
+    return optimizer, LambdaLR(optimizer, lambda done: decay ** (done / steps))
+
+
 StepBatches = tuple[list[dict[str, Tensor]], Tensor | int | None]
 """Micro-batches of a step, and the number of its tokens with a loss on all processes."""
 
@@ -90,6 +192,8 @@ class PaperTrainer(Seq2SeqTrainer):
         self.data = data
         self.run = run
         self.task = make_task(recipe)
+        self.constraint = self.task.constraint(model, data.tokenizer)
+        self.search = recipe.generation_config(model.config, data.tokenizer, in_evaluations=True)
         tokens: Any = data.tokens
         super().__init__(
             model=model,
@@ -105,8 +209,6 @@ class PaperTrainer(Seq2SeqTrainer):
         if plugin is not None:
             shard(model, plugin)
         self.optimizer, self.lr_scheduler = make_optimizer(recipe, model)
-        self.search = recipe.generation_config(model.config, data.tokenizer, in_evaluations=True)
-        self.constraint = self.task.constraint(model, data.tokenizer)
         self.progress = Progress(recipe)
         self.remove_callback(PrinterCallback)
         self.add_callback(self.progress)
@@ -118,24 +220,22 @@ class PaperTrainer(Seq2SeqTrainer):
         self.epoch_steps: dict[str, object] = {}
         self.restart_log()
 
-    def restart_log(self) -> None:
-        self.totals: dict[str, Tensor | float] = defaultdict(float)
-        self.learned_tokens = 0.0
-        self.target_tokens = 0
-        self.log_time = time.perf_counter()
-        self.is_finite = torch.ones((), dtype=torch.bool, device=self.args.device)
-
     # Before the steps
 
     def train_or_resume(self, checkpoint: Path | None) -> None:
-        """Train, resuming from a checkpoint if given, unless training has already ended there.
+        """Train, from a checkpoint if given."""
+        self.check_evaluations()
+        with self.bar.above():
+            if checkpoint is None:
+                self.train()
+            else:
+                self.resume(checkpoint)
+
+    def resume(self, checkpoint: Path) -> None:
+        """Train from a checkpoint, unless training has already ended there.
 
         The Trainer restores weights, optimizer and random states, and skips the batches of the epoch that are done.
         """
-        self.check_evaluations()
-        if checkpoint is None:
-            self.train()
-            return
         self.resumed = checkpoint
         state: Any = TrainerState.load_from_json(str(checkpoint / STATE))
         self.progress.seconds = float((checkpoint / SECONDS).read_text())
@@ -151,9 +251,84 @@ class PaperTrainer(Seq2SeqTrainer):
                 self.progress.check_time_left()
             self.train(resume_from_checkpoint=str(checkpoint))
 
-    def train(self, *arguments: Any, **settings: Any) -> TrainOutput:
-        with self.bar.above():
-            return super().train(*arguments, **settings)
+    def check_evaluations(self) -> None:
+        """Score one reference and read the settings of both searches, so that neither fails after hours of training."""
+        task = self.task
+        references = self.data.pairs["validation"]["target"][:1]
+        task.scores(references, references, task.best_metric, *task.metrics, *task.more_metrics)
+        for search in (self.search, self.recipe.generation_config(self.model.config, self.processing_class)):
+            try:
+                if isinstance(self.model, NarHead):
+                    self.model.read_settings(search, {})
+                else:
+                    CallSettings(search, self.model, {}).check()
+            except ValueError as error:
+                raise UserError(f"decoding.{error}") from error
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Return this rank's batches by token budget (5.1); the trainer state determines the epoch."""
+        pairs = PairTokens(self.train_dataset)
+        collator: Any = PairCollator(self.processing_class, self.model)
+        training = self.recipe.training
+        try:
+            sampler = TokenBudgetBatchSampler(
+                pairs.source_lengths,
+                pairs.target_lengths,
+                training.source_tokens,
+                training.target_tokens,
+                num_processes=self.args.world_size,
+                rank=self.args.process_index,
+                accumulation=self.args.gradient_accumulation_steps,
+                seed=self.recipe.seed,
+            )
+        except ValueError as error:
+            fields = "training.source_tokens, training.target_tokens, training.device_tokens"
+            raise UserError(f"{fields}: {error}") from error
+        steps = len(sampler) // self.args.gradient_accumulation_steps
+        sampler.epoch = lambda: self.state.global_step // steps  # `set_epoch` does not reach it after a resume
+        self.check_epoch_steps(sampler)
+        self.log_beginning(steps, sampler.padding_share)
+        return DataLoader(
+            pairs,
+            batch_sampler=sampler,
+            collate_fn=collator,
+            generator=torch.Generator(),  # the loader draws a seed, which must not change the generator of training
+            pin_memory=torch.accelerator.is_available(),
+        )
+
+    def check_epoch_steps(self, sampler: TokenBudgetBatchSampler) -> None:
+        """Check that a resumed run divides its pairs into the same steps, so that its epoch has each pair once."""
+        divided = {"device_tokens": self.training.device_tokens, "processes": self.args.world_size}
+        self.epoch_steps = {**divided, "sha256": hashlib.sha256(sampler.bounds.tobytes()).hexdigest()}
+        if self.resumed is None or not (self.resumed / EPOCH_STEPS).exists():
+            return
+        before = read_json(self.resumed / EPOCH_STEPS, "restore it.")
+        if before["sha256"] != self.epoch_steps["sha256"]:
+            got, expected = (f"{one['device_tokens']} (processes: {one['processes']})" for one in (divided, before))
+            raise UserError(
+                f"training.device_tokens: changes which pairs share a step; got {got}, expected {expected}. "
+                f"Set training.device_tokens={before['device_tokens']}, or choose a different --output_dir."
+            )
+
+    def log_beginning(self, epoch_steps: int, padding_share: float) -> None:
+        """Log what this run is about to do, and on what."""
+        training = self.training
+        pairs = len(self.data.tokens["train"])
+        limits = f"{training.steps:,} steps ({training.steps / epoch_steps:,.1f} epochs)"
+        if training.minutes is not None:
+            limits += f" or {training.minutes:g} minutes, whichever comes first"
+        block = {
+            "folder": str(self.run),
+            "device": f"{self.args.device}, {training.precision}",
+            "processes": str(self.args.world_size),
+            "threads": f"{torch.get_num_threads()} in each process",
+            "parameters": f"{self.model.num_parameters():,}",
+            "data": f"{pairs:,} training pairs, {epoch_steps:,} steps an epoch, {100 * padding_share:.1f}% padding",
+            "limits": limits,
+        }
+        logger.info("Training %s", self.recipe.name)
+        for name, value in block.items():
+            logger.info("  %-12s%s", name, value)
 
     def _load_callback_state(self) -> None:
         """Continue a resumed run as if a raised limit had been there from the start.
@@ -192,92 +367,7 @@ class PaperTrainer(Seq2SeqTrainer):
         """Return whether a run evaluates and saves at a step wherever it ends."""
         return step % self.training.evaluation_steps == 0
 
-    def check_evaluations(self) -> None:
-        """Score one reference and read the settings of both searches, so that neither fails after hours of training."""
-        task = self.task
-        references = self.data.pairs["validation"]["target"][:1]
-        task.scores(references, references, task.best_metric, *task.metrics, *task.more_metrics)
-        for search in (self.search, self.recipe.generation_config(self.model.config, self.processing_class)):
-            try:
-                if isinstance(self.model, NarHead):
-                    self.model.read_settings(search, {})
-                else:
-                    CallSettings(search, self.model, {}).check()
-            except ValueError as error:
-                raise UserError(f"decoding.{error}") from error
-
-    def get_train_dataloader(self) -> DataLoader:
-        """Return this rank's batches by token budget (5.1); the trainer state determines the epoch."""
-        pairs = PairTokens(self.train_dataset)
-        training = self.recipe.training
-        try:
-            sampler = TokenBudgetBatchSampler(
-                pairs.source_lengths,
-                pairs.target_lengths,
-                training.source_tokens,
-                training.target_tokens,
-                num_processes=self.args.world_size,
-                rank=self.args.process_index,
-                accumulation=self.args.gradient_accumulation_steps,
-                seed=self.recipe.seed,
-            )
-        except ValueError as error:
-            fields = "training.source_tokens, training.target_tokens, training.device_tokens"
-            raise UserError(f"{fields}: {error}") from error
-        self.check_epoch_steps(sampler)
-        steps = len(sampler) // self.args.gradient_accumulation_steps
-        sampler.epoch = lambda: self.state.global_step // steps  # `set_epoch` does not reach it after a resume
-        self.log_beginning(len(pairs), steps, sampler.padding_share)
-        return DataLoader(
-            pairs,
-            batch_sampler=sampler,
-            collate_fn=cast(Any, PairCollator(self.processing_class, self.model)),
-            generator=torch.Generator(),  # the loader draws a seed, which must not change the generator of training
-            pin_memory=torch.accelerator.is_available(),
-        )
-
-    def check_epoch_steps(self, sampler: TokenBudgetBatchSampler) -> None:
-        """Check that a resumed run divides its pairs into the same steps, so that its epoch has each pair once."""
-        divided = {"device_tokens": self.training.device_tokens, "processes": self.args.world_size}
-        self.epoch_steps = {**divided, "sha256": hashlib.sha256(sampler.bounds.tobytes()).hexdigest()}
-        if self.resumed is None or not (self.resumed / EPOCH_STEPS).exists():
-            return
-        before = read_json(self.resumed / EPOCH_STEPS, "restore it.")
-        if before["sha256"] != self.epoch_steps["sha256"]:
-            got, expected = (f"{one['device_tokens']} (processes: {one['processes']})" for one in (divided, before))
-            raise UserError(
-                f"training.device_tokens: changes which pairs share a step; got {got}, expected {expected}. "
-                f"Set training.device_tokens={before['device_tokens']}, or choose a different --output_dir."
-            )
-
-    def log_beginning(self, pairs: int, epoch_steps: int, padding_share: float) -> None:
-        """Log what this run is about to do, and on what."""
-        training = self.training
-        limits = f"{training.steps:,} steps ({training.steps / epoch_steps:,.1f} epochs)"
-        if training.minutes is not None:
-            limits += f" or {training.minutes:g} minutes, whichever comes first"
-        block = {
-            "folder": str(self.run),
-            "device": f"{self.args.device}, {training.precision}",
-            "processes": str(self.args.world_size),
-            "threads": f"{torch.get_num_threads()} in each process",
-            "parameters": f"{self.model.num_parameters():,}",
-            "data": f"{pairs:,} training pairs, {epoch_steps:,} steps an epoch, {100 * padding_share:.1f}% padding",
-            "limits": limits,
-        }
-        logger.info("Training %s", self.recipe.name)
-        for name, value in block.items():
-            logger.info("  %-12s%s", name, value)
-
     # A step
-
-    def step_attributes(self, step: int) -> dict[str, float]:
-        """Return the scheduled attributes of the model at a step, such as `kl_scale`."""
-        return {}
-
-    def add_draws(self, batch: dict[str, Tensor], seeds: list[int]) -> dict[str, Tensor]:
-        """Add a family's random choices to a batch, such as masks, by a seed for each pair; labels may change."""
-        return batch
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> StepBatches:
         """Return the batches of a step.
@@ -304,6 +394,14 @@ class PaperTrainer(Seq2SeqTrainer):
         batches, tokens = super().get_batch_samples(iter(batches), num_batches, device)
         self.learned_tokens += 0 if tokens is None else tokens
         return batches, tokens
+
+    def step_attributes(self, step: int) -> dict[str, float]:
+        """Return the scheduled attributes of the model at a step, such as `kl_scale`."""
+        return {}
+
+    def add_draws(self, batch: dict[str, Tensor], seeds: list[int]) -> dict[str, Tensor]:
+        """Add a family's random choices to a batch, such as masks, by a seed for each pair; labels may change."""
+        return batch
 
     def training_step(
         self, model: torch.nn.Module, inputs: dict[str, Tensor], num_items_in_batch: Tensor | int | None = None
@@ -353,23 +451,7 @@ class PaperTrainer(Seq2SeqTrainer):
         self.is_finite &= full.isfinite().to(self.is_finite.device)
         return norm
 
-    def check_finite(self) -> None:
-        """Stop after a non-finite loss or gradient, before weights are evaluated or saved."""
-        if not self.is_finite.item():
-            raise UserError(
-                f"training: the loss or its gradient is not finite, at or before step {self.state.global_step}; "
-                "the last checkpoint is kept. Start over with a smaller learning rate."
-            )
-
-    def means(self) -> dict[str, float]:
-        """Return the logged means of all processes since the last entry, and the tokens per second."""
-        totals = {name: float(total) for name, total in self.totals.items()}
-        totals["tokens"] = self.target_tokens
-        totals_by_rank = gather_object([totals])
-        sums = {name: sum(rank_totals.get(name, 0.0) for rank_totals in totals_by_rank) for name in totals}
-        tokens_per_second = sums.pop("tokens") / (time.perf_counter() - self.log_time)
-        means = {name: total / float(self.learned_tokens) for name, total in sums.items()}
-        return {"target_tokens_per_second": tokens_per_second, **means}
+    # The log
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log an entry, in training with the means since the last one."""
@@ -389,6 +471,31 @@ class PaperTrainer(Seq2SeqTrainer):
             logger.info("Step %d of %d: %s", self.state.global_step, self.state.max_steps, values)
             self.bar.show(values)
 
+    def means(self) -> dict[str, float]:
+        """Return the logged means of all processes since the last entry, and the tokens per second."""
+        totals = {name: float(total) for name, total in self.totals.items()}
+        totals["tokens"] = self.target_tokens
+        totals_by_rank = gather_object([totals])
+        sums = {name: sum(rank_totals.get(name, 0.0) for rank_totals in totals_by_rank) for name in totals}
+        tokens_per_second = sums.pop("tokens") / (time.perf_counter() - self.log_time)
+        means = {name: total / float(self.learned_tokens) for name, total in sums.items()}
+        return {"target_tokens_per_second": tokens_per_second, **means}
+
+    def restart_log(self) -> None:
+        self.totals: dict[str, Tensor | float] = defaultdict(float)
+        self.learned_tokens: Tensor | float = 0.0
+        self.target_tokens = 0
+        self.log_time = time.perf_counter()
+        self.is_finite = torch.ones((), dtype=torch.bool, device=self.args.device)
+
+    def check_finite(self) -> None:
+        """Stop after a non-finite loss or gradient, before weights are evaluated or saved."""
+        if not self.is_finite.item():
+            raise UserError(
+                f"training: the loss or its gradient is not finite, at or before step {self.state.global_step}; "
+                "the last checkpoint is kept. Start over with a smaller learning rate."
+            )
+
     # An evaluation
 
     def evaluate(self, *_: object, metric_key_prefix: str = "eval", **__: object) -> dict[str, float]:
@@ -402,45 +509,32 @@ class PaperTrainer(Seq2SeqTrainer):
         self.log_time += time.perf_counter() - start  # exclude evaluation from the training time
         return metrics
 
-    def translate_split(self, split: str, search: GenerationConfig, scores: bool = False) -> SplitResults:
+    def translate_split(self, split: str, search: GenerationConfig, log_probabilities: bool = False) -> SplitResults:
         """Return the results of a split, and `loss`, `perplexity` and the best metric with its signature.
 
-        `scores` adds the log-probabilities of the translations. Unlike the Trainer's loop, it averages over tokens,
-        counts every pair once, and supports any sharded model.
+        `log_probabilities` adds those of the translations. Unlike the Trainer's loop, it averages over tokens, counts
+        every pair once, and supports any sharded model.
         """
+        tokens = self.data.tokens[split]
+        texts = self.data.pairs[split]
+        pairs = list(map(TokenizedPair, tokens["input_ids"][:], tokens["labels"][:], texts["source"][:]))
+        batches = self.evaluation_batches(split)
         evaluator = Evaluator(
             self.model,
             self.processing_class,
             constraint=self.constraint,
             statistics=self.sentence_statistics,
             autocast=self.accelerator.autocast,
-            scores=scores,
+            scores=log_probabilities,
             generation_config=search,
             too_long="keep",
         )
-        tokens = self.data.tokens[split]
-        texts = self.data.pairs[split]
-        batches = self.evaluation_batches(split)
-
-        # All ranks take the same number of turns, so a batch may occur twice.
-        world = self.args.world_size
-        rank = self.args.process_index
-        results: dict[int, PairResult] = {}
-        for turn in range(0, len(batches), world):
-            rows = batches[(turn + rank) % len(batches)]
-            pairs = [
-                TokenizedPair(tokens[row]["input_ids"], tokens[row]["labels"], texts[row]["source"]) for row in rows
-            ]
-            results.update(zip(rows, evaluator(pairs), strict=True))
-
-        # Each process returns the results of all.
-        by_row = dict(gather_object(list(results.items())))
-        ordered = [by_row[row] for row in range(len(tokens))]
-        translations = [result.hypothesis.text for result in ordered]
-        means: dict[str, Any] = {**mean_sums(ordered, self.model.has_likelihood)}
-        means.update(self.task.scores(translations, texts["target"][:], self.task.best_metric))
-        means["search"] = evaluator.translator.settings.search()
-        return SplitResults(ordered, means)
+        results = evaluator.evaluate(pairs, batches)
+        translations = [result.hypothesis.text for result in results]
+        scores: dict[str, Any] = {**mean_sums(results, self.model.has_likelihood)}
+        scores.update(self.task.scores(translations, texts["target"][:], self.task.best_metric))
+        scores["search"] = evaluator.translator.settings.search()
+        return SplitResults(results, scores)
 
     def evaluation_batches(self, split: str) -> list[list[int]]:
         """Return the rows of each batch of a split, the longest sources first; a very long pair is a separate batch."""
@@ -469,20 +563,52 @@ class PaperTrainer(Seq2SeqTrainer):
     def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
         self.check_finite()
         start = time.perf_counter()
-        progress = self.progress
-        checkpoint = self.run / CHECKPOINTS / f"checkpoint-{self.state.global_step}"
+        step = self.state.global_step
+        training = self.recipe.training
+        keep: float = max(training.keep_checkpoints, 1 + (training.average_last or 0))
+        if not self.is_due(step) and self.control.should_training_stop:
+            keep = math.inf  # a run that is extended leaves this one out
+
+        checkpoint = self.run / CHECKPOINTS / f"checkpoint-{step}"
         begin_checkpoint(checkpoint)
         with write_errors(checkpoint, "make room, and the same command resumes the run"):
             super()._save_checkpoint(model, trial)
             if self.args.should_save:
-                (checkpoint / SECONDS).write_text(str(progress.seconds_trained()))
+                (checkpoint / SECONDS).write_text(str(self.progress.seconds_trained()))
                 (checkpoint / EPOCH_STEPS).write_text(json.dumps(self.epoch_steps))
-            training = self.recipe.training
-            keep: float = max(training.keep_checkpoints, 1 + (training.average_last or 0))
-            if self.control.should_training_stop and not self.is_due(self.state.global_step):
-                keep = math.inf  # a run that is extended leaves this one out
-            finish_checkpoint(checkpoint, keep, self.state.best_global_step, progress.is_interrupted)
+            finish_checkpoint(checkpoint, keep, self.state.best_global_step, self.progress.is_interrupted)
         self.log_time += time.perf_counter() - start
+
+    def save_final_model(self) -> list[int]:
+        """Save the mean of the last checkpoints or the best one, whichever is better, and return their steps.
+
+        Without `training.average_last` it is the best one.
+        """
+        last = self.recipe.training.average_last
+        best = self.state.best_global_step or self.state.global_step
+        checkpoints = best_only = [self.run / CHECKPOINTS / f"checkpoint-{best}"]
+        if last is not None:
+            saved = complete_checkpoints(self.run, with_interrupted=False, last_step=self.state.global_step)[-last:]
+            checkpoints = [checkpoint for checkpoint in saved if self.can_be_averaged(step_of(checkpoint))]
+        load_mean(self.model, checkpoints)
+
+        steps = [step_of(checkpoint) for checkpoint in checkpoints]
+        if last is None:
+            logger.info("Restored the best checkpoint, of step %d.", best)
+        else:
+            level = logging.INFO if len(steps) == last else logging.WARNING
+            logger.log(level, "Averaged the checkpoints of steps %s.", ", ".join(map(str, steps)))
+            if checkpoints != best_only and self.is_mean_worse(*best_only):
+                load_mean(self.model, best_only)
+                steps = [best]
+
+        weights = self.accelerator.get_state_dict(self.model)  # every process must call
+        if self.is_world_process_zero():
+            advice = "make room, and the same command resumes the run"
+            with write_errors(self.run, advice), staged_files(self.run) as staging:
+                self.model.save_pretrained(staging, state_dict=weights)
+        PartialState().wait_for_everyone()
+        return steps
 
     def can_be_averaged(self, step: int) -> bool:
         """Return whether the weights of a step may be averaged with the last ones."""
@@ -508,34 +634,3 @@ class PaperTrainer(Seq2SeqTrainer):
             "best checkpoint" if is_worse else "mean",
         )
         return is_worse
-
-    def save_final_model(self) -> list[int]:
-        """Save the mean of the last checkpoints or the best one, whichever is better, and return their steps.
-
-        Without `training.average_last` it is the best one.
-        """
-        last = self.recipe.training.average_last
-        best = self.state.best_global_step or self.state.global_step
-        checkpoints = best_only = [self.run / CHECKPOINTS / f"checkpoint-{best}"]
-        if last is not None:
-            saved = complete_checkpoints(self.run, with_interrupted=False, last_step=self.state.global_step)[-last:]
-            checkpoints = [checkpoint for checkpoint in saved if self.can_be_averaged(step_of(checkpoint))]
-        load_weights(self.model, mean_weights(checkpoints))
-
-        steps = [step_of(checkpoint) for checkpoint in checkpoints]
-        if last is None:
-            logger.info("Restored the best checkpoint, of step %d.", best)
-        else:
-            level = logging.INFO if len(steps) == last else logging.WARNING
-            logger.log(level, "Averaged the checkpoints of steps %s.", ", ".join(map(str, steps)))
-            if checkpoints != best_only and self.is_mean_worse(*best_only):
-                load_weights(self.model, mean_weights(best_only))
-                steps = [best]
-
-        weights = self.accelerator.get_state_dict(self.model)  # every process must call
-        if self.is_world_process_zero():
-            advice = "make room, and the same command resumes the run"
-            with write_errors(self.run, advice), staged_files(self.run) as staging:
-                self.model.save_pretrained(staging, state_dict=weights)
-        PartialState().wait_for_everyone()
-        return steps

@@ -12,6 +12,7 @@ from .cmlm import MaskingCollator, VaswaniCmlmConfig, VaswaniCmlmForConditionalG
 from .config import VaswaniTransformerConfig
 from .cpu.model import prepare_for_inference
 from .ctc import VaswaniCtcConfig, VaswaniCtcForConditionalGeneration, VaswaniCtcModel
+from .dag import VaswaniDagConfig, VaswaniDagForConditionalGeneration, VaswaniDagModel
 from .flowseq import VaswaniFlowSeqConfig, VaswaniFlowSeqForConditionalGeneration, VaswaniFlowSeqModel
 from .iterative_vae import (
     VaswaniIterativeVaeConfig,
@@ -43,6 +44,9 @@ __all__ = [
     "VaswaniCtcConfig",
     "VaswaniCtcForConditionalGeneration",
     "VaswaniCtcModel",
+    "VaswaniDagConfig",
+    "VaswaniDagForConditionalGeneration",
+    "VaswaniDagModel",
     "VaswaniFlowSeqConfig",
     "VaswaniFlowSeqForConditionalGeneration",
     "VaswaniFlowSeqModel",

@@ -145,26 +145,22 @@ class FusedLinearCrossEntropy(torch.autograd.Function):
         return loss, token_losses, grad_hidden, grad_weight
 
     @staticmethod
-    def setup_context(
-        ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor | None, Tensor | None]
-    ) -> None:
-        _, token_losses, grad_hidden, grad_weight = output
-        gradients = [gradient for gradient in (grad_hidden, grad_weight) if gradient is not None]
-        ctx.mark_non_differentiable(token_losses, *gradients)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
+        _, token_losses, *gradients = output
+        ctx.mark_non_differentiable(token_losses, *[gradient for gradient in gradients if gradient is not None])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(grad_hidden, grad_weight)
-        ctx.weight_dtype = inputs[1].dtype
-        ctx.num_constants = len(inputs) - 2
+        ctx.save_for_backward(*gradients)
+        ctx.dtypes = [None if given is None else given.dtype for given in inputs[: len(gradients)]]
+        ctx.num_constants = len(inputs) - len(gradients)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-        grad_hidden, grad_weight = ctx.saved_tensors
-        if grad_hidden is not None:
-            grad_hidden = grad_hidden * grad_loss.to(grad_hidden.dtype)
-        if grad_weight is not None:
-            grad_weight = (grad_weight * grad_loss).to(ctx.weight_dtype)
-        return grad_hidden, grad_weight, *[None] * ctx.num_constants
+        """Scale the gradients in the first arguments, one for each output after the first two."""
+        scaled = []
+        for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True):
+            scaled.append(None if gradient is None else (gradient * grad_loss.to(gradient.dtype)).to(dtype))
+        return *scaled, *[None] * ctx.num_constants
 
 
 def recount(num_items: Tensor | int | None, before: Tensor, after: Tensor) -> Tensor | int | None:

@@ -7,44 +7,14 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
-from transformers import __version__ as transformers_version
 from transformers import initialization as init
-from transformers.generation import GenerationConfig, GenerationMixin
+from transformers.generation import GenerationConfig
 from transformers.modeling_utils import PreTrainedModel
 
 from .config import VaswaniTransformerConfig
 from .settings import NAR_SETTINGS, SEARCH_SETTINGS
 
 FAMILY_PREFIX = "vaswani_"  # prefix of the package's model types
-KNOWN_VERSIONS = "5.17 to 5.24"
-PRIVATE_NAMES: dict[type, str] = {
-    GenerationConfig: "_get_default_generation_params",
-    GenerationMixin: "_beam_search _sample",
-    PreTrainedConfig: "_attn_implementation _auto_class _get_generation_parameters",
-    PreTrainedModel: (
-        "_apply _auto_class _can_compile_fullgraph _can_record_outputs _fsdp_plan _init_weights _input_embed_layer "
-        "_hf_peft_config_loaded _keep_in_fp32_modules_strict _no_split_modules _skip_keys_device_placement "
-        "_supports_attention_backend _supports_flash_attn _supports_flex_attn _supports_sdpa "
-        "_tied_weights_keys _tp_plan"
-    ),
-}
-"""Private names of Transformers that the models use; all `KNOWN_VERSIONS` define them."""
-
-
-def check_private_names() -> None:
-    """Raise ImportError unless this version of Transformers defines all `PRIVATE_NAMES`."""
-    missing = []
-    for owner, names in PRIVATE_NAMES.items():
-        missing += [f"{owner.__name__}.{name}" for name in names.split() if not hasattr(owner, name)]
-    if missing:
-        raise ImportError(
-            f"transformers: lacks {', '.join(missing)}, which the models need; got version {transformers_version}, "
-            f"expected {KNOWN_VERSIONS}. Install one of these."
-        )
-
-
-check_private_names()  # once, before a model of an unsupported version fails halfway
 _ATTENTION_PLAN = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "o_proj": "rowwise"}
 _FEED_FORWARD_PLAN = {"layers.*.feed_forward.fc1": "colwise", "layers.*.feed_forward.fc2": "rowwise"}
 

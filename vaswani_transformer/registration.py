@@ -9,6 +9,7 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 from .cmlm import VaswaniCmlmForConditionalGeneration
 from .ctc import VaswaniCtcForConditionalGeneration
+from .dag import VaswaniDagForConditionalGeneration
 from .flowseq import VaswaniFlowSeqForConditionalGeneration
 from .iterative_vae import VaswaniIterativeVaeForConditionalGeneration
 from .model import VaswaniTransformerForConditionalGeneration
@@ -24,7 +25,7 @@ class Family:
     Attributes:
         kind: its name in recipes (`model.kind`) and tests.
         model_class: its model with output projection, whose attributes name configuration and body.
-        trained_by: how recipes train it, a `training.fields.FamilyRecipe`, or the name of one as "module:name", since
+        trained_by: how recipes train it, a `training.families.FamilyRecipe`, or the name of one as "module:name", since
             an installed package has no `training`.
     """
 
@@ -44,6 +45,7 @@ OF_THIS_PACKAGE = (
     Family("autoregressive", VaswaniTransformerForConditionalGeneration, "training.families:AUTOREGRESSIVE"),
     Family("nat", VaswaniNatForConditionalGeneration, "training.families:NAT"),
     Family("ctc", VaswaniCtcForConditionalGeneration, "training.families:CTC"),
+    Family("dag", VaswaniDagForConditionalGeneration, "training.families:DAG"),
     Family("cmlm", VaswaniCmlmForConditionalGeneration, "training.families:CMLM"),
     Family("iterative_vae", VaswaniIterativeVaeForConditionalGeneration, "training.families:ITERATIVE_VAE"),
     Family("flowseq", VaswaniFlowSeqForConditionalGeneration, "training.families:FLOWSEQ"),

@@ -21,6 +21,7 @@ SEARCH_SETTINGS = ("length_penalty_type", "max_source_relative_length", "nan_han
 LENGTH_PENALTY_TYPES = ("power", "gnmt")
 LIMITS = ("max_new_tokens", "max_length")
 DEFAULT_LENGTH = 20  # Transformers' default limit
+DECODING_STRATEGIES = ("greedy", "lookahead", "viterbi")
 PAPER_LIMIT = {"max_source_relative_length": 50}  # 6.1
 BEAM_DEFAULTS = {"num_beams": 1, "length_penalty": 1.0}  # values of None
 WEIGHTS = ("length_penalty", "length_penalty_type", "early_stopping")  # no effect with a single beam
@@ -54,18 +55,6 @@ def refuse(name: str, problem: str, value: object, expected: str) -> Never:
     )
 
 
-def check_number(name: str, value: object, least: float) -> None:
-    """Raise ValueError unless a setting is a finite number of at least `least`, a whole one if `least` is whole."""
-    is_whole = isinstance(least, int)
-    number_type = Integral if is_whole else Real
-    is_number = isinstance(value, number_type) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < least:
-        expected = "a whole number" if is_whole else "a finite number"
-        if math.isfinite(least):
-            expected += f" of at least {least}"
-        refuse(name, "out of range", value, expected)
-
-
 def number(default: float | None, least: float) -> Any:
     """Return a dataclass field for finite numbers of at least `least`; an integer `least` requires integers."""
     return field(default=default, metadata={"least": least})
@@ -87,13 +76,12 @@ class SharedSettings:
     def __post_init__(self) -> None:
         for setting in fields(self):
             value = getattr(self, setting.name)
-            least = setting.metadata.get("least")
             if isinstance(setting.default, bool) and value not in (True, False):
                 refuse(setting.name, "not a truth value", value, "True or False")
-            if value is None or least is None:
-                continue
-            check_number(setting.name, value, least)
-            setattr(self, setting.name, type(least)(value))  # may be a NumPy number
+            if value is not None:
+                check_setting(setting.name, value)
+                if setting.name in LEAST:
+                    setattr(self, setting.name, type(LEAST[setting.name])(value))  # may be a NumPy number
 
 
 @dataclass
@@ -109,6 +97,7 @@ class NarSettings(SharedSettings):
 
     num_beams: int = number(1, least=1)  # k, prefixes of CTC's search; 1 for the most likely path
     length_bonus: float = number(0.0, least=-math.inf)  # added to log p for each word, in CTC's search
+    decoding_strategy: str = "lookahead"  # how a path through a graph is chosen
     num_iterations: int = number(1, least=1)  # R, decoder passes of a refining model
     length_beam_size: int = number(1, least=1)  # l, the number of best lengths to decode
     num_return_sequences: int = number(1, least=1)  # n, at most the number of candidates
@@ -122,6 +111,27 @@ class NarSettings(SharedSettings):
     def reads_scores(self) -> bool:
         """Return whether the result depends on the scores of targets."""
         return self.length_beam_size > 1 or self.num_latent_samples > 1 or self.return_dict_in_generate
+
+
+LEAST = {setting.name: setting.metadata["least"] for setting in fields(NarSettings) if "least" in setting.metadata}
+"""Smallest values of numbers; those of a whole number are whole."""
+CHOICES = {"decoding_strategy": DECODING_STRATEGIES, "length_penalty_type": LENGTH_PENALTY_TYPES}
+
+
+def check_setting(name: str, value: object, refuse: Callable[[str, str, object, str], Never] = refuse) -> None:
+    """Call `refuse`, which raises an error, if the value of a setting in `LEAST` or `CHOICES` is out of range."""
+    if name in CHOICES and value not in CHOICES[name]:
+        refuse(name, "unknown", value, f"one of {', '.join(CHOICES[name])}")
+    if name not in LEAST:
+        return
+    least = LEAST[name]
+    is_whole = isinstance(least, int)
+    is_number = isinstance(value, Integral if is_whole else Real) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value < least:
+        expected = "a whole number" if is_whole else "a finite number"
+        if math.isfinite(least):
+            expected += f" of at least {least}"
+        refuse(name, "out of range", value, expected)
 
 
 NAR_SETTINGS = tuple(
@@ -216,17 +226,13 @@ class CallSettings:
 
     def check(self) -> None:
         """Raise ValueError for settings that are out of range or exclude each other."""
-        for name, least in (("length_penalty", -math.inf), ("num_beams", 1), ("max_source_relative_length", 0)):
+        for name in ("length_penalty", "length_penalty_type", "num_beams", "max_source_relative_length"):
             if name in self.values:
-                check_number(name, self.values[name], least)
+                check_setting(name, self.values[name])
 
         watermark = self.in_call.get("watermarking_config")
         if isinstance(watermark, dict):
             refuse("watermarking_config", "wrong type", watermark, "a WatermarkingConfig(...)")
-
-        penalty = self.values.get("length_penalty_type", "power")
-        if penalty not in LENGTH_PENALTY_TYPES:
-            refuse("length_penalty_type", "unknown", penalty, f"one of {', '.join(LENGTH_PENALTY_TYPES)}")
 
         forced = self.values.get("forced_eos_token_id")
         relative = self.values.get("max_source_relative_length")

@@ -20,8 +20,6 @@ LITERAL = WORD_START + "\u2582"  # that character inside a text
 LOADING_KEYS = ("auto_map", "is_local", "local_files_only")
 """Settings of loading, which are not saved."""
 
-ALL_WORDS_KEY = "holds_all_words"
-"""Setting in tokenizer_config.json: whether the vocabulary contains every word of the training texts."""
 PASSING_KEY = "passing_pieces"
 """Setting in tokenizer_config.json: half-open range of ids of intermediate merges that the vocabulary lacks.
 
@@ -175,8 +173,6 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
         settings: dict[str, Any] = dict(SPECIAL_TOKENS)
         if name == "wordpiece":
             settings.update(UNKNOWN_TOKEN)
-        if tokenizer.get_vocab_size() < vocab_size:  # a vocabulary with free entries contains every word of the texts
-            settings[ALL_WORDS_KEY] = True
         return cls(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **settings)
 
     @property
@@ -204,8 +200,7 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
     def train_new_from_iterator(self, *args: Any, **kwargs: Any) -> Any:
         """Return a tokenizer of the same algorithm with a vocabulary of new texts; arguments as in Transformers."""
         trained = super().train_new_from_iterator(*args, **kwargs)
-        for key in (ALL_WORDS_KEY, PASSING_KEY):  # true of the old vocabulary only
-            trained.init_kwargs.pop(key, None)
+        trained.init_kwargs.pop(PASSING_KEY, None)  # true of the old vocabulary only
         return trained
 
     def with_remote_code(self) -> Self:

@@ -1,7 +1,8 @@
 """MkDocs hook: formulas as MathML, which browsers draw without a script, and diagrams whose parts are links.
 
 `pymdownx.arithmatex` marks what is between dollar signs in a page; here it becomes MathML. A picture
-`images/figure-*.svg` becomes part of the page, so that links in it work.
+`images/figure-*.svg` becomes part of the page, so that links in it work. Below each SVG is a link to its file, which a
+phone shows.
 """
 
 import html
@@ -13,7 +14,7 @@ from latex2mathml.converter import convert
 
 IMAGES = Path(__file__).resolve().parents[1] / "images"
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', flags=re.DOTALL)
-DIAGRAM = re.compile(r'<img alt="[^"]*" src="[^"]*images/(figure-[\w-]+\.svg)" ?/?>')
+PICTURE = re.compile(r'<img alt="[^"]*" src="([^"]*images/([\w-]+\.svg))" ?/?>')
 PAGE_LINK = re.compile(r'href="\.\./([\w-]+)\.md(#[\w-]*)?"')
 
 
@@ -30,6 +31,18 @@ def diagram(name: str) -> str:
     return PAGE_LINK.sub(lambda match: f'href="../{match[1]}/{match[2] or ""}"', text).strip()
 
 
+def with_link(match: re.Match[str]) -> str:
+    """Return a picture with a link to its file."""
+    drawing = diagram(match[2]) if match[2].startswith("figure-") else match[0]
+    return f'{drawing} <a class="whole-picture" href="{match[1]}">Open the picture, to enlarge it</a>'
+
+
 def on_page_content(content: str, **context: Any) -> str:
     """Called by MkDocs with each page as HTML."""
-    return DIAGRAM.sub(lambda match: diagram(match[1]), FORMULA.sub(to_mathml, content))
+    return PICTURE.sub(with_link, FORMULA.sub(to_mathml, content))
+
+
+def on_post_build(config: Any, **context: Any) -> None:
+    """Called by MkDocs after the build: lead links in the files of drawings to the site's pages."""
+    for path in (Path(config.site_dir) / "images").glob("figure-*.svg"):
+        path.write_text(diagram(path.name) + "\n", encoding="utf-8")

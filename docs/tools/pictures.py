@@ -5,6 +5,7 @@ on black; `extra.css` lightens them in the dark theme.
 """
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -149,6 +150,27 @@ def draw_teacher_forcing() -> Diagram:
     return drawing
 
 
+def draw_training_step() -> Diagram:
+    """Draw what a step of training computes."""
+    drawing = Diagram("training-step", "A step of training: batch, logits, loss, gradient, Adam", 780, 178)
+    parts = [
+        "a batch of pairs\n(5.1)",
+        "the model\npredicts each token",
+        "the smoothed loss\n(5.4)",
+        "its gradient\nfor each weight",
+    ]
+    for number, lines in enumerate(parts):
+        x = 12 + 202 * number
+        drawing.box(x, 16, 150, 52, lines, (ENCODER, DECODER, CHOICE, CHOICE)[number])
+        if number:
+            drawing.arrow((x - 52, 42), (x - 2, 42))
+    drawing.box(214, 112, 352, 46, "Adam (5.3) moves the weights, by the rate of equation (3)", ENCODER)
+    drawing.arrow((693, 68), (693, 135), (568, 135))
+    drawing.arrow((289, 112), (289, 70), color=BLUE)
+    drawing.text(300, 96, "the next step", anchor="start", color=BLUE)
+    return drawing
+
+
 def draw_one_pass() -> Diagram:
     """Draw decoding from left to right next to non-autoregressive decoding."""
     drawing = Diagram("one-pass", "Decoding from left to right, and in one pass", 780, 330)
@@ -181,6 +203,37 @@ def draw_one_pass() -> Diagram:
     return drawing
 
 
+VERTICES = ("<s>", "das", "rot", "Haus", "ist", "ist", "das", "rot", "Haus", "</s>")
+PATHS = ((0, 1, 3, 4, 7, 9), (0, 2, 5, 6, 8, 9))  # of two translations; the first is followed
+EDGES = {  # the transitions of at least 5%
+    **{(0, 1): 0.6, (0, 2): 0.4, (1, 3): 0.95, (1, 8): 0.05, (2, 5): 1.0, (3, 4): 0.9, (3, 5): 0.1},
+    **{(4, 7): 1.0, (5, 6): 0.85, (5, 7): 0.15, (6, 8): 1.0, (7, 9): 1.0, (8, 9): 1.0},
+}
+
+
+def draw_graph() -> Diagram:
+    """Draw a graph with the paths of two translations, of which lookahead follows one."""
+    drawing = Diagram("graph", "A graph of words with the paths of two translations", 780, 300)
+    drawing.text(390, 24, "“the house is red”: the decoder predicts all vertices and transitions at once", size=15)
+    followed, other = PATHS
+    places = {}
+    for vertex in range(len(VERTICES)):
+        y = 130 if vertex in followed and vertex in other else 75 if vertex in followed else 185
+        places[vertex] = (14 + 76 * vertex, y)
+    for (start, end), probability in EDGES.items():
+        (x, y), (x_end, y_end) = places[start], places[end]
+        is_followed = (start, end) in pairwise(followed)
+        color = BLUE if is_followed else GRAY
+        drawing.arrow((x + 62, y + 17), (x_end - 1, y_end + 17), color=color, width=0.8 + 2 * probability)
+        if probability < 1:
+            drawing.text((x + 62 + x_end) / 2, (y + y_end) / 2 + 11, f"{probability:.0%}", color=color, size=12)
+    for vertex, word in enumerate(VERTICES):
+        drawing.box(*places[vertex], 62, 34, word, CHOICE if vertex in followed else ENCODER)
+    drawing.text(390, 256, "Blue: the path with the best next transition times word, “das Haus ist rot”.", size=13)
+    drawing.text(390, 276, "“rot ist das Haus” has a path of its own, so the two do not mix.", size=13)
+    return drawing
+
+
 def draw_engines() -> Diagram:
     """Draw which engine to decode with."""
     drawing = Diagram("engines", "Which engine decodes your model", 780, 400)
@@ -207,7 +260,8 @@ def main(model_folder: str, images: Path = IMAGES) -> None:
     """Draw all diagrams; one shows the attention of a trained model of English to German."""
     tokenizer, model = AutoTokenizer.from_pretrained(model_folder), AutoModelForSeq2SeqLM.from_pretrained(model_folder)
     attention = draw_query_key_value(model, tokenizer, SENTENCE, WORD, OTHER)
-    for drawing in [attention, draw_teacher_forcing(), draw_one_pass(), draw_engines()]:
+    drawn = [draw_teacher_forcing(), draw_training_step(), draw_one_pass(), draw_graph(), draw_engines()]
+    for drawing in [attention, *drawn]:
         path = images / f"figure-{drawing.name}.svg"
         path.write_text(drawing.svg(), encoding="utf-8")
 

@@ -20,7 +20,9 @@ def main(images: Path = IMAGES) -> None:
     """Write the PNG files."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        tab = browser.new_page(viewport={"width": 1400, "height": 1000}, device_scale_factor=SCALE)
+        tab = browser.new_page(
+            viewport={"width": 1400, "height": 1000}, device_scale_factor=SCALE, reduced_motion="reduce"
+        )
         for path in sorted(images.glob("*.svg")):
             tab.set_content(path.read_text(encoding="utf-8"))
             shot = tab.locator("svg").first.screenshot(omit_background=True)

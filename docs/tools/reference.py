@@ -76,6 +76,9 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "VaswaniCtcConfig": (),
         "VaswaniCtcForConditionalGeneration": ("forward",),
         "VaswaniCtcModel": (),
+        "VaswaniDagConfig": (),
+        "VaswaniDagForConditionalGeneration": ("forward",),
+        "VaswaniDagModel": (),
         "VaswaniIterativeVaeConfig": (),
         "VaswaniIterativeVaeForConditionalGeneration": ("forward",),
         "VaswaniIterativeVaeModel": (),
@@ -125,6 +128,8 @@ CONFIGURATION = """
 
 The fields of `config.json`, without those that all of Transformers' configurations have.
 """
+ADAPTERS = FOLDER / "tools" / "adapters.md"  # written by hand
+RESULTS = FOLDER / "tools" / "results-json.md"  # written by hand
 CONFIGURATIONS = [name for names in SECTIONS.values() for name in names if name.endswith("Config")]
 FURTHER = "These, and those of `VaswaniTransformerConfig`:\n\n"
 HEADER = "| field | type | default | meaning |\n| --- | --- | --- | --- |\n"
@@ -188,21 +193,21 @@ def described(owner: type) -> dict[str, str]:
 
 def recipe_tables() -> Iterator[str]:
     """Yield a table of each class of a recipe's fields, with the names of those in the table of a base class."""
-    from training import fields, recipe
+    from training import recipe
     from vaswani_transformer.registration import FAMILIES
 
     groups = {
-        "Recipe": [fields.Recipe],
-        "data": [fields.FileData, fields.HubData],
-        "data.variants": [fields.Variants],
-        "tokenizer": [fields.TokenizerRecipe],
+        "Recipe": [recipe.Recipe],
+        "data": [recipe.FileData, recipe.HubData],
+        "data.variants": [recipe.Variants],
+        "tokenizer": [recipe.TokenizerRecipe],
         "training": [
-            fields.TrainingRecipe,
+            recipe.TrainingRecipe,
             *recipe.OPTIMIZERS.values(),
             *(family.recipe.training for family in FAMILIES.values()),
         ],
         "decoding": list(dict.fromkeys(family.recipe.decoding for family in FAMILIES.values())),
-        "score": [fields.ScoreRecipe],
+        "score": [recipe.ScoreRecipe],
     }
     for group, classes in groups.items():
         yield f"\n### {group}\n"
@@ -242,9 +247,11 @@ def config_table(name: str) -> Iterator[str]:
     further = [one for one in config_class.__mro__ if issubclass(one, paper_class) and one is not paper_class]
     hints, base = hints_of(config_class), config_class()
     yield f"{FURTHER if further else ''}{HEADER}"
+    texts: dict[str, str] = {}
     for owner in further or [paper_class]:
-        for field, text in described(owner).items():
-            yield row(field, hints[field], yaml.safe_dump(getattr(base, field)).splitlines()[0], text)
+        texts |= {field: text for field, text in described(owner).items() if field not in texts}
+    for field, text in texts.items():
+        yield row(field, hints[field], yaml.safe_dump(getattr(base, field)).splitlines()[0], text)
 
 
 def written(node: ast.AST | None, before: str) -> str:
@@ -345,13 +352,15 @@ def api_page() -> str:
                 page.append(api_entry("###", name, owner, called))
             for member in members:
                 page.append(member_entry(f"{name}.{member}", getattr(owner, member), shown))
-    return "".join(page)
+    return "".join([*page, "\n", ADAPTERS.read_text(encoding="utf-8")])
 
 
 def fields_page() -> str:
     """Return docs/fields.md."""
     configurations = (f"\n### {name}\n\n{''.join(config_table(name))}" for name in CONFIGURATIONS)
-    return "".join([FIELDS, *recipe_tables(), CONFIGURATION, *configurations])
+    return "".join(
+        [FIELDS, *recipe_tables(), CONFIGURATION, *configurations, "\n", RESULTS.read_text(encoding="utf-8")]
+    )
 
 
 def main() -> None:

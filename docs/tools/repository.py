@@ -1,8 +1,8 @@
 """MkDocs hook: links to files of the repository, such as `../tests/test_layers.py#test_norm_comes_last`.
 
 On GitHub they lead to the file. On the site they lead to the file at the repository's address, and to the line of the
-function that they name; without an address the site shows their text. The changelog and the security policy become
-pages of the site.
+function or the heading that they name; without an address the site shows their text. The changelog and the security
+policy become pages of the site.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {"CHANGELOG.md": "changelog.md", "SECURITY.md": "security.md"}
-LINK = re.compile(r"\[([^\]]+)\]\(\.\./([\w./-]+)(?:#(\w+))?\)")
+LINK = re.compile(r"\[([^\]]+)\]\(\.\./([\w./-]+)(?:#([\w-]+))?\)")
 
 
 def line_of(path: str, function: str) -> int:
@@ -27,13 +27,13 @@ def line_of(path: str, function: str) -> int:
     return numbers[0]
 
 
-def link(text: str, path: str, function: str | None, repository: str) -> str:
+def link(text: str, path: str, name: str | None, repository: str) -> str:
     """Return a link to a file, or its text where the repository has no address; the site has some of the files."""
     if path in PAGES:
         return f"[{text}]({PAGES[path]})"
     if not (ROOT / path).exists():
         raise ValueError(f"{path}: a page links to it, but there is no such file; correct the link.")
-    anchor = f"#L{line_of(path, function)}" if function else ""
+    anchor = "" if name is None else f"#L{line_of(path, name)}" if path.endswith(".py") else f"#{name}"
     return f"[{text}]({repository.rstrip('/')}/blob/main/{path}{anchor})" if repository else text
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vaswani_transformer.batching import TokenBudgetBatchSampler
-from vaswani_transformer.batching.steps import step_bounds
+from vaswani_transformer.batching.sampler import step_bounds
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=8, max_size=200)
 

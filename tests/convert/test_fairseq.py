@@ -34,7 +34,7 @@ from vaswani_transformer.convert.command import main
 from vaswani_transformer.convert.fairseq import from_fairseq
 from vaswani_transformer.convert.fairseq_tokenizer import fairseq_tokenizer
 from vaswani_transformer.tokenizer import text_encoder
-from vaswani_transformer.translation.unknown_words import unknown_words
+from vaswani_transformer.translation.translator import unknown_words
 
 
 @pytest.mark.parametrize(("newer", "scale"), [(True, True), (False, False)])

@@ -17,11 +17,12 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from tests.batches import FLOAT32, random_batch, random_tokens, source_batch
-from tests.cpu.packed import KINDS, needs
+from tests.cpu.packed import KINDS, decided_call, needs
 from tests.models import EVERY_FAMILY, PAIRS, model_of_pairs, random_model, tiny_model
 from vaswani_transformer import VaswaniTransformerModel, prepare_for_inference
 from vaswani_transformer.cpu import model as cpu_model
-from vaswani_transformer.cpu.fast_path import DecoderStep, PreparedEncoder
+from vaswani_transformer.cpu.decoder import DecoderStep
+from vaswani_transformer.cpu.encoder import PreparedEncoder
 from vaswani_transformer.cpu.linear import LAYOUTS, PreparedLinear, is_supported, pack
 from vaswani_transformer.layers import Dropout
 
@@ -44,7 +45,7 @@ def test_float32_copy_finds_the_same_tokens_and_scores(
     choose_layout(layout)
     model = random_model(**KINDS[kind])
     model.use_paper_decoding()
-    call = source_batch([5, 3, 6], max_new_tokens=8) | WAYS[way]
+    call = decided_call(model, [5, 3, 6], max_new_tokens=8, **WAYS[way])
     outputs: dict[str, Any] = {"return_dict_in_generate": True, "output_scores": True}
     true = model.generate(**call, **outputs)
     prepared: Any = prepare_for_inference(model)
@@ -273,7 +274,8 @@ def test_prepared_model_without_a_function_of_torch_has_plain_layers_and_the_sam
 
     monkeypatch.setattr(torch.ops, "mkldnn" if function.startswith("_") else "quantized", Missing())
     monkeypatch.setattr(cpu_model.logger, "propagate", True)
-    model, call = tiny_model(), source_batch([3, 2], max_new_tokens=4, num_beams=2)
+    model = random_model()
+    call = decided_call(model, [3, 2], max_new_tokens=4, num_beams=2)
     prepared = prepare_for_inference(model, dtype)
     assert ("cannot pack layers in int8 here; the copy has plain ones" in caplog.text) == (dtype == "int8")
     layers = [module for module in prepared.modules() if isinstance(module, nn.Linear | PreparedLinear)]

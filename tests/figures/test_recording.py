@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.batches import FLOAT32
 from tests.models import WITH_SCORES, family_of_pairs, model_of_pairs, small_model
 from vaswani_transformer import prepare_for_inference
-from vaswani_transformer.batching.inference import token_log_probabilities
+from vaswani_transformer.batching.pairs import token_log_probabilities
 from vaswani_transformer.figures.recording import Candidate, best_finished, record_search, recorded_steps
 
 END = 2

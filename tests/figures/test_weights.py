@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.batches import FLOAT32
-from tests.models import FAMILY, LENGTH_FAMILY, PAIRS, family_of_pairs, model_of_pairs, tiny_model
+from tests.models import FAMILY, LENGTH_FAMILY, PAIRS, SLOT_FAMILY, family_of_pairs, model_of_pairs, tiny_model
 from vaswani_transformer import prepare_for_inference
 from vaswani_transformer.figures import AttentionMaps, attention_maps
 from vaswani_transformer.figures.weights import last_pass
@@ -101,8 +101,8 @@ def test_maps_of_all_words_at_once_are_those_of_the_last_pass(family: str, prepa
     batch = tokenizer(["this is a book"], return_tensors="pt")
     shown = last_pass(model, batch, settings)
     assert shown.target == model.generate(**batch, **settings)[0, 1:].tolist()
-    if family == "ctc":
-        assert len(shown.labels) == 2 * batch["input_ids"].shape[1]
+    if family in SLOT_FAMILY:
+        assert len(shown.labels) == model.config.upsampling * batch["input_ids"].shape[1]
     mask = torch.ones(1, len(shown.labels), dtype=torch.long)
     read = {"decoder_input_ids": torch.tensor([shown.inputs])} if family == "cmlm" else {}
     model.set_attn_implementation("eager")

@@ -7,8 +7,9 @@ import pytest
 from tests.commands import Run, command_runner, error_line, lines
 from tests.models import ModelAndTokenizer, memorizing_model, model_of_pairs, save
 from tests.trees import GOLD, read
-from vaswani_transformer import VaswaniTransformerTokenizer, parse
+from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.parsing import command, draw_tree_text, linearize
+from vaswani_transformer.parsing.command import parse
 from vaswani_transformer.parsing.linear import linear_tokens
 
 TREES = read(GOLD)[:4]

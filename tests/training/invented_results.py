@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from training.fields import FileData, HubData, Recipe, to_dict
+from training.recipe import FileData, HubData, Recipe, to_dict
 
 REPOSITORY = "somebody/own"
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"

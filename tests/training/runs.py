@@ -20,10 +20,9 @@ from tests.commands import write_pairs
 from tests.forks import ForkedCommand
 from training.checkpoints import CHECKPOINTS, complete_checkpoints, step_of
 from training.data import Data, load_data
-from training.fields import Recipe
 from training.machine import init_processes
 from training.models import make_model
-from training.recipe import load_recipe
+from training.recipe import Recipe, load_recipe
 from training.train import begin_run, open_run, run
 from training.trainer import PaperTrainer
 

@@ -11,7 +11,7 @@ from tests.commands import error_line, run_main
 from tests.models import tiny_model
 from training.average import average, main
 from training.checkpoints import CHECKPOINTS, INTERRUPTED, mark_complete
-from training.learned import learned_pairs
+from training.models import learned_pairs
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
 

@@ -14,8 +14,8 @@ from tests.commands import error_line, run_main
 from tests.training.invented_results import DATA, REPOSITORY, SIGNATURE, results_of
 from training.card import EXAMPLE, main, make_card
 from training.families import GlancingTraining
-from training.fields import BeamTraining, FileData, HubData, Recipe, TokenizerRecipe
 from training.models import start_licenses
+from training.recipe import BeamTraining, FileData, HubData, Recipe, TokenizerRecipe
 from vaswani_transformer.registration import FAMILIES
 
 

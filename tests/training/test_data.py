@@ -25,11 +25,10 @@ from training.data import (
     sample_texts,
     tokenize,
 )
-from training.fields import Recipe
-from training.recipe import RECIPES, load_recipe, recipe_of
+from training.recipe import RECIPES, Recipe, load_recipe, recipe_of
 from training.train import prepared_name
 from vaswani_transformer import VaswaniTransformerTokenizer
-from vaswani_transformer.support.loading import load_tokenizer
+from vaswani_transformer.support.models import load_tokenizer
 from vaswani_transformer.tokenizer import source_encoder
 
 PAIRS = [("one tree", "ein baum"), ("two trees", "zwei bäume"), ("  three </s> ", "drei <pad>")]
@@ -322,16 +321,6 @@ def test_tokenizer_that_cannot_train_a_model_is_an_error(
     recipe = recipe_for(folder, tokenizer={"path": str(folder / "tokenizer")})
     with user_error(r"tokenizer\.path: .* needs <pad>, padding on the right, and its end token"):
         make_tokenizer(recipe, load_pairs(recipe)["train"])
-
-
-@pytest.mark.parametrize(("sample", "holds_all"), [(None, True), (3, True), (2, False)])
-def test_tokenizer_of_a_sample_makes_no_promise_about_other_words(
-    folder: Path, sample: int | None, holds_all: bool
-) -> None:
-    """Of three pairs; a vocabulary with free entries contains every word that it was learned from."""
-    recipe = recipe_for(folder, tokenizer={"vocab_size": 900, "sample": sample})
-    train = load_pairs(recipe)["train"]
-    assert make_tokenizer(recipe, train).init_kwargs.get("holds_all_words", False) == holds_all
 
 
 def test_mask_is_added_after_all_other_tokens_for_a_cmlm(folder: Path) -> None:

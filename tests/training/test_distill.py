@@ -15,7 +15,7 @@ from training.data import load_pairs
 from training.distill import main
 from training.recipe import load_recipe
 from vaswani_transformer.cpu.linear import timed_layouts
-from vaswani_transformer.support.output import ResumableFile
+from vaswani_transformer.support.files import ResumableFile
 from vaswani_transformer.translation import Hypothesis, Translation
 from vaswani_transformer.translation.translator import Translator
 

@@ -19,11 +19,11 @@ from tests.batches import FLOAT32, source_batch, targets
 from tests.commands import run_main
 from tests.models import load_tokenizer, tiny_iterative_vae
 from tests.training import runs
-from training.families import FlowTrainer, LatentTrainer, fits_into_slots
+from training.families import CTC, DAG, FlowTrainer, LatentTrainer
 from training.recipe import load_recipe
 from training.train import main
 from vaswani_transformer.registration import FAMILIES
-from vaswani_transformer.support.modes import eval_mode
+from vaswani_transformer.support.models import eval_mode
 
 FolderOf = Callable[[str], Path]  # of the run of a family
 SETTINGS = {
@@ -32,6 +32,7 @@ SETTINGS = {
         "--training.optimizer=radam",
     ],
     "CTC": ["--model.kind=ctc", "--training.glancing=[0.9, 0.5]"],
+    "DAG": ["--model.kind=dag", "--training.glancing=[0.9, 0.5]", "--decoding.decoding_strategy=viterbi"],
     "CMLM": ["--model.kind=cmlm", "--decoding.num_iterations=3", "--training.evaluation_iterations=2"],
     "IterativeVAE": ["--model.kind=iterative_vae", "--model.decoder_layers=2"],
     "discrete": [
@@ -46,6 +47,7 @@ SETTINGS = {
 LOGGED = {
     "GLAT": {"length_loss", "glancing_accuracy"},
     "CTC": {"glancing_accuracy"},
+    "DAG": {"glancing_accuracy"},
     "CMLM": {"length_loss"},
     "IterativeVAE": {"length_loss", "bound", "layer_loss_1", "layer_loss_2", "layer_kl_2"},
     "discrete": {"length_loss", "kl_loss", "layer_loss_1", "layer_loss_2", "layer_kl_2"}
@@ -53,6 +55,7 @@ LOGGED = {
     "FlowSeq": {"length_loss", "token_loss"},
 }
 FAMILY = pytest.mark.parametrize("family", SETTINGS)
+WITHOUT_LENGTH = ("CTC", "DAG")
 
 
 def given(arguments: list[str], family: str) -> list[str]:
@@ -90,10 +93,12 @@ def test_run_leaves_a_folder_that_loads_and_decodes(finished: FolderOf, family: 
     assert len(tokenizer) == model.config.vocab_size
     for saved in (folder, *(folder / "checkpoints").iterdir()):
         search = json.loads((saved / "generation_config.json").read_text())
-        assert search.get("length_beam_size") == {"GLAT": 3, "CTC": None}.get(family, 1)
+        assert search.get("length_beam_size") == {"GLAT": 3, "CTC": None, "DAG": None}.get(family, 1)
         assert search.get("num_iterations") == (3 if family == "CMLM" else None)
         assert search.get("num_beams") == (1 if family == "CTC" else None)
-        assert not search.keys() & {"max_length", "length_penalty", "max_source_relative_length"}
+        assert search.get("decoding_strategy") == ("viterbi" if family == "DAG" else None)
+        assert search.get("length_penalty") == (1 if family == "DAG" else None)
+        assert not search.keys() & {"max_length", "max_source_relative_length"}
     assert model.generate(**tokenizer(["one tree"], return_tensors="pt")).shape[0] == 1
 
 
@@ -104,7 +109,7 @@ def test_log_has_the_parts_of_the_loss_at_every_step(finished: FolderOf, family:
     assert [entry["step"] for entry in entries] == list(range(1, 10))
     for entry in entries:
         assert LOGGED[family] <= entry.keys()
-        assert family == "CTC" or 0 < entry["length_loss"] < entry["loss"]
+        assert family in WITHOUT_LENGTH or 0 < entry["length_loss"] < entry["loss"]
     if family == "FlowSeq":
         assert ["kl_loss" in entry for entry in entries] == [False] * 4 + [True] * 5
         for entry, scale in zip(entries, [0, 0, 0, 0, 1 / 3, 2 / 3, 1, 1, 1], strict=True):
@@ -145,11 +150,11 @@ def test_bound_of_revealed_latents_does_not_depend_on_the_batches_of_an_evaluati
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["CMLM", "CTC"])
+@pytest.mark.parametrize("family", ["CMLM", *WITHOUT_LENGTH])
 def test_validation_loss_is_that_of_a_pass_that_sees_no_word(finished: FolderOf, family: str) -> None:
     """The oracle, without the Trainer, is each pair by itself, in evaluation mode; a CMLM gets the reference's length.
 
-    The loss of a CTC model is a likelihood, and so has a perplexity.
+    The loss of a CTC or DAG model is a likelihood, and so has a perplexity.
     """
     folder = finished(family)
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder).eval(), load_tokenizer(folder)
@@ -160,7 +165,7 @@ def test_validation_loss_is_that_of_a_pass_that_sees_no_word(finished: FolderOf,
         tokens += batch["labels"].numel()
     validation = runs.results_in(folder)["validation"]
     assert total / tokens == pytest.approx(validation["loss"], rel=1e-5)
-    perplexity = pytest.approx(math.exp(total / tokens), rel=1e-4) if family == "CTC" else None
+    perplexity = pytest.approx(math.exp(total / tokens), rel=1e-4) if family in WITHOUT_LENGTH else None
     assert validation.get("perplexity") == perplexity
 
 
@@ -196,7 +201,7 @@ def test_rate_of_a_schedule_depends_on_the_step_alone(
         assert list(trainer.step_attributes(step).values()) == [pytest.approx(value)]
 
 
-# The slots of CTC
+# The slots of CTC and the vertices of DAG
 
 
 def test_pair_fits_if_its_words_and_repetitions_fit_into_the_slots(arguments: list[str]) -> None:
@@ -205,19 +210,29 @@ def test_pair_fits_if_its_words_and_repetitions_fit_into_the_slots(arguments: li
     sources = [[5, 2], [5, 2], [5, 2], [5, 2], [2]]
     labels = [[7, 8, 9, 7, 2], [7, 8, 9, 7, 8, 2], [7, 7, 8, 2], [7, 7, 8, 8, 2], [2]]
     pairs = Dataset.from_dict({"input_ids": sources, "labels": labels})
-    assert fits_into_slots(recipe, pairs).tolist() == [True, False, True, False, True]
-    assert fits_into_slots(recipe, pairs.select([3, 0])).tolist() == [False, True]
-    assert fits_into_slots(replace(recipe, model={"kind": "ctc", "upsampling": 3}), pairs).all()
+    fits = CTC.fits
+    assert fits is not None
+    assert fits(recipe, pairs).tolist() == [True, False, True, False, True]
+    assert fits(recipe, pairs.select([3, 0])).tolist() == [False, True]
+    assert fits(replace(recipe, model={"kind": "ctc", "upsampling": 3}), pairs).all()
+
+
+def test_pair_fits_if_its_words_fit_between_the_first_and_the_last_vertex(arguments: list[str]) -> None:
+    recipe = load_recipe(arguments[0], [*arguments[1:], "--model.kind=dag", "--model.upsampling=2"])
+    pairs = Dataset.from_dict({"input_ids": [[5, 2], [5, 2], [2]], "labels": [[7, 7, 2], [7, 7, 7, 2], [2]]})
+    assert DAG.fits is not None
+    assert DAG.fits(recipe, pairs).tolist() == [True, False, True]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ctc", "dag"])
 def test_targets_that_a_model_cannot_produce_are_counted_and_dropped(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     """They are dropped from training only; elsewhere they have no loss, and their tokens do not count."""
     texts = [*runs.LANGUAGE, "0011"]
     arguments = runs.make_arguments(tmp_path, train=texts, validation=texts)
-    given = [*arguments, "--model.kind=ctc", "--model.upsampling=1", "--training.steps=3"]
+    given = [*arguments, f"--model.kind={kind}", "--model.upsampling=1", "--training.steps=3"]
     with caplog.at_level("WARNING"):
         runs.train_in(given, tmp_path / "run")
     lines = [record.getMessage() for record in caplog.records]

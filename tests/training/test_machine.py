@@ -15,9 +15,10 @@ from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launch
 from tests import ROOT
 from tests.models import tiny_model
 from tests.training import runs
-from training import arguments as arguments_module
-from training.machine import init_processes, load_weights, uses_cpu
-from vaswani_transformer.support.loading import KERNELS
+from training import trainer as trainer_module
+from training.checkpoints import load_weights
+from training.machine import init_processes, uses_cpu
+from vaswani_transformer.support.models import KERNELS
 
 FILES = {
     "one-gpu": (1, 1),
@@ -128,8 +129,8 @@ def test_compiled_run_has_the_losses_of_a_plain_one(
     settings = [*arguments, "--training.source_tokens=600", "--training.target_tokens=600", "--training.steps=3"]
     settings = [*settings, "--data.test=null", "--model.dropout=0.0"]
     plain = runs.entries(runs.train_in(settings, tmp_path / "plain"))
-    fast = functools.partial(arguments_module.Seq2SeqTrainingArguments, torch_compile_backend="aot_eager")
-    monkeypatch.setattr(arguments_module, "Seq2SeqTrainingArguments", fast)
+    fast = functools.partial(trainer_module.Seq2SeqTrainingArguments, torch_compile_backend="aot_eager")
+    monkeypatch.setattr(trainer_module, "Seq2SeqTrainingArguments", fast)
     compiled = runs.entries(runs.train_in(settings, tmp_path / "compiled", "--training.torch_compile=true"))
     assert [entry["loss"] for entry in compiled] == pytest.approx([entry["loss"] for entry in plain], rel=1e-4)
 

@@ -14,7 +14,7 @@ from datasets import DownloadConfig
 
 from tests.commands import Finished, Run, error_line, run_main
 from training import prepare
-from training.fields import FileData, Recipe
+from training.recipe import FileData, Recipe
 from training.texts import read_split, tree_rows
 
 Copy = Callable[[str], Path]  # makes a local copy of a source; returns its folder

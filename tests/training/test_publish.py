@@ -20,11 +20,10 @@ from tests.published import PUBLISHED_FILES, assert_same_results, load_without_t
 from tests.training.invented_results import REPOSITORY, results_of
 from tests.training.runs import LANGUAGE, SPLITS, FinishedRun, equal, results_in, train_in, weights
 from training import publish as publish_module
-from training.fields import to_dict
 from training.publish import main, upload
-from training.recipe import load_recipe
+from training.recipe import load_recipe, to_dict
 from vaswani_transformer.settings import CallSettings
-from vaswani_transformer.support.loading import load_model
+from vaswani_transformer.support.models import load_model
 
 RESULTS_PAGE = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 RECIPES_OF_THE_PAGE = {

@@ -25,14 +25,12 @@ from tests.models import (
 )
 from training.data import fingerprint, load_pairs
 from training.evaluation import Evaluator, TokenizedPair
-from training.fields import FileData, Recipe, ScoreRecipe, to_dict
 from training.machine import commit, hardware, versions
-from training.metrics import bleu, chrf, lm_scores, text_statistics, tokenized_bleu
-from training.recipe import load_recipe
+from training.recipe import FileData, Recipe, ScoreRecipe, load_recipe, to_dict
 from training.score import SEARCHED, main
-from training.tasks import make_task
+from training.tasks import bleu, chrf, lm_scores, make_task, text_statistics, tokenized_bleu
 from vaswani_transformer.settings import CallSettings
-from vaswani_transformer.support.loading import LoadOptions, load_model
+from vaswani_transformer.support.models import LoadOptions, load_model
 
 Score = Callable[..., tuple[dict[str, Any], str]]  # runs the command; returns what it wrote and what it printed
 SOURCES = list(PAIRS)
@@ -362,7 +360,7 @@ def test_searches_that_cannot_be_compared_or_saved_are_an_error(
         ),
         (["--device=nowhere"], "--device=nowhere: cannot be loaded"),
         (["--score.tokenize=ko-mecab"], "score.tokenize: ko-mecab cannot be used; Korean tokenization requires extra"),
-        (["--decoding.length_penalty=.inf"], "decoding.length_penalty: out of range; got inf, expected a number from"),
+        (["--decoding.length_penalty=.inf"], "decoding.length_penalty: out of range; got inf, expected a finite"),
     ],
 )
 def test_invalid_option_or_data_ends_the_command_with_one_line(
@@ -392,7 +390,7 @@ def test_log_probability_is_not_divided_by_the_length_penalty(family: str) -> No
     search: dict[str, Any] = {"pad_token_id": 1, "eos_token_id": 2, "bos_token_id": 0, "max_new_tokens": 9}
     if family == "autoregressive":
         search |= {"num_beams": 2, "length_penalty": 1.5}
-    elif family != "ctc":
+    elif family in LENGTH_FAMILY:
         search |= {"length_beam_size": 2, "length_penalty": 1.5}
     inputs = tokenizer(SOURCES[:1], text_target=REFERENCES[:1], return_tensors="pt")
     pair = TokenizedPair(inputs["input_ids"][0].tolist(), inputs["labels"][0].tolist(), SOURCES[0])
@@ -403,7 +401,7 @@ def test_log_probability_is_not_divided_by_the_length_penalty(family: str) -> No
         logits = model(inputs["input_ids"], decoder_input_ids=output.sequences[:, :-1]).logits
         expected = logits.log_softmax(-1).gather(-1, output.sequences[:, 1:, None]).sum()
     else:
-        expected = output.sequences_scores[0] * (1 if family == "ctc" else output.lengths[0] ** 1.5)
+        expected = output.sequences_scores[0] * (output.lengths[0] ** 1.5 if family in LENGTH_FAMILY else 1)
     assert result.log_probability == pytest.approx(expected.item(), rel=1e-4)
     assert Evaluator(model, tokenizer, **search)([pair])[0].log_probability is None
 

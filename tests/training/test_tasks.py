@@ -16,10 +16,8 @@ from tests.training.runs import TINY
 from tests.trees import GOLD, PREDICTED, read
 from training.data import load_data, load_pairs, make_tokenizer
 from training.distill import main as distill
-from training.fields import FileData, Recipe, ScoreRecipe
-from training.metrics import bleu
-from training.recipe import load_recipe, recipe_of
-from training.tasks import make_task
+from training.recipe import FileData, Recipe, ScoreRecipe, load_recipe, recipe_of
+from training.tasks import bleu, make_task
 from training.train import report, run
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.parsing import delinearize, linearize, read_trees, score_trees

@@ -26,9 +26,8 @@ from transformers import (
 )
 
 from tests.commands import no_space, user_error
-from tests.models import LargestTensor
+from tests.models import LENGTH_FAMILY, LargestTensor
 from tests.training import runs
-from training import metrics
 from training.callbacks import Patience, Progress, ProgressBar
 from training.checkpoints import (
     CHECKPOINTS,
@@ -40,7 +39,6 @@ from training.checkpoints import (
 )
 from training.evaluation import sentence_losses
 from training.trainer import PaperTrainer
-from vaswani_transformer.registration import FAMILIES
 
 
 @pytest.mark.slow
@@ -323,8 +321,7 @@ def test_evaluation_before_the_flow_starts_is_never_the_best(arguments: list[str
 WITHOUT_PRIOR = ["--training.steps=9", "--training.decoder_steps=9"]
 TOO_MANY_LENGTHS = [
     ([f"--model.kind={family}", "--decoding.length_beam_size=999"], r"^decoding\.length_beam_size: .*at most \d+")
-    for family in FAMILIES
-    if family not in ("autoregressive", "ctc")  # which predict no length
+    for family in LENGTH_FAMILY
 ]
 
 
@@ -351,7 +348,7 @@ def test_setting_that_evaluations_or_batches_cannot_have_is_an_error_before_the_
                 raise RuntimeError("Japanese tokenization needs\nextra dependencies")
             super().__init__(tokenize=tokenize, **settings)
 
-    monkeypatch.setattr(metrics, "BLEU", WithoutPackages)
+    monkeypatch.setattr("sacrebleu.BLEU", WithoutPackages)
     monkeypatch.setattr(PaperTrainer, "training_step", no_space)
     settings = runs.last_of_each(*arguments, *more, f"--output_dir={tmp_path / 'run'}")
     with user_error(message):

@@ -22,6 +22,7 @@ from tests.forks import ForkedCommand
 from tests.models import (
     EVERY_FAMILY,
     FAMILY,
+    SLOT_FAMILY,
     SOURCES,
     TARGETS,
     family_of_pairs,
@@ -34,19 +35,22 @@ from tests.models import (
 )
 from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
-    VaswaniTransformerTokenizer,
     prepare_for_inference,
     score_targets,
-    to_ctranslate2,
 )
+from vaswani_transformer.convert.ctranslate2_exporter import to_ctranslate2
 from vaswani_transformer.cpu import linear
-from vaswani_transformer.cpu.fast_path import PreparedEncoder
+from vaswani_transformer.cpu.encoder import PreparedEncoder
 from vaswani_transformer.cpu.model import Prepared
-from vaswani_transformer.support import loading
-from vaswani_transformer.support.loading import LoadOptions
+from vaswani_transformer.support import models as support_models
+from vaswani_transformer.support.models import LoadOptions
 from vaswani_transformer.translation import command
-from vaswani_transformer.translation.command import TranslationFormat, TranslationOptions
-from vaswani_transformer.translation.lines import load_translator, translate_lines
+from vaswani_transformer.translation.command import (
+    TranslationFormat,
+    TranslationOptions,
+    load_translator,
+    translate_lines,
+)
 from vaswani_transformer.translation.translator import Hypothesis, Translation, translate
 
 
@@ -229,7 +233,7 @@ def test_scores_of_targets_resume_to_the_same_bytes_with_every_family(
     assert run(*arguments, path, model=tmp_path / "model")[2] == 0
     assert path.read_bytes() == uninterrupted.read_bytes()
     first = json.loads(path.read_text().splitlines()[0])
-    assert (first["log_probability"] is None) == (family == "ctc")
+    assert (first["log_probability"] is None) == (family in SLOT_FAMILY)
     options = ["--format=jsonl", "--input", source, "--output", path]
     assert "different settings (targets)" in error_line(run(*options, model=tmp_path / "model"))
 
@@ -347,21 +351,14 @@ def test_details_that_cannot_be_had_end_the_command_with_one_line(run: Run, tmp_
     assert message in error_line(run(*arguments, stdin='{"text": "cat"}\n', model=model))
 
 
-@pytest.fixture(scope="module")
-def folder_of_words(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save a model whose vocabulary holds every word of its texts, "hello" and "world" among them."""
-    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(SOURCES + TARGETS, 2000, "wordpiece")
-    return save(tmp_path_factory.mktemp("words"), tiny_model(vocab_size=len(tokenizer)), tokenizer)
-
-
-def test_lines_with_unknown_words_are_counted_in_one_line_at_the_end(run: Run, folder_of_words: Path) -> None:
-    texts = [SOURCES[0], f"{SOURCES[0]} warld", SOURCES[1], "§ \x1b"]
-    _, errors, status = run("--max_length=5", stdin=lines(texts), model=folder_of_words)
-    warning = "2 lines contain out-of-vocabulary words, so the results are guesses (first: line 2, 'warld')"
+def test_lines_with_unknown_words_are_counted_in_one_line_at_the_end(run: Run) -> None:
+    texts = [SOURCES[0], f"{SOURCES[0]} wärld", SOURCES[1], "§ \x1b"]
+    _, errors, status = run("--max_length=5", stdin=lines(texts))
+    warning = "2 lines contain out-of-vocabulary words, so the results are guesses (first: line 2, 'wärld')"
     assert (errors.splitlines()[0], status) == (f"standard input: {warning}.", 0)
-    assert "vocabulary" not in run("--max_length=5", stdin=lines(SOURCES), model=folder_of_words)[1]
-    _, errors, _ = run("--interactive", "--max_length=5", stdin=lines(texts[:2]), model=folder_of_words)
-    assert "Out-of-vocabulary words (their translations are guesses): 'warld'." in errors
+    assert "vocabulary" not in run("--max_length=5", stdin=lines(SOURCES))[1]
+    _, errors, _ = run("--interactive", "--max_length=5", stdin=lines(texts[:2]))
+    assert "Out-of-vocabulary words (their translations are guesses): 'wärld'." in errors
 
 
 def test_unfinished_translations_are_counted_at_the_end_and_marked_in_json(run: Run) -> None:
@@ -383,7 +380,7 @@ def test_model_on_a_cpu_is_prepared_in_the_requested_dtype(
 ) -> None:
     dtypes = []
     monkeypatch.setattr(
-        loading, "prepare_for_inference", lambda *given: dtypes.append(given[1]) or prepare_for_inference(*given)
+        support_models, "prepare_for_inference", lambda *given: dtypes.append(given[1]) or prepare_for_inference(*given)
     )
     assert run("--device=cpu", f"--dtype={dtype}", stdin=lines(SOURCES)) == (lines(TARGETS), "", 0)
     assert dtypes == ([] if expected is None else [expected])
@@ -391,11 +388,13 @@ def test_model_on_a_cpu_is_prepared_in_the_requested_dtype(
 
 def test_non_autoregressive_model_is_prepared_too_and_one_of_another_package_is_not(tmp_path: Path) -> None:
     save(tmp_path / "cmlm", *family_of_pairs("cmlm"))
-    assert isinstance(loading.load_model_and_tokenizer(LoadOptions(str(tmp_path / "cmlm"), "cpu", "int8"))[0], Prepared)
+    assert isinstance(
+        support_models.load_model_and_tokenizer(LoadOptions(str(tmp_path / "cmlm"), "cpu", "int8"))[0], Prepared
+    )
     _, tokenizer = model_of_pairs()
     save(tmp_path / "marian", tiny_marian(vocab_size=len(tokenizer)).half(), tokenizer)
     for dtype, expected in (("auto", torch.float32), ("float16", torch.float16)):
-        model, _ = loading.load_model_and_tokenizer(LoadOptions(str(tmp_path / "marian"), "cpu", dtype))
+        model, _ = support_models.load_model_and_tokenizer(LoadOptions(str(tmp_path / "marian"), "cpu", dtype))
         assert model.dtype == expected
 
 
@@ -461,8 +460,11 @@ def test_invalid_option_or_input_ends_the_command_with_one_line(run: Run, argume
     [
         ("nat", "--nbest=2", "--nbest: more than the search finds; got 2, expected at most 1. Use a larger --length_b"),
         ("cmlm", "--nbest=2", "expected at most 1. Use a larger --length_beam, or a smaller --nbest."),
-        ("ctc", "--nbest=2", "--nbest: more than the search finds; got 2, expected at most 1. Use more --beams"),
+        ("ctc", "--nbest=2", "--nbest: more than the search finds; got 2, expected at most 1. Use a larger --beams"),
         ("ctc", "--length_beam=2", "--length_beam=2: "),
+        ("dag", "--beams=2", "--beams=2: "),
+        ("dag", "--nbest=2", "--nbest: more than the search finds; got 2, expected at most 1. Leave it out."),
+        ("ctc", "--decoding_strategy=greedy", "--decoding_strategy=greedy: "),
         ("nat", "--iterations=2", "--iterations=2: "),
         ("iterative_vae", "--beams=2", "--beams=2: "),
         ("nat", "--length_bonus=0.5", "--length_bonus=0.5: "),

@@ -62,6 +62,7 @@ def test_trained_teacher_chooses_the_right_translation_and_never_one_without_a_w
     [
         ("nat", {}, "the search finds 1, expected at least 2. Set length_beam_size"),
         ("ctc", {}, "the search finds 1, expected at least 2. Set num_beams"),
+        ("dag", {}, "the search finds 1, expected at least 2. Use a different model"),
         ("autoregressive", {}, "the search finds 1, expected at least 2. Set num_beams"),
         ("nat", {"length_beam_size": 2, "num_return_sequences": 3}, "finds 2, expected at least 3. Set length_beam"),
         ("autoregressive", {"do_sample": True}, "finds any number of samples, expected at least 2. Set num_beams"),

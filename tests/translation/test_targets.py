@@ -5,7 +5,16 @@ from typing import Any
 import pytest
 import torch
 
-from tests.models import EVERY_FAMILY, LENGTH_FAMILY, SOURCES, TARGETS, family_of_pairs, model_of_pairs, tiny_marian
+from tests.models import (
+    EVERY_FAMILY,
+    LENGTH_FAMILY,
+    SLOT_FAMILY,
+    SOURCES,
+    TARGETS,
+    family_of_pairs,
+    model_of_pairs,
+    tiny_marian,
+)
 from vaswani_transformer import prepare_for_inference, score_targets, translate
 from vaswani_transformer.translation.translator import TooLongError
 
@@ -39,7 +48,7 @@ def test_log_probability_is_the_negative_loss_in_evaluation_mode(name: str, batc
         assert tokenizer.convert_tokens_to_ids(score.tokens) == tokenizer(target)["input_ids"]
         assert (score.length_log_probability is not None) == (name in (*LENGTH_FAMILY, "discrete"))
         assert (score.estimated_log_probability is not None) == (name == "flowseq")
-        if name == "ctc":
+        if name in SLOT_FAMILY:
             assert score.token_log_probabilities is None
         else:
             assert score.token_log_probabilities is not None
@@ -78,8 +87,9 @@ def test_trained_model_prefers_the_right_target_to_a_wrong_one() -> None:
     assert all(best.log_probability > worse.log_probability for best, worse in zip(right, other, strict=True))
 
 
-def test_target_that_ctc_cannot_produce_has_no_probability() -> None:
-    (score,) = score_targets(*family("ctc"), ["cat"], ["gato " * 50])
+@pytest.mark.parametrize("name", SLOT_FAMILY)
+def test_target_that_does_not_fit_has_no_probability(name: str) -> None:
+    (score,) = score_targets(*family(name), ["cat"], ["gato " * 50])
     assert score.log_probability == -float("inf")
 
 

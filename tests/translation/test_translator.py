@@ -3,6 +3,7 @@
 import copy
 import itertools
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Barrier
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import FSMTConfig, FSMTForConditionalGeneration, GenerationConfig
+from transformers import AutoTokenizer, FSMTConfig, FSMTForConditionalGeneration, GenerationConfig
 
 from tests.batches import FLOAT32
 from tests.models import (
@@ -30,13 +31,9 @@ from tests.models import (
 )
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.pipeline import VaswaniTransformerTranslationPipeline
-from vaswani_transformer.support.modes import eval_mode
-from vaswani_transformer.translation.translator import (
-    Hypothesis,
-    TooLongError,
-    Translator,
-    translate,
-)
+from vaswani_transformer.support.models import eval_mode
+from vaswani_transformer.tokenizer import source_encoder, text_encoder
+from vaswani_transformer.translation.translator import Hypothesis, TooLongError, Translator, translate, unknown_words
 
 START, PAD, END = 0, 1, 2
 TEXTS = [*SOURCES, "", "cat", "the cat is what", " "]
@@ -469,3 +466,37 @@ def test_last_of_several_threads_restores_the_mode() -> None:
     with ThreadPoolExecutor(count) as pool:
         assert not any(itertools.chain(*pool.map(modes_until_all_have_left, range(count))))
     assert [model.training, model[0].training, model[1].training] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "vocab_size", "expected"),
+    [
+        ("wordpiece", 26, ["Hello", "§"]),  # pieces spell the other
+        ("bpe", 265, ["§", "naïve", "山"]),  # of characters that bytes spell
+    ],
+)
+def test_unknown_words_are_those_that_the_vocabulary_lacks(
+    algorithm: str, vocab_size: int, expected: list[str], tmp_path: Path
+) -> None:
+    learned = ["The cat sleeps and the dogs sleep.", "The cats eat the dog and the cat sleeps."]
+    VaswaniTransformerTokenizer.train_from_iterator(learned, vocab_size, algorithm).save_pretrained(tmp_path)
+    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path)
+    texts = [*learned, "", "The  Hello catt sleeps . the §" if algorithm == "wordpiece" else "a § é naïve 山"]
+    assert unknown_words(tokenizer, text_encoder(tokenizer)(texts), texts) == [[], [], [], expected]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("the -xyz- cat", ["-", "xyz", "-"]),
+        ("the §xyz cat", ["§", "xyz"]),
+        ("the\tcat", []),
+        ("the\u2028cat", []),
+        ("the\u00a0xyz", ["xyz"]),
+        ("the cat\u2009sleeps", []),
+        ("the \u200bcat", ["\u200b"]),
+    ],
+)
+def test_unknown_words_are_named_as_they_stand_in_the_text(text: str, expected: list[str]) -> None:
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["the cat sleeps", "the cat"], 200, "wordpiece")
+    assert unknown_words(tokenizer, source_encoder(tokenizer)([text]), [text]) == [expected]

@@ -9,10 +9,9 @@ from transformers.utils import logging
 
 from ..config import VaswaniTransformerConfig
 from ..model import VaswaniTransformerForConditionalGeneration
-from ..support.command_line import MODEL_HELP, CommandParser, positive_argument, say
-from ..support.errors import UserError, exit_on_user_error
+from ..support.command import MODEL_HELP, CommandParser, UserError, exit_on_user_error, positive_argument, say
 from ..support.files import atomic_folder, check_new_folder, write_errors
-from ..support.loading import load_model, load_tokenizer
+from ..support.models import load_model, load_tokenizer
 from .ctranslate2_exporter import QUANTIZATIONS, ctranslate2_specs, to_ctranslate2
 from .fairseq import from_fairseq
 from .foreign import ImportResult, check_type, from_fsmt, from_marian

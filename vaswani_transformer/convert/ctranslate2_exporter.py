@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from ..cpu.model import check_plain_layers
 from ..layers import (
     AddAndNorm,
     LearnedPositions,
@@ -21,9 +22,8 @@ from ..layers import (
 )
 from ..model import VaswaniTransformerForConditionalGeneration
 from ..stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
-from ..support.errors import UserError, one_line
+from ..support.command import UserError, one_line
 from ..support.files import atomic_folder, write_errors
-from ..support.layers import check_plain_layers
 from ..tokenizer import check_vocabulary
 
 QUANTIZATIONS = (

@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, Speech2TextTokenizer
 
-from ..support.errors import UserError
-from ..support.loading import load_errors
+from ..support.command import UserError
+from ..support.models import load_errors
 from ..tokenizer import PASSING_KEY, VaswaniTransformerTokenizer
 
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")  # 0 to 3 in every vocabulary of fairseq

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
+from ..cpu.model import check_plain_layers
 from ..model import VaswaniTransformerForConditionalGeneration
-from ..support.errors import UserError, one_line
+from ..support.command import UserError, one_line
 from ..support.files import atomic_folder, write_errors
-from ..support.layers import check_plain_layers
 from ..tokenizer import check_vocabulary
 from .ctranslate2_exporter import start_token_id
 from .foreign import random_sentences

@@ -9,8 +9,7 @@ from typing import Any
 
 from transformers.utils import logging
 
-from ..support.command_line import MODEL_HELP, CommandParser, positive_argument, say
-from ..support.errors import UserError, exit_on_user_error
+from ..support.command import MODEL_HELP, CommandParser, UserError, exit_on_user_error, positive_argument, say
 from ..support.files import write_errors
 from .site import DTYPES, load_site
 

@@ -17,9 +17,9 @@ from transformers.models.whisper.tokenization_whisper import LANGUAGES
 from ..figures.assets import FOLDER as SHARED
 from ..figures.assets import fill_template, inline_modules, json_for_html, modules_in_order, modules_of, read
 from ..figures.style import head_colors
-from ..parsing.parser import is_parser
-from ..support.errors import UserError
-from ..support.loading import find_file, load_model, load_tokenizer
+from ..parsing.linear import is_parser
+from ..support.command import UserError
+from ..support.models import find_file, load_model, load_tokenizer
 from ..tokenizer import check_vocabulary
 
 HERE = Path(__file__).parent

@@ -4,10 +4,9 @@ from pathlib import Path
 
 from transformers.utils import logging
 
-from ..support.command_line import MODEL_HELP, CommandParser, say
-from ..support.errors import exit_on_user_error
+from ..support.command import MODEL_HELP, CommandParser, exit_on_user_error, say
 from ..support.files import write_errors
-from ..support.loading import load_model, load_tokenizer
+from ..support.models import load_model, load_tokenizer
 from ..tokenizer import check_vocabulary
 from .page import attention_page, search_and_attention_page
 

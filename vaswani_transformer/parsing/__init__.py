@@ -1,8 +1,8 @@
 """Constituency parsing (6.3): trees, linear trees, scores, the function `parse` and the command `vaswani-parse`."""
 
+from .command import parse
 from .constraint import TreeTokens, WellFormedTrees
 from .linear import ParsedSentence, delinearize, linearize
-from .parser import parse
 from .scores import BracketScores, score_trees
 from .trees import Leaf, Tree, draw_tree_text, evaluation_tree, read_trees
 

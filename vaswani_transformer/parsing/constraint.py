@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..support.modes import is_non_autoregressive
+from ..support.models import is_non_autoregressive
 from ..translation.translator import Constraint
 from .linear import LINEAR_TOKEN, PLACE
-from .words import split_tokenized
+from .trees import split_tokenized
 
 OPENING, WORD_PLACE, CLOSING, END = range(4)
 """Kinds of tokens of linear trees."""

@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from .trees import ROOT, Leaf, Tree
-from .words import SPACES
+from transformers import PreTrainedTokenizerBase
+
+from .trees import ROOT, SPACES, Leaf, Tree
 
 LINEAR_TOKEN = re.compile(r"(?:\(\)|\(|\))[^() \t\r\n\f\v]+")
 """A place, an opening label or a closing label."""
@@ -40,6 +41,11 @@ def linearize(tree: Tree) -> str:
 def linear_tokens(texts: Iterable[str]) -> set[str]:
     """Return the set of tokens of linear trees."""
     return {token for text in texts for token in LINEAR_TOKEN.findall(text)}
+
+
+def is_parser(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether the vocabulary contains places of words, as a parser's does."""
+    return any(token.startswith(PLACE) and LINEAR_TOKEN.fullmatch(token) for token in tokenizer.get_vocab())
 
 
 def place_count(text: str) -> int:

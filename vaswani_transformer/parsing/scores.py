@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from operator import eq
 
-from ..support.errors import UserError
+from ..support.command import UserError
 from .trees import EMPTY_TAG, ROOT, Leaf, Tree, evaluation_label
 
 PUNCTUATION = frozenset({",", ":", "``", "''", "."})

@@ -1,1 +1,1 @@
-"""Shared code of the commands: errors, files, arguments, modes and checked loading."""
+"""Shared code of the commands: errors and arguments, files, and models."""

@@ -1,18 +1,21 @@
-"""Atomic writing of files and folders."""
+"""Files that are written completely or not at all, and output that a later command resumes."""
 
 import contextlib
+import hashlib
 import json
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Protocol
 
 from transformers.utils import logging
 
-from .errors import OutputError, UserError, one_line
+from .command import OutputError, UserError, one_line
 
 logger = logging.get_logger(__name__)
 
@@ -38,6 +41,11 @@ def write_errors(name: str | os.PathLike[str], fix: str) -> Generator[None]:
             raise
         problem = getattr(error, "strerror", None) or one_line(error)
         raise OutputError(f"{name}: cannot be written: {problem}; {fix}.") from error
+
+
+def sha256_of(path: str | os.PathLike[str]) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -119,3 +127,151 @@ def read_json(path: Path, fix: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{path}: is damaged; got {type(content).__name__}, expected an object; {fix}")
     return content
+
+
+class Encodable(Protocol):
+    """A text, or what else a line of the input asks for, as bytes."""
+
+    def encode(self) -> bytes: ...
+
+
+@dataclass
+class StreamOutput:
+    """Output to a stream, a pipe or a device, which cannot be resumed."""
+
+    stream: BinaryIO
+    name: str
+    done = 0  # texts with a result from an earlier command
+    fix = "make room, or choose a different --output"
+
+    def write(self, texts: Sequence[Encodable], lines: list[str]) -> None:
+        """Write and flush the lines of the results of texts."""
+        with write_errors(self.name, self.fix):
+            self.stream.writelines(f"{line}\n".encode() for line in lines)
+            self.stream.flush()
+
+    def finish(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Leave the stream open."""
+
+
+class ResumableFile(StreamOutput):
+    """Output file with a record, `FILE.record`, from which a later command can resume.
+
+    After each write the record says how many texts have results, with the digest of these texts and the size of the
+    file. On resuming, an unfinished file is truncated to that size. The open file is locked, where the system has such
+    locks.
+
+    `settings` are what the results depend on, besides the texts. The command adds to the record the search, and the
+    weight layouts of a prepared model, which affect rounding.
+
+    Attributes:
+        done: number of texts with a result from an earlier command.
+        is_finished: whether all texts have one.
+
+    Raises:
+        UserError: the file has other settings, the wrong size or no record, or is being written by a different command.
+    """
+
+    fix = "make room, and the same command resumes it"
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        with write_errors(path, "choose a different --output"):
+            super().__init__(path.open("ab"), str(path))
+        self.path = path
+        self.record_path = path.with_name(f"{path.name}.record")
+        self.texts_digest = hashlib.sha256()  # a zero byte follows each text
+        self.record: dict[str, Any] = {
+            "settings": settings,
+            "layouts": {},
+            "texts": 0,
+            "size": 0,
+            "is_finished": False,
+            "texts_sha256": self.texts_digest.hexdigest(),
+        }
+
+        # The lock comes before the record is read, which a running command may be writing.
+        try:
+            self.lock()
+            if path.stat().st_size:
+                self.read_record()
+        except UserError:
+            self.close()
+            raise
+        self.done = self.record["texts"]
+        self.is_finished = self.record["is_finished"]
+
+    def lock(self) -> None:
+        """Lock the file until it is closed."""
+        try:
+            import fcntl
+
+            fcntl.flock(self.stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            fix = "wait until it ends, or choose a different --output."
+            raise UserError(f"{self.path}: a different command is writing it; {fix}") from error
+        except (ImportError, OSError):  # Windows, or a file system without locks
+            logger.warning("%s: cannot be locked; check that no other process writes it.", self.path)
+
+    def read_record(self) -> None:
+        """Read the record of an earlier command, and truncate the file after the results that it counts."""
+        fix = "its output file stays unchanged; remove that file, or choose a different --output."
+        new = self.record
+        self.record = read_json(self.record_path, fix)
+        for name, value in new.items():
+            if type(self.record.get(name)) is not type(value):
+                raise self.conflict(f"has a damaged record with {name} {self.record.get(name)!r}")
+        before = self.record["settings"]
+        changed = [name for name, value in new["settings"].items() if before.get(name) != value]
+        if changed:
+            raise self.conflict(f"was written with different settings ({', '.join(changed)})")
+
+        # A finished file has exactly the recorded size; a killed command may have written more than it recorded.
+        size = self.record["size"]
+        file_size = self.path.stat().st_size
+        least = file_size if self.record["is_finished"] else 0
+        if not least <= size <= file_size:
+            raise self.conflict("was changed by a different program")
+        self.stream.truncate(size)
+
+    def conflict(self, problem: str) -> UserError:
+        """Return the error for a file that must not be changed."""
+        fix = f"rerun the original command, choose a different --output, or remove it and {self.record_path.name}"
+        return UserError(f"{self.path}: {problem}; it stays unchanged: {fix}.")
+
+    def skip(self, texts: Iterator[Encodable]) -> None:
+        """Read the texts that have results, and check that they have not changed."""
+        count = 0
+        for text in islice(texts, max(0, self.done)):
+            self.texts_digest.update(text.encode() + b"\0")
+            count += 1
+        if count != self.done or self.texts_digest.hexdigest() != self.record["texts_sha256"]:
+            raise self.conflict(f"was written from a different input: the first {self.done} texts differ")
+        if self.is_finished and next(texts, None) is not None:
+            raise self.conflict(f"is finished, and the input has more than its {self.done} texts")
+
+    def write(self, texts: Sequence[Encodable], lines: list[str]) -> None:
+        """Append the lines of the results of texts, and then record them."""
+        super().write(texts, lines)
+        for text in texts:
+            self.texts_digest.update(text.encode() + b"\0")
+        self.save_record(texts=self.record["texts"] + len(texts), size=self.path.stat().st_size)
+
+    def save_record(self, **changes: Any) -> None:
+        """Write the record with changed fields, after the results have reached the disk."""
+        self.record["texts_sha256"] = self.texts_digest.hexdigest()
+        self.record.update(changes)
+        with write_errors(self.path, self.fix):
+            os.fsync(self.stream.fileno())
+            write_atomically(self.record_path, json.dumps(self.record))
+
+    def finish(self) -> None:
+        """Record that all texts have results."""
+        self.save_record(is_finished=True)
+
+    def close(self) -> None:
+        """Close the file, which a later command can resume."""
+        with contextlib.suppress(OSError):  # the failed write is already reported
+            self.stream.close()

@@ -1,22 +1,401 @@
-"""The command `vaswani-translate MODEL < source.txt > target.txt`, also `python -m vaswani_transformer.translation`."""
+"""The command `vaswani-translate MODEL < source.txt > target.txt`, also `python -m vaswani_transformer.translation`.
 
+First comes what it shares with `vaswani-parse`, from lines to lines: options, input, model, output.
+"""
+
+import contextlib
+import io
 import json
 import math
+import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, BinaryIO, Generic, Literal, TypeVar, cast, get_args
+
+import torch
+from tqdm import tqdm
+from transformers.utils import logging
 
 from ..cpu.model import Prepared
-from ..support.command_line import positive_argument
-from ..support.errors import UserError, one_line
-from ..support.loading import LoadOptions, load_model, load_model_and_tokenizer
-from .lines import SEARCH, LineFormat, LineOptions, Result, count_lines, load_translator, make_parser, run
-from .pairs import Pair, pairs_of
+from ..settings import DECODING_STRATEGIES
+from ..support.command import (
+    MODEL_HELP,
+    CommandParser,
+    OutputError,
+    UserError,
+    check_open,
+    exit_on_user_error,
+    number_argument,
+    one_line,
+    positive_argument,
+)
+from ..support.files import ResumableFile, StreamOutput
+from ..support.models import (
+    LoadOptions,
+    add_load_options,
+    is_non_autoregressive,
+    load_model,
+    load_model_and_tokenizer,
+)
 from .reranking import Reranker
 from .targets import TargetScore, TargetScorer
-from .translator import Translation, Translator, has_beams
+from .translator import (
+    WIDTH_OPTIONS,
+    NanError,
+    Pair,
+    TooLong,
+    TooLongError,
+    Translation,
+    Translator,
+    pairs_of,
+    width_setting,
+)
+
+RESULTS_DO_NOT_DEPEND_ON = {
+    "model", "device", "revision", "trust_remote_code", "input", "output", "interactive", "batch_tokens", "window",
+    "score_targets", "prefix",
+}  # fmt: skip
+"""Options outside the compared settings of a record: the model has a digest, and batches change only rounding."""
+SEARCH = {
+    "beams": "num_beams",
+    "length_penalty": "length_penalty",
+    "length_bonus": "length_bonus",
+    "iterations": "num_iterations",
+    "length_beam": "length_beam_size",
+    "decoding_strategy": "decoding_strategy",
+    "max_length": "max_new_tokens",
+}
+"""Options of the search, with their names in `generate()`."""
+
+
+@dataclass(frozen=True)
+class LineOptions(LoadOptions):
+    """Options that `vaswani-translate` and `vaswani-parse` share, described by their `--help`; None for a default."""
+
+    input: Path | None = None
+    output: Path | None = None
+    interactive: bool = False
+    beams: int | None = None
+    length_penalty: float | None = None
+    length_bonus: float | None = None
+    iterations: int | None = None
+    length_beam: int | None = None
+    decoding_strategy: str | None = None
+    max_length: int | None = None
+    max_source_tokens: int | None = None
+    too_long: TooLong = "truncate"
+    batch_tokens: int = 2048
+    window: int = 2048
+
+    def check(self) -> None:
+        """Raise UserError for options that contradict each other."""
+        if self.interactive and (self.input or self.output):
+            raise UserError("--interactive uses standard input and output; leave out --input and --output.")
+
+    def record(self) -> dict[str, Any]:
+        """Return the settings that results depend on: the model and options, without the texts."""
+        settings = {name: value for name, value in vars(self).items() if name not in RESULTS_DO_NOT_DEPEND_ON}
+        return {"model": self.digest(), **settings}
+
+    def translator_settings(self) -> dict[str, Any]:
+        """Return the arguments of `Translator`; the model's generation config has those that are missing."""
+        settings: dict[str, Any] = {
+            "batch_tokens": self.batch_tokens,
+            "max_source_tokens": self.max_source_tokens,
+            "too_long": self.too_long,
+            "num_return_sequences": 1,
+        }
+        for option, name in SEARCH.items():
+            if (value := getattr(self, option)) is not None:
+                settings[name] = value
+        return settings
+
+    def check_search(self, translator: Translator) -> None:
+        """Raise UserError for a search option that the model does not support."""
+        model = translator.model
+        supported = model.family_settings if is_non_autoregressive(model) else ("num_beams",)
+        defaults = {"beams": 1, "iterations": 1, "length_beam": 1, "length_bonus": 0, "decoding_strategy": None}
+        for option, default in defaults.items():
+            value = getattr(self, option)
+            if value not in (None, default) and SEARCH[option] not in supported:
+                problem = f"{self.model} is a {type(model).__name__}, which does not support it"
+                raise UserError(f"--{option}={value}: {problem}; leave it out.")
+
+
+def make_parser(prog: str, description: str, texts: str, results: str) -> tuple[CommandParser, Any]:
+    """Return the parser of a command from lines of `texts` to lines of `results`, and its group of line options."""
+    parser = CommandParser(
+        prog=prog,
+        description=description,
+        epilog="With --output the same command resumes an interrupted one and leaves a finished file unchanged; "
+        "FILE.record, next to FILE, contains the model and settings.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    lines = parser.add_argument_group("lines")
+    lines.add_argument("--input", type=Path, metavar="FILE", help=f"the {texts} (standard input)")
+    lines.add_argument("--output", type=Path, metavar="FILE", help=f"where {results} go (standard output)")
+    lines.add_argument("--interactive", action="store_true", help="answer each line as soon as it is typed")
+    search = parser.add_argument_group("search", "the model's generation config is the default")
+    counts = {
+        "--beams": ("N", "beams; 1 for greedy search"),
+        "--iterations": ("N", "passes over an output, for a CMLM"),
+        "--length_beam": ("L", "lengths that a non-autoregressive model tries for each line"),
+        "--max_length": ("N", "most tokens of an output, with </s>"),
+        "--max_source_tokens": ("N", "most tokens of a line (the number of learned positions, or 1024)"),
+    }
+    for name, (metavar, text) in counts.items():
+        search.add_argument(name, type=positive_argument, metavar=metavar, help=text)
+    numbers = {
+        "--length_penalty": ("ALPHA", "alpha of lp(Y)"),
+        "--length_bonus": ("B", "added to log P for each token, in a search of CTC with --beams"),
+    }
+    for name, (metavar, text) in numbers.items():
+        search.add_argument(name, type=number_argument, metavar=metavar, help=text)
+    search.add_argument("--decoding_strategy", choices=DECODING_STRATEGIES, help="how a DAG model chooses a path")
+    search.add_argument(
+        "--too_long", choices=get_args(TooLong), default="truncate", help="what happens to a longer line (truncate)"
+    )
+    machine = parser.add_argument_group("machine")
+    size: dict[str, Any] = {"type": positive_argument, "default": 2048, "metavar": "N"}
+    machine.add_argument("--batch_tokens", help="source tokens at once (2048)", **size)
+    machine.add_argument("--window", help="lines sorted by length at once (2048)", **size)
+    add_load_options(machine)
+    return parser, lines
+
+
+Options = TypeVar("Options", bound=LineOptions)
+AnyTranslator = Translator | TargetScorer
+Result = Translation | TargetScore
+Input = str | Pair
+
+
+@dataclass
+class LineFormat(Generic[Options]):
+    """Input and output lines of a command."""
+
+    options: Options
+
+    def read(self, line: bytes, where: str) -> str:
+        """Return the text of an input line, which `where` names in an error."""
+        try:
+            return line.decode("utf-8-sig").strip()  # without a byte order mark
+        except UnicodeDecodeError as error:
+            fix = "correct the line, or convert the file, for example with iconv."
+            raise UserError(f"{where}: not UTF-8 ({error}); {fix}") from error
+
+    def read_all(self, lines: Iterable[bytes], name: str) -> Iterator[Input]:
+        """Yield what each line of the input `name` asks for."""
+        return (self.read(line, f"{name}, line {number}") for number, line in enumerate(lines, start=1))
+
+    def results(
+        self, translator: Any, window: list[Any], number: int, progress: Callable[[int], object]
+    ) -> Sequence[Result]:
+        """Return the results of a window, whose first line has the index `number`."""
+        return translator.translate_window(window, number, progress=progress)
+
+    def write(self, translation: Any, number: int) -> list[str]:
+        """Return the output lines for input line `number`."""
+        raise NotImplementedError
+
+    def summary(self, count: int) -> str:
+        """Return the message to log after `count` new lines, or an empty string."""
+        return ""
+
+
+Load = Callable[[dict[str, str]], AnyTranslator]
+"""Function from recorded layouts to the translator of a command."""
+
+
+def load_translator(options: LineOptions, layouts: dict[str, str]) -> Translator:
+    """Return the translator of a command's model, prepared with the recorded `layouts`.
+
+    Raises:
+        UserError: this model does not support an option.
+    """
+    model, tokenizer = load_model_and_tokenizer(options, layouts)
+    translator = Translator(model, tokenizer, **options.translator_settings())
+    options.check_search(translator)
+    return translator
+
+
+def typed_lines() -> Iterator[bytes]:
+    """Yield lines of standard input; in a terminal with prompt, editing and history."""
+    if not sys.stdin.isatty():
+        yield from sys.stdin.buffer
+        return
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - gives `input` editing and a history
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # else a byte that is not UTF-8 ends `input`
+    prompt = "> " if sys.stdout.isatty() else ""
+    with contextlib.suppress(EOFError):
+        while True:
+            yield input(prompt).encode(errors="surrogateescape")
+
+
+def log(message: str) -> None:
+    """Write a line to standard error, above the progress bar."""
+    tqdm.write(message, file=sys.stderr)
+
+
+def warn_of_truncation(translation: Result, where: str) -> None:
+    if translation.is_truncated:
+        limit = translation.max_source_tokens
+        log(f"{where}: {translation.source_tokens} tokens, more than {limit}, so it was truncated; see --too_long.")
+
+
+def check_input_stays(options: LineOptions, source: BinaryIO) -> None:
+    """Raise UserError if the output is the input file, by whatever name."""
+    if options.output is None or not options.output.is_file():
+        return
+    with contextlib.suppress(io.UnsupportedOperation):  # an input without a file
+        if os.path.samestat(os.fstat(source.fileno()), options.output.stat()):
+            raise UserError(
+                f"--output={options.output}: is the input, which stays unchanged; choose a different --output."
+            )
+
+
+def open_output(options: LineOptions) -> StreamOutput:
+    """Return the output: standard output, a pipe or device, or a resumable file."""
+    if options.output is None:
+        check_open("stdout", "use --output")
+        return StreamOutput(sys.stdout.buffer, "standard output")
+    if options.output.exists() and not options.output.is_file():
+        return StreamOutput(options.output.open("wb"), str(options.output))
+    return ResumableFile(options.output, options.record())
+
+
+def count_lines(path: Path | None) -> int | None:
+    """Return the number of lines in a file; None without a file."""
+    if path is None or not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return sum(1 for _ in file)
+
+
+@contextlib.contextmanager
+def line_errors(name: str) -> Generator[None]:
+    """Name the line of the input `name`, and the options, in errors of the translator."""
+    try:
+        yield
+    except TooLongError as error:
+        problem = f"{error.tokens} tokens, more than {error.limit}"
+        fix = "shorten it, or choose a different --too_long."
+        raise UserError(f"{name}, line {error.index + 1}: {problem}; {fix}") from error
+    except NanError as error:
+        problem = "the scores of its translation are NaN"
+        fix = "use --dtype=float32, and check that the model's weights are finite."
+        raise UserError(f"{name}, line {error.index + 1}: {problem}; {fix}") from error
+
+
+def write_results(
+    form: LineFormat[Any], translator: AnyTranslator, texts: Iterator[Input], output: StreamOutput, name: str
+) -> None:
+    """Write the results of all remaining texts of the input `name`, a window at a time."""
+    number = output.done
+    unknown_lines = 0
+    first_unknown = ""
+    total = count_lines(form.options.input) if sys.stderr.isatty() else None
+    with tqdm(total=total, initial=number, unit="line", disable=None, file=sys.stderr) as bar:  # None: in a terminal
+        while window := list(islice(texts, form.options.window)):
+            with line_errors(name):
+                translations = form.results(translator, window, number, bar.update)
+
+            lines: list[str] = []
+            for translation in translations:
+                number += 1
+                warn_of_truncation(translation, f"{name}, line {number}")
+                if translation.unknown_words:
+                    unknown_lines += 1
+                    first_unknown = first_unknown or f"line {number}, {translation.unknown_words[0]!r}"
+                lines += form.write(translation, number)
+            output.write(window, lines)
+    output.finish()
+
+    # Messages about the whole input come last, where a long run's reader looks.
+    if unknown_lines:
+        count = "1 line contains" if unknown_lines == 1 else f"{unknown_lines} lines contain"
+        log(f"{name}: {count} out-of-vocabulary words, so the results are guesses (first: {first_unknown}).")
+    if summary := form.summary(number - output.done):
+        log(summary)
+
+
+def translate_lines(form: LineFormat[Any], load: Load) -> None:
+    """Translate the input into the output, unless the output file is finished."""
+    options = form.options
+    name = "standard input" if options.input is None else str(options.input)
+    if options.input is None:
+        check_open("stdin", "use --input")
+    source = sys.stdin.buffer if options.input is None else options.input.open("rb")
+    check_input_stays(options, source)
+
+    with source, contextlib.closing(open_output(options)) as output:
+        layouts: dict[str, str] = {}
+        texts = form.read_all(source, name)
+        if isinstance(output, ResumableFile):
+            output.skip(texts)
+            if output.is_finished:
+                log(f"{options.output}: is finished already and stays unchanged.")
+                return
+            # Layouts round differently, so the rest of the file gets those of its beginning.
+            layouts = output.record["layouts"]
+            if output.done:
+                log(f"{options.output}: resumes after line {output.done} of {name}.")
+
+        translator = load(layouts)
+        if isinstance(output, ResumableFile):
+            layouts.update(getattr(translator.model, "layouts", {}))  # of a prepared model
+            output.save_record(search=translator.settings.search(), layouts=layouts)
+        write_results(form, translator, texts, output, name)
+
+
+def translate_typed(form: LineFormat[Any], load: Load) -> None:
+    """Translate each line as soon as it is read."""
+    for stream in ("stdin", "stdout"):
+        check_open(stream, "--interactive needs it")
+    translator = load({})
+    output = StreamOutput(sys.stdout.buffer, "standard output")
+    for number, line in enumerate(typed_lines(), start=1):
+        where = f"standard input, line {number}"
+        try:
+            with line_errors("standard input"):
+                (translation,) = cast(Translator, translator).translate_window([form.read(line, where)], number - 1)
+        except UserError as error:
+            log(str(error))
+            continue
+        warn_of_truncation(translation, where)
+        if translation.warning:
+            log(translation.warning)
+        output.write([translation.source], form.write(translation, number))
+
+
+def run(form: LineFormat[Any], load: Load) -> None:
+    """Run a command, whose model `load` loads; a user error ends it with one line and exit status 2."""
+    logging.disable_progress_bar()
+    options = form.options
+    what_now = "; the same command resumes it" if options.output else ""
+    with exit_on_user_error(ValueError, OSError, what_now=what_now):
+        options.check()
+        try:
+            translate = translate_typed if options.interactive else translate_lines
+            translate(form, load)
+        except (BrokenPipeError, OutputError) as error:
+            if options.output is None:  # discard unwritten output, which Python would write again at exit
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if isinstance(error, OutputError):
+                raise
+            sys.exit(141)  # the reader closed the pipe
+        except RuntimeError as error:
+            if not (isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)):  # on a CPU
+                raise
+            fix = "use a smaller --batch_tokens or fewer --beams."
+            raise UserError(f"The device has too little memory for a batch; {fix}") from error
+
 
 SCORES = (
     "log_probability", "length_log_probability", "estimated_log_probability", "tokens", "token_log_probabilities",
@@ -108,8 +487,9 @@ class TranslationOptions(LineOptions):
         width = translator.most_hypotheses
         if self.nbest is not None and self.nbest > width:
             problem = f"more than the search finds; got {self.nbest}, expected at most {width}"
-            more = "more --beams" if has_beams(translator.model) else "a larger --length_beam"
-            raise UserError(f"--nbest: {problem}. Use {more}, or a smaller --nbest.")
+            name = width_setting(translator.model)
+            fix = "Leave it out." if name is None else f"Use a larger {WIDTH_OPTIONS[name]}, or a smaller --nbest."
+            raise UserError(f"--nbest: {problem}. {fix}")
 
 
 @dataclass

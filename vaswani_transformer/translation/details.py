@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..batching.inference import SCORING_TOKENS, chosen_log_probabilities
-from ..support.errors import UserError
-from ..support.modes import eager_attention, eval_mode
+from ..batching.pairs import SCORING_TOKENS, chosen_log_probabilities
+from ..support.command import UserError
+from ..support.models import eager_attention, eval_mode
 from ..tokenizer import source_encoder
 
 NO_WORD = -1  # the word of a token that the text does not show, such as `</s>`

@@ -10,10 +10,18 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..support.errors import UserError
-from .pairs import Pair
+from ..support.command import UserError
 from .targets import TargetScorer
-from .translator import NanError, TooLong, TooLongError, Translation, Translator, has_beams
+from .translator import (
+    WIDTH_OPTIONS,
+    NanError,
+    Pair,
+    TooLong,
+    TooLongError,
+    Translation,
+    Translator,
+    width_setting,
+)
 
 
 def teacher_scores(
@@ -58,11 +66,12 @@ class Reranker(Translator):
     ) -> None:
         candidates = Translator(model, tokenizer, **settings).most_hypotheses
         if not max(1, num_return_sequences - 1) < candidates < math.inf:
-            option = search_option(model)
+            name = width_setting(model)
+            fix = "Use a different model" if name is None else f"Set {name} ({WIDTH_OPTIONS[name]})"
             found = "any number of samples" if math.isinf(candidates) else f"{candidates}"
             raise UserError(
                 f"rerank: the teacher needs several translations of a text to choose among; the search finds {found}, "
-                f"expected at least {max(2, num_return_sequences)}. Set {option}."
+                f"expected at least {max(2, num_return_sequences)}. {fix}."
             )
         super().__init__(model, tokenizer, num_return_sequences=candidates, **settings)
         self.teacher = teacher
@@ -89,11 +98,6 @@ class Reranker(Translator):
         ranked = sorted(zip(scores, translation.hypotheses, strict=True), key=lambda scored: -scored[0])
         best = [replace(hypothesis, score=score) for score, hypothesis in ranked[: self.count]]
         return replace(translation, hypotheses=best)
-
-
-def search_option(model: object) -> str:
-    """Return the setting of `generate()` by which the search of a model finds several translations."""
-    return "num_beams (--beams)" if has_beams(model) else "length_beam_size (--length_beam)"
 
 
 def rerank(

@@ -5,24 +5,31 @@ B texts in a batch, S source, T target, V vocabulary, n translations per text, R
 
 import contextlib
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any, Literal, NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..batching.inference import batches_by_length, pad_rows, token_log_probabilities
+from ..batching.pairs import batches_by_length, pad_rows, token_log_probabilities
 from ..search import length_penalty
 from ..settings import CallSettings, as_token_ids, default_limit
-from ..support.errors import UserError
-from ..support.modes import eval_mode, is_non_autoregressive
-from ..tokenizer import check_text, check_vocabulary, is_of_this_package, source_encoder, text_encoder
+from ..support.command import UserError
+from ..support.models import eval_mode, is_non_autoregressive
+from ..tokenizer import (
+    WORD_START,
+    check_text,
+    check_vocabulary,
+    is_of_this_package,
+    source_encoder,
+    text_encoder,
+)
 from .details import Details, forced_pass, make_details, words_of_source
-from .pairs import Pair, pairs_of
-from .unknown_words import unknown_words
 
 DEFAULT_MAX_SOURCE_TOKENS = 1024  # for models without a limit of positions
 REPEATED_TOKENS = 12  # at the end of a target, of one n-gram: the model runs in a circle
@@ -60,7 +67,7 @@ class Translation:
     source_tokens: number of the text's tokens before truncation, including `</s>`.
     is_truncated: whether the text was truncated.
     max_source_tokens: largest number of tokens without truncation.
-    unknown_words: words of the text that are not in the vocabulary.
+    unknown_words: words of the text with a character that is not in the vocabulary.
     source: the text.
     """
 
@@ -97,9 +104,86 @@ class Translation:
         return " ".join(warnings)
 
 
-def has_beams(model: object) -> bool:
-    """Return whether a model's search can keep several targets, as opposed to trying several lengths."""
-    return not is_non_autoregressive(model) or "num_beams" in model.family_settings
+ENDED = object()
+
+
+class Pair(NamedTuple):
+    """A source and its target, or the beginning of it."""
+
+    source: str
+    target: str
+
+    def encode(self) -> bytes:
+        """Return the bytes by which a resumable file knows the pair."""
+        return b"\0".join(text.encode() for text in self)
+
+
+def pairs_of(sources: Iterable[str], targets: Iterable[str], name: str, target_name: str) -> Iterator[Pair]:
+    """Yield pairs of `name` and `target_name`; raise UserError if one has more texts than the other."""
+    for count, (source, target) in enumerate(zip_longest(sources, targets, fillvalue=ENDED)):
+        if source is ENDED or target is ENDED:
+            got = f"got {count}" if target is ENDED else f"got more than {count}"
+            problem = f"not as many texts as in {name}; {got}"
+            raise UserError(f"{target_name}: {problem}, expected one for each. Add or remove texts.")
+        yield Pair(cast(str, source), cast(str, target))
+
+
+def unknown_words(tokenizer: Any, encoded: Any, texts: Sequence[str]) -> list[list[str]]:
+    """Return the unknown words of each text, as the text has them; white space is not a word.
+
+    These are words with an `<unk>`, or with a character that the vocabulary has only as single bytes.
+
+    Args:
+        tokenizer: the tokenizer; with one written in Python, words are separated by white space.
+        encoded: its result for `texts`.
+        texts: the texts.
+    """
+    unknown_id = tokenizer.unk_token_id
+    words: list[list[str]] = []
+    for row, (text, ids) in enumerate(zip(texts, encoded["input_ids"], strict=True)):
+        if encoded.is_fast and not (text.isascii() and unknown_id not in ids):
+            words.append(aligned_unknown_words(encoded.encodings[row], text, ids, unknown_id))
+        elif unknown_id in ids:
+            words.append([word for word in text.split() if unknown_id in tokenizer(word)["input_ids"]])
+        else:
+            words.append([])
+    return words
+
+
+def aligned_unknown_words(encoding: Any, text: str, ids: list[int], unknown_id: int | None) -> list[str]:
+    """Return the unknown words of a text, by the characters of each token of a fast tokenizer."""
+    tokens = encoding.tokens
+    offsets = encoding.offsets
+    # The bytes of a character all end where it ends.
+    counts = Counter(end for token, (_, end) in zip(tokens, offsets, strict=True) if token != WORD_START)
+    spelled = {end for end, count in counts.items() if 1 < count == len(text[end - 1 : end].encode())}
+    pieces: dict[int, list[int]] = {}  # positions of each word's pieces, by word index
+    for position, index in enumerate(encoding.word_ids):
+        if index is not None:
+            pieces.setdefault(index, []).append(position)
+
+    words = []
+    for positions in pieces.values():
+        first = positions[0]
+        start, _ = offsets[first]
+        _, end = offsets[positions[-1]]
+        word = text[start:end].strip()
+        # The mark before a word is aligned with the character before it, which is not a letter.
+        if tokens[first].startswith(WORD_START) and re.match(r"[^\w\s].", word, re.DOTALL):
+            word = word[1:]
+        if word and any(ids[position] == unknown_id or offsets[position][1] in spelled for position in positions):
+            words.append(word)
+    return words
+
+
+WIDTH_OPTIONS = {"num_beams": "--beams", "length_beam_size": "--length_beam"}
+"""Settings of `generate()` by which a search finds several targets, and their options in commands."""
+
+
+def width_setting(model: object) -> str | None:
+    """Return the one of `WIDTH_OPTIONS` that a model's search has; None if it finds a single target."""
+    supported = model.family_settings if is_non_autoregressive(model) else ("num_beams",)
+    return next((name for name in WIDTH_OPTIONS if name in supported), None)
 
 
 class ForcedPrefixes(LogitsProcessor):
@@ -239,9 +323,10 @@ class Translator:
         search = self.settings.values
         if search.get("do_sample") and not is_non_autoregressive(self.model):
             return math.inf
-        if has_beams(self.model):
-            return search.get("num_beams", 1)
-        return search.get("length_beam_size", 1) * search.get("num_latent_samples", 1)
+        name = width_setting(self.model)
+        if name is None:
+            return 1
+        return search.get(name, 1) * search.get("num_latent_samples", 1)
 
     def __call__(
         self, texts: Iterable[str | Pair], skip: int = 0, progress: Callable[[int], object] | None = None

@@ -203,6 +203,7 @@ async function start() {
   byId("translate").disabled = false;
   byId("source").value ||= settings.examples[0] ?? "";
   await search();
+  document.getElementById(location.hash.slice(1))?.scrollIntoView(); // hidden until now
   if (!settings.hasCtc) return;
   byId("ctc-section").hidden = false;
   await load("ctc");

@@ -1,0 +1,194 @@
+"""Batches of pairs for training, from token ids in Arrow's memory, and of texts for inference, with likelihoods.
+
+n pairs, B batch, L the longest row of a batch. For scores, R pairs of a source and a target, S source, T target,
+V vocabulary.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .sampler import Lengths
+
+
+class Ragged(NamedTuple):
+    """Concatenated rows of different lengths.
+
+    tokens: tokens of all rows.
+    lengths: (B,), length of each row.
+    """
+
+    tokens: NDArray[np.integer]
+    lengths: Lengths
+
+
+class ArrowRows:
+    """View of the rows of token ids in a column of a data set of `datasets`, without a copy."""
+
+    def __init__(self, dataset: Any, name: str) -> None:
+        # A column consists of chunks, which have the tokens of many rows in a line and the offset of each row.
+        column = dataset.data.column(name)
+        self.values = [chunk.values.to_numpy() for chunk in column.chunks]  # views
+        offsets = [chunk.offsets.to_numpy().astype(np.int64) for chunk in column.chunks]
+        empty = np.zeros(0, np.int64)  # for a column without chunks
+        chunks = np.repeat(np.arange(len(offsets)), [len(chunk) - 1 for chunk in offsets])
+        starts = np.concatenate([empty, *(chunk[:-1] for chunk in offsets)])
+        lengths = np.concatenate([empty, *(np.diff(chunk) for chunk in offsets)]).astype(np.int32)
+
+        # A shuffled or filtered data set is its complete table with the indices of its rows.
+        self.rows: Any = slice(None) if dataset._indices is None else dataset._indices.column(0).to_numpy()
+        self.chunks = chunks[self.rows]
+        self.starts = starts[self.rows]
+        self.lengths = lengths[self.rows]
+
+    def take(self, rows: Sequence[int]) -> Ragged:
+        chunks = self.chunks[rows].tolist()
+        starts = self.starts[rows]
+        lengths = self.lengths[rows]
+        ends = starts + lengths
+        pieces = [
+            self.values[chunk][start:end]
+            for chunk, start, end in zip(chunks, starts.tolist(), ends.tolist(), strict=True)
+        ]
+        return Ragged(np.concatenate(pieces), lengths)
+
+
+class PairTokens(Dataset[dict[str, Any]]):
+    """Token ids of pairs in a data set of `datasets`, without a copy, for `PairCollator`.
+
+    Args:
+        dataset: data set with the columns `input_ids` and `labels`; columns of integers are also in the batches.
+
+    Attributes:
+        source_lengths, target_lengths: (n,), number of tokens of each pair.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self.sides = {name: ArrowRows(dataset, name) for name in ("input_ids", "labels")}
+        numbers = [name for name in dataset.column_names if "int" in str(getattr(dataset.features[name], "dtype", ""))]
+        rows = self.sides["labels"].rows
+        self.numbers = {name: dataset.data.column(name).to_numpy()[rows] for name in numbers}
+        self.source_lengths = self.sides["input_ids"].lengths
+        self.target_lengths = self.sides["labels"].lengths
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PairTokens, (self.dataset,)  # its pickle refers to files
+
+    def __len__(self) -> int:
+        return len(self.source_lengths)
+
+    def __getitems__(self, rows: list[int]) -> dict[str, Any]:
+        """Return a batch with both sides as `Ragged`, and integer columns as arrays (B,)."""
+        batch: dict[str, Any] = {name: side.take(rows) for name, side in self.sides.items()}
+        for name, numbers in self.numbers.items():
+            batch[name] = numbers[rows]
+        return batch
+
+
+def pad(rows: Ragged, padding: int, side: str = "right") -> tuple[Tensor, Tensor]:
+    """Return rows as an int64 tensor (B, L), with `padding` on the given side, and the mask (B, L) of their tokens."""
+    positions = np.arange(int(rows.lengths.max(initial=0)))
+    if side == "left":
+        positions = positions[::-1]
+    is_token = positions < rows.lengths[:, None]
+    padded = np.full(is_token.shape, padding, dtype=np.int64)
+    padded[is_token] = rows.tokens
+    return torch.from_numpy(padded), torch.from_numpy(is_token.astype(np.int64))
+
+
+class PairCollator:
+    """Data collator for `PairTokens`, with the same results as `DataCollatorForSeq2Seq`.
+
+    Args:
+        tokenizer: tokenizer that determines the padding token and its side.
+        model: model that prepares `decoder_input_ids`, if it can; None for none.
+        label_pad_token_id: padding of labels.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, model: nn.Module | None = None, label_pad_token_id: int = -100
+    ) -> None:
+        self.padding = tokenizer.pad_token_id
+        self.side = tokenizer.padding_side
+        self.label_pad_token_id = label_pad_token_id
+        self.prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+        """Return `input_ids`, `attention_mask`, `labels`, `decoder_input_ids` (B, L), and integer columns (B,)."""
+        input_ids, mask = pad(batch["input_ids"], self.padding, self.side)
+        labels, _ = pad(batch["labels"], self.label_pad_token_id, self.side)
+        numbers = {name: torch.as_tensor(column) for name, column in batch.items() if not isinstance(column, Ragged)}
+        tensors = {"input_ids": input_ids, "attention_mask": mask, **numbers, "labels": labels}
+        if self.prepare is not None:
+            tensors["decoder_input_ids"] = self.prepare(labels=labels)
+        return tensors
+
+
+SCORING_TOKENS = 2048  # target tokens scored at a time
+MIN_TEXT_TOKENS = 16  # smallest size of a text in a batch, to limit the number of beams
+
+
+def pad_rows(rows: list[list[int]], value: int, device: torch.device) -> Tensor:
+    """Return rows of unequal lengths as one tensor, padded on the right with `value`."""
+    width = max(map(len, rows))
+    return torch.tensor([row + [value] * (width - len(row)) for row in rows], device=device)
+
+
+def chosen_log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the log-probabilities (R, T), in float32, of `labels` (R, T) under `logits` (R, T, V); 0 at -100."""
+    logits = logits.float()
+    chosen = logits.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)  # (R, T)
+    return (chosen - logits.logsumexp(-1)).masked_fill(labels == -100, 0.0)
+
+
+@torch.no_grad()
+def token_log_probabilities(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    labels: Tensor,
+    decoder_input_ids: Tensor | None = None,
+) -> Tensor:
+    """Return log P (R, T) in nats of each token of the targets, including `</s>`, and 0 at padding.
+
+    Args:
+        model: any encoder-decoder of Transformers, in evaluation mode.
+        input_ids, attention_mask: (R, S), the sources.
+        labels: (R, T), the targets including the end tokens, padded with -100.
+        decoder_input_ids: (R, T), the decoder's input; None for the labels shifted by the model.
+    """
+    rows = max(1, SCORING_TOKENS // labels.shape[1])
+    scores = []
+    for start in range(0, labels.shape[0], rows):
+        batch = slice(start, start + rows)
+        gold = labels[batch]
+        inputs = {"input_ids": input_ids[batch], "attention_mask": attention_mask[batch], "labels": gold}
+        if decoder_input_ids is not None:
+            inputs["decoder_input_ids"] = decoder_input_ids[batch]
+        logits = model(**inputs).logits  # (rows, T, V)
+        scores.append(chosen_log_probabilities(logits, gold))
+    return torch.cat(scores)
+
+
+def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
+    """Return batches of text indices with at most `batch_tokens` tokens each, including padding, longest first.
+
+    A text with more tokens is a separate batch. Texts of 0 tokens are omitted.
+    """
+    order = [index for index, length in enumerate(lengths) if length]
+    order.sort(key=lambda index: -lengths[index])
+    batches = []
+    start = 0
+    while start < len(order):
+        longest = lengths[order[start]]
+        size = max(1, batch_tokens // max(longest, MIN_TEXT_TOKENS))
+        batches.append(order[start : start + size])
+        start += size
+    return batches
