@@ -25,7 +25,6 @@ from training.models import RECIPE, learned_pairs, run_of
 from training.recipe import Recipe, load_recipe, to_dict
 from training.tasks import Task, lm_scores, make_task
 from training.train import RESULTS
-from vaswani_transformer.batching.pairs import batches_by_length
 from vaswani_transformer.support.command import (
     CommandParser,
     UserError,
@@ -43,7 +42,7 @@ from vaswani_transformer.support.models import (
     load_model_and_tokenizer,
 )
 from vaswani_transformer.tokenizer import source_encoder
-from vaswani_transformer.translation.translator import Translator
+from vaswani_transformer.translation.translator import Translator, batches_by_length
 
 SEARCHED = ("num_beams", "length_penalty")  # settings of which several values can be given
 LM_TARGETS = 1_000_000  # largest number of training targets for the language model

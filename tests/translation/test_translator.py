@@ -34,7 +34,14 @@ from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.pipeline import VaswaniTransformerTranslationPipeline
 from vaswani_transformer.support.models import eval_mode
 from vaswani_transformer.tokenizer import source_encoder, text_encoder
-from vaswani_transformer.translation.translator import Hypothesis, TooLongError, Translator, translate, unknown_words
+from vaswani_transformer.translation.translator import (
+    Hypothesis,
+    TooLongError,
+    Translator,
+    batches_by_length,
+    translate,
+    unknown_words,
+)
 
 START, PAD, END = 0, 1, 2
 TEXTS = [*SOURCES, "", "cat", "the cat is what", " "]
@@ -477,7 +484,7 @@ def test_last_of_several_threads_restores_the_mode() -> None:
     ("algorithm", "vocab_size", "expected"),
     [
         ("wordpiece", 26, ["Hello", "§"]),  # pieces spell the other
-        ("bpe", 265, ["§", "naïve", "山"]),  # of characters that bytes spell
+        ("bpe", 265, ["§", "é", "naïve", "山"]),  # of characters that bytes spell
     ],
 )
 def test_unknown_words_are_those_that_the_vocabulary_lacks(
@@ -505,3 +512,13 @@ def test_unknown_words_are_those_that_the_vocabulary_lacks(
 def test_unknown_words_are_named_as_they_stand_in_the_text(text: str, expected: list[str]) -> None:
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["the cat sleeps", "the cat"], 200, "wordpiece")
     assert unknown_words(tokenizer, source_encoder(tokenizer)([text]), [text]) == [expected]
+
+
+@given(lengths=st.lists(st.integers(1, 60), max_size=40), budget=st.integers(1, 300))
+def test_batch_keeps_to_its_budget_and_every_text_is_in_one(lengths: list[int], budget: int) -> None:
+    batches = batches_by_length(lengths, budget)
+    assert sorted(itertools.chain(*batches)) == list(range(len(lengths)))
+    for batch in batches:
+        assert len(batch) == 1 or len(batch) * max(16, *(lengths[index] for index in batch)) <= budget
+    ordered = [lengths[index] for batch in batches for index in batch]
+    assert ordered == sorted(lengths, reverse=True)

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..batching.pairs import batches_by_length, chosen_log_probabilities, pad_rows, token_log_probabilities
 from ..lengths import LengthHead
 from ..support.command import UserError
 from ..support.models import eval_mode, has_likelihood, is_non_autoregressive
 from ..tokenizer import check_text, text_encoder
-from .translator import NanError, Pair, TooLong, Translator, pairs_of
+from .details import chosen_log_probabilities, token_log_probabilities
+from .translator import NanError, Pair, TooLong, Translator, batches_by_length, pad_rows, pairs_of
 
 ESTIMATE_SAMPLES = 8  # of FlowSeq's latents
 
