@@ -78,8 +78,11 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
 
 @pytest.fixture(autouse=True)
 def seed() -> int:
-    """Give each test the same random numbers, whatever ran before it."""
-    torch.manual_seed(0)
+    """Give each test the same random numbers on the CPU, whatever ran before it.
+
+    `torch.manual_seed` would also format the stack, for the devices that are not yet in use.
+    """
+    torch.default_generator.manual_seed(0)
     return 0
 
 
