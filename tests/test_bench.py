@@ -368,6 +368,7 @@ def test_model_of_the_comparison_has_a_valid_recipe(name: str, tmp_path: Path) -
     assert (loaded.training.learning_rate_scale, loaded.model["dropout"]) == (0.7, 0.1)  # equal care for all
 
 
+@pytest.mark.slow
 def test_gpu_command_needs_no_extra() -> None:
     absent = "".join(f"sys.modules[{name!r}] = None;" for name in ("datasets", "evaluate", "jsonargparse", "psutil"))
     subprocess.run([sys.executable, "-c", f"import sys; {absent} import bench.gpu_parts"], cwd=ROOT, check=True)
