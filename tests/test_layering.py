@@ -46,7 +46,7 @@ ROOMS = {
     "figures": (),
     "parsing": ("translation",),
     "support": ("cpu",),
-    "translation": ("batching", "cpu"),
+    "translation": ("cpu",),
 }
 LIBRARIES = {"huggingface_hub", "tokenizers", "torch", "transformers"} | sys.stdlib_module_names
 # The pattern by which Transformers' loader finds imports of sibling files, anywhere in the text.

@@ -19,12 +19,18 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vaswani_transformer.batching.pairs import pad_rows
 from vaswani_transformer.search import length_penalty
 from vaswani_transformer.support.command import UserError
 from vaswani_transformer.support.files import write_atomically
 from vaswani_transformer.support.models import eval_mode, has_likelihood, is_non_autoregressive
-from vaswani_transformer.translation.translator import Constraint, Hypothesis, NanError, Translator, nan_errors
+from vaswani_transformer.translation.translator import (
+    Constraint,
+    Hypothesis,
+    NanError,
+    Translator,
+    nan_errors,
+    pad_rows,
+)
 
 ROWS = 8  # rows of logits whose float32 loss is computed at a time
 Statistics = Callable[[Tensor, dict[str, Tensor]], dict[str, Tensor]]

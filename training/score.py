@@ -25,7 +25,6 @@ from training.models import RECIPE, learned_pairs, run_of
 from training.recipe import Recipe, load_recipe, to_dict
 from training.tasks import Task, lm_scores, make_task
 from training.train import RESULTS
-from vaswani_transformer.batching.pairs import batches_by_length
 from vaswani_transformer.support.command import (
     CommandParser,
     UserError,
@@ -43,7 +42,7 @@ from vaswani_transformer.support.models import (
     load_model_and_tokenizer,
 )
 from vaswani_transformer.tokenizer import source_encoder
-from vaswani_transformer.translation.translator import Translator
+from vaswani_transformer.translation.translator import Translator, batches_by_length
 
 SEARCHED = ("num_beams", "length_penalty")  # settings of which several values can be given
 LM_TARGETS = 1_000_000  # largest number of training targets for the language model
@@ -144,7 +143,7 @@ def likelihood_and_speed(evaluator: Evaluator, results: list[PairResult]) -> dic
 
     The likelihood's keys are `loss` and `perplexity`; for a model that predicts a length it is `nll_at_gold_length`,
     the mean negative log-likelihood per token at the reference's length, which is not comparable with a perplexity.
-    References that a CTC model cannot produce are counted in `impossible_targets`, and not in the likelihood.
+    References that a CTC or DAG model cannot produce are counted in `impossible_targets`, and not in the likelihood.
     """
     translator: Any = evaluator.translator
     scores = mean_sums(results, has_likelihood(translator.model))

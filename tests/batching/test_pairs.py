@@ -1,6 +1,5 @@
 """Batches from flat arrays against those that the stock collator makes of lists."""
 
-import itertools
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ from transformers import DataCollatorForSeq2Seq
 
 from tests.models import model_of_pairs, tiny_model
 from vaswani_transformer import PairCollator, PairTokens
-from vaswani_transformer.batching.pairs import ArrowRows, batches_by_length
+from vaswani_transformer.batching.pairs import ArrowRows
 
 IDS = st.lists(st.integers(3, 60), max_size=9)
 MODEL, TOKENIZER = tiny_model(), model_of_pairs()[1]
@@ -76,16 +75,3 @@ def test_pairs_in_files_stay_mapped_and_go_to_another_process_by_name(tmp_path: 
     pickled = pickle.dumps(PairTokens(dataset))
     assert len(pickled) < 5000
     assert_same_batches(dataset, pickle.loads(pickled), batch)
-
-
-lengths_of_texts = st.lists(st.integers(1, 60), max_size=40)
-
-
-@given(lengths=lengths_of_texts, budget=st.integers(1, 300))
-def test_batch_keeps_to_its_budget_and_every_text_is_in_one(lengths: list[int], budget: int) -> None:
-    batches = batches_by_length(lengths, budget)
-    assert sorted(itertools.chain(*batches)) == list(range(len(lengths)))
-    for batch in batches:
-        assert len(batch) == 1 or len(batch) * max(16, *(lengths[index] for index in batch)) <= budget
-    ordered = [lengths[index] for batch in batches for index in batch]
-    assert ordered == sorted(lengths, reverse=True)

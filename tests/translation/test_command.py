@@ -21,7 +21,6 @@ from tests.commands import Run, command_runner, error_line, lines, user_error
 from tests.forks import ForkedCommand
 from tests.models import (
     EVERY_FAMILY,
-    FAMILY,
     SLOT_FAMILY,
     SOURCES,
     TARGETS,
@@ -247,7 +246,7 @@ def test_targets_that_do_not_fit_the_lines_end_the_command_with_one_line(run: Ru
     assert line == f"--score_targets={targets}: {problem} {source}. Correct one.\n"
     line = error_line(run("--score_targets", targets, stdin=source.read_bytes()))
     assert line.startswith(f"{targets}: not as many texts as in standard input; got 2, expected one for each.")
-    for option in ("--beams=2", "--length_penalty=0", "--scores", "--interactive", "--prefix=x"):
+    for option in ("--length_penalty=0", "--details"):
         name = option.partition("=")[0]
         message = f"{name}: has no use for given targets; leave it or --score_targets out.\n"
         assert error_line(run("--score_targets", targets, option, model="nothing")) == message
@@ -284,20 +283,14 @@ def test_translations_continue_the_prefix_of_their_line(run: Run, tmp_path: Path
     assert [json.loads(line)["translation"] for line in output.splitlines()] == texts
 
 
-@pytest.mark.parametrize("family", [*FAMILY, "ctranslate2", "interactive"])
-def test_prefix_that_cannot_be_continued_ends_the_command_with_one_line(run: Run, tmp_path: Path, family: str) -> None:
+def test_prefix_that_cannot_be_continued_ends_the_command_with_one_line(run: Run, tmp_path: Path) -> None:
     path, model = tmp_path / "prefixes", tmp_path / "model"
     path.write_text("el\n")
-    arguments, message = ["--prefix", path], "--prefix: not supported by the model; got a "
-    if family == "ctranslate2":
-        pytest.importorskip("ctranslate2")
-        to_ctranslate2(*model_of_pairs(), model)
-        message = f"{model}: cannot be loaded: "
-    elif family == "interactive":
-        arguments, message = [*arguments, "--interactive"], "--interactive reads only sources; leave out --prefix."
-    else:
-        save(model, *family_of_pairs(family))
-    assert error_line(run(*arguments, stdin="cat\n", model=model)).startswith(message)
+    save(model, *family_of_pairs("nat"))
+    line = error_line(run("--prefix", path, stdin="cat\n", model=model))
+    assert line.startswith("--prefix: not supported by the model; got a ")
+    line = error_line(run("--prefix", path, "--interactive", stdin="cat\n"))
+    assert line.startswith("--interactive reads only sources; leave out --prefix.")
 
 
 def test_details_are_the_tokens_their_log_probabilities_and_the_alignment(
@@ -332,22 +325,20 @@ def test_details_are_the_tokens_their_log_probabilities_and_the_alignment(
     assert part.read_bytes() == whole.read_bytes() == output.encode()
 
 
-@pytest.mark.parametrize("family", [*FAMILY, "ctranslate2", "text", "targets", "layer"])
-def test_details_that_cannot_be_had_end_the_command_with_one_line(run: Run, tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize("kind", ["nat", "ctranslate2", "text", "layer"])
+def test_details_that_cannot_be_had_end_the_command_with_one_line(run: Run, tmp_path: Path, kind: str) -> None:
     model = tmp_path / "model"
     arguments, message = ["--format=jsonl", "--details"], "--details: not supported by the model; got a "
-    if family == "ctranslate2":
+    if kind == "ctranslate2":
         pytest.importorskip("ctranslate2")
         to_ctranslate2(*model_of_pairs(), model)
         message = f"{model}: cannot be loaded: "
-    elif family == "text":
+    elif kind == "text":
         arguments, message = ["--details"], "--details adds fields to JSON Lines; add --format=jsonl."
-    elif family == "targets":
-        arguments, message = [*arguments, "--score_targets=x"], "--details: has no use for given targets; leave it"
-    elif family == "layer":
+    elif kind == "layer":
         arguments, message = ["--alignment_layer=1"], "--alignment_layer is a setting of --details; add it."
     else:
-        save(model, *family_of_pairs(family))
+        save(model, *family_of_pairs(kind))
     assert message in error_line(run(*arguments, stdin='{"text": "cat"}\n', model=model))
 
 
@@ -438,13 +429,10 @@ def test_batch_too_large_for_the_device_ends_the_command_with_the_way_out(
         (["--device=meta"], "--device=meta: contains shapes without numbers; use --device=cpu"),
         (["--nbest=5"], "--nbest: more than the search finds; got 5, expected at most 4. Use more --beams"),
         (["--iterations=2"], "--iterations=2: "),
-        (["--length_beam=2"], "--length_beam=2: "),
         (["--format=jsonl"], "standard input, line 1: got cat, expected"),
         (["--device=nowhere"], "--device=nowhere: cannot be loaded: "),
         (["--beams=0"], "argument --beams: got '0', expected an integer of at least 1"),
         (["--length_penalty=1e4"], "argument --length_penalty: got '1e4', expected a number from -10 to 10"),
-        (["--length_penalty=-700"], "argument --length_penalty: got '-700', expected a number from -10 to 10"),
-        (["--length_penalty=nan"], "argument --length_penalty: got 'nan', expected a number from -10 to 10"),
         (["--length_penalty=long"], "argument --length_penalty: got 'long', expected a number from -10 to 10"),
         (["--beam=1"], "unrecognized arguments: --beam=1; did you mean --beams? --help lists the options.\n"),
         (["--nothing"], "unrecognized arguments: --nothing. --help lists the options.\n"),

@@ -18,6 +18,7 @@ from tests.batches import FLOAT32
 from tests.models import (
     FAMILY,
     LENGTH_FAMILY,
+    SLOT_FAMILY,
     SOURCES,
     TARGETS,
     WITH_SCORES,
@@ -33,7 +34,14 @@ from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.pipeline import VaswaniTransformerTranslationPipeline
 from vaswani_transformer.support.models import eval_mode
 from vaswani_transformer.tokenizer import source_encoder, text_encoder
-from vaswani_transformer.translation.translator import Hypothesis, TooLongError, Translator, translate, unknown_words
+from vaswani_transformer.translation.translator import (
+    Hypothesis,
+    TooLongError,
+    Translator,
+    batches_by_length,
+    translate,
+    unknown_words,
+)
 
 START, PAD, END = 0, 1, 2
 TEXTS = [*SOURCES, "", "cat", "the cat is what", " "]
@@ -168,7 +176,7 @@ def test_search_of_a_record_is_the_complete_search(name: str) -> None:
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_model_that_saves_no_limit_has_targets_of_more_than_twenty_tokens(name: str, trained: bool) -> None:
-    """An autoregressive model has the paper's limit, a CTC model that of its slots, and the others predict a length."""
+    """An autoregressive model has the paper's limit, models with slots that of these, and others predict a length."""
     model, tokenizer = family(name)
     model.generation_config = model.config.make_generation_config()
     if trained:  # Seq2SeqTrainer writes Transformers' defaults into it, a max_length of 20 among them
@@ -176,13 +184,17 @@ def test_model_that_saves_no_limit_has_targets_of_more_than_twenty_tokens(name: 
         model.generation_config.update(**defaults, defaults_only=True)
     settings: dict[str, Any] = {"suppress_tokens": [tokenizer.eos_token_id]}
     expected = len(tokenizer("hello world")["input_ids"]) + 50
-    if name == "ctc":
-        source = len(tokenizer("hello world")["input_ids"])
-        settings, expected = {}, 12 * source + 1
+    if name in SLOT_FAMILY:
+        slots = 12 * len(tokenizer("hello world")["input_ids"])
+        settings, expected = {}, slots + 1
         model.config.upsampling = 12
-        words = torch.arange(expected - 1) % 2 + 70
+        words = torch.arange(slots) % 2 + 70
         model.most_likely_words = lambda states, *_: (words.expand(len(states), -1), states.new_zeros(states.shape[:2]))
-    elif name in FAMILY:
+    if name == "dag":  # its path visits all vertices, of which the first has no word and the last has </s>
+        expected = slots - 1
+        is_next = torch.eye(slots).roll(1, dims=1)
+        model.transitions.forward = lambda states, mask: is_next.log().expand(len(states), -1, -1)
+    if name in LENGTH_FAMILY:
         settings, expected = {}, 30
         model.best_lengths = lambda source, beam: torch.full((len(source.lengths), beam), expected)
     (translation,) = translate(model, tokenizer, ["hello world"], **settings)
@@ -472,7 +484,7 @@ def test_last_of_several_threads_restores_the_mode() -> None:
     ("algorithm", "vocab_size", "expected"),
     [
         ("wordpiece", 26, ["Hello", "§"]),  # pieces spell the other
-        ("bpe", 265, ["§", "naïve", "山"]),  # of characters that bytes spell
+        ("bpe", 265, ["§", "é", "naïve", "山"]),  # of characters that bytes spell
     ],
 )
 def test_unknown_words_are_those_that_the_vocabulary_lacks(
@@ -500,3 +512,13 @@ def test_unknown_words_are_those_that_the_vocabulary_lacks(
 def test_unknown_words_are_named_as_they_stand_in_the_text(text: str, expected: list[str]) -> None:
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["the cat sleeps", "the cat"], 200, "wordpiece")
     assert unknown_words(tokenizer, source_encoder(tokenizer)([text]), [text]) == [expected]
+
+
+@given(lengths=st.lists(st.integers(1, 60), max_size=40), budget=st.integers(1, 300))
+def test_batch_keeps_to_its_budget_and_every_text_is_in_one(lengths: list[int], budget: int) -> None:
+    batches = batches_by_length(lengths, budget)
+    assert sorted(itertools.chain(*batches)) == list(range(len(lengths)))
+    for batch in batches:
+        assert len(batch) == 1 or len(batch) * max(16, *(lengths[index] for index in batch)) <= budget
+    ordered = [lengths[index] for batch in batches for index in batch]
+    assert ordered == sorted(lengths, reverse=True)

@@ -10,11 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from ..layers import (
-    CrossAttention,
-    VaswaniTransformerDecoderLayer,
-    additive_mask,
-)
+from ..layers import CrossAttention, VaswaniTransformerDecoderLayer, additive_mask
 from ..stacks import VaswaniTransformerDecoder
 from .encoder import GROWTH, Function, UnwrappedLayer, attend, embed_fn, raw_forward
 from .linear import PreparedLinear

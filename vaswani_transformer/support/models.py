@@ -79,40 +79,6 @@ def load_errors(name: str) -> Generator[None]:
         raise UserError(f"{name}: cannot be loaded: {one_line(error)}") from error
 
 
-MAX_IDS = 2**31  # of a model whose configuration does not have the size of its vocabulary
-ID_LISTS: dict[str, int] = {
-    **dict.fromkeys(("bos_token_id", "pad_token_id", "forced_bos_token_id"), 0),
-    **dict.fromkeys(("decoder_start_token_id", "eos_token_id", "forced_eos_token_id"), 1),
-    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), 1),
-    "bad_words_ids": 2,
-}
-"""Settings with token ids, and the depth to which these may be in lists."""
-
-
-def are_ids(value: object, depth: int, vocab_size: int) -> bool:
-    """Return whether a value is a token id, or a list of ids with up to `depth` levels."""
-    if isinstance(value, list):
-        return depth > 0 and all(are_ids(item, depth - 1, vocab_size) for item in value)
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocab_size
-
-
-def check_settings(prefix: str, settings: Mapping[str, Any], vocab_size: int, fix: str) -> None:
-    """Check this package's settings of `generate()`, and those with token ids; None is always valid.
-
-    An error begins with `prefix` and the setting's name, and ends with `fix`.
-    """
-
-    def refuse(name: str, problem: str, value: object, expected: str) -> Never:
-        raise UserError(f"{prefix}{name}: {problem}; got {value!r}, expected {expected}; {fix}")
-
-    for name, value in settings.items():
-        if value is None:
-            continue
-        check_setting(name, value, refuse)
-        if name in ID_LISTS and not are_ids(value, ID_LISTS[name], vocab_size):
-            refuse(name, "out of range", value, f"ids of the vocabulary, from 0 to {vocab_size - 1}")
-
-
 def find_file(name: str, file: str, revision: str = "main", local_files_only: bool = False, **_: Any) -> Path | None:
     """Return the path of a model's file, downloaded if necessary; None if the model does not have it."""
     folder = Path(name)
@@ -217,6 +183,40 @@ def check_finite(name: str, weights: Mapping[str, Tensor]) -> None:
         dtype = str(weights[broken[0]].dtype).removeprefix("torch.")
         fix = "use a checkpoint from before training diverged, or a different copy of the file."
         raise UserError(f"{name}: NaN or infinite numbers in {list_names(broken)} ({dtype}); {fix}")
+
+
+MAX_IDS = 2**31  # of a model whose configuration does not have the size of its vocabulary
+ID_LISTS: dict[str, int] = {
+    **dict.fromkeys(("bos_token_id", "pad_token_id", "forced_bos_token_id"), 0),
+    **dict.fromkeys(("decoder_start_token_id", "eos_token_id", "forced_eos_token_id"), 1),
+    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), 1),
+    "bad_words_ids": 2,
+}
+"""Settings with token ids, and the depth to which these may be in lists."""
+
+
+def are_ids(value: object, depth: int, vocab_size: int) -> bool:
+    """Return whether a value is a token id, or a list of ids with up to `depth` levels."""
+    if isinstance(value, list):
+        return depth > 0 and all(are_ids(item, depth - 1, vocab_size) for item in value)
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocab_size
+
+
+def check_settings(prefix: str, settings: Mapping[str, Any], vocab_size: int, fix: str) -> None:
+    """Check this package's settings of `generate()`, and those with token ids; None is always valid.
+
+    An error begins with `prefix` and the setting's name, and ends with `fix`.
+    """
+
+    def refuse(name: str, problem: str, value: object, expected: str) -> Never:
+        raise UserError(f"{prefix}{name}: {problem}; got {value!r}, expected {expected}; {fix}")
+
+    for name, value in settings.items():
+        if value is None:
+            continue
+        check_setting(name, value, refuse)
+        if name in ID_LISTS and not are_ids(value, ID_LISTS[name], vocab_size):
+            refuse(name, "out of range", value, f"ids of the vocabulary, from 0 to {vocab_size - 1}")
 
 
 def check_search(name: str, config: PreTrainedConfig, **source: Any) -> bool:

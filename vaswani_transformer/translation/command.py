@@ -117,11 +117,13 @@ class LineOptions(LoadOptions):
     def check_search(self, translator: Translator) -> None:
         """Raise UserError for a search option that the model does not support."""
         model = translator.model
-        supported = model.family_settings if is_non_autoregressive(model) else ("num_beams",)
         defaults = {"beams": 1, "iterations": 1, "length_beam": 1, "length_bonus": 0, "decoding_strategy": None}
         for option, default in defaults.items():
             value = getattr(self, option)
-            if value not in (None, default) and SEARCH[option] not in supported:
+            if value in (None, default):
+                continue
+            supported = model.family_settings if is_non_autoregressive(model) else ("num_beams",)
+            if SEARCH[option] not in supported:
                 problem = f"{self.model} is a {type(model).__name__}, which does not support it"
                 raise UserError(f"--{option}={value}: {problem}; leave it out.")
 
@@ -484,8 +486,7 @@ class TranslationOptions(LineOptions):
             translator.check_prefixes("--prefix")
         if self.details:
             translator.check_autoregressive("--details")
-        width = translator.most_hypotheses
-        if self.nbest is not None and self.nbest > width:
+        if self.nbest is not None and self.nbest > (width := translator.most_hypotheses):
             problem = f"more than the search finds; got {self.nbest}, expected at most {width}"
             name = width_setting(translator.model)
             fix = "Leave it out." if name is None else f"Use a larger {WIDTH_OPTIONS[name]}, or a smaller --nbest."

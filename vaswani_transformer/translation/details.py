@@ -1,6 +1,6 @@
 """Log-probabilities of the tokens of translations, and their word alignments, by a forced pass.
 
-R translations, S source, T target, H heads, I source words, J target words.
+R translations, S source, T target, V vocabulary, H heads, I source words, J target words.
 """
 
 from collections.abc import Collection, Sequence
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..batching.pairs import SCORING_TOKENS, chosen_log_probabilities
 from ..support.command import UserError
 from ..support.models import eager_attention, eval_mode
 from ..tokenizer import source_encoder
 
+SCORING_TOKENS = 2048  # target tokens scored at a time
 NO_WORD = -1  # the word of a token that the text does not show, such as `</s>`
 
 
@@ -87,6 +87,42 @@ def align(weights: Tensor, source_words: Sequence[int], target_words: Sequence[i
     in_target = (torch.tensor(target_words) == targets[:, None]).to(weights.dtype)  # (J, T)
     best = (in_target @ weights @ in_source).argmax(1)  # (J,)
     return sorted(zip(sources[best].tolist(), targets.tolist(), strict=True))
+
+
+def chosen_log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the log-probabilities (R, T), in float32, of `labels` (R, T) under `logits` (R, T, V); 0 at -100."""
+    logits = logits.float()
+    chosen = logits.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)  # (R, T)
+    return (chosen - logits.logsumexp(-1)).masked_fill(labels == -100, 0.0)
+
+
+@torch.no_grad()
+def token_log_probabilities(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    labels: Tensor,
+    decoder_input_ids: Tensor | None = None,
+) -> Tensor:
+    """Return log P (R, T) in nats of each token of the targets, including `</s>`, and 0 at padding.
+
+    Args:
+        model: any encoder-decoder of Transformers, in evaluation mode.
+        input_ids, attention_mask: (R, S), the sources.
+        labels: (R, T), the targets including the end tokens, padded with -100.
+        decoder_input_ids: (R, T), the decoder's input; None for the labels shifted by the model.
+    """
+    rows = max(1, SCORING_TOKENS // labels.shape[1])
+    scores = []
+    for start in range(0, labels.shape[0], rows):
+        batch = slice(start, start + rows)
+        gold = labels[batch]
+        inputs = {"input_ids": input_ids[batch], "attention_mask": attention_mask[batch], "labels": gold}
+        if decoder_input_ids is not None:
+            inputs["decoder_input_ids"] = decoder_input_ids[batch]
+        logits = model(**inputs).logits  # (rows, T, V)
+        scores.append(chosen_log_probabilities(logits, gold))
+    return torch.cat(scores)
 
 
 @torch.no_grad()

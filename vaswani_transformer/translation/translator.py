@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..batching.pairs import batches_by_length, pad_rows, token_log_probabilities
 from ..search import length_penalty
 from ..settings import CallSettings, as_token_ids, default_limit
 from ..support.command import UserError
@@ -29,12 +28,14 @@ from ..tokenizer import (
     source_encoder,
     text_encoder,
 )
-from .details import Details, forced_pass, make_details, words_of_source
+from .details import Details, forced_pass, make_details, token_log_probabilities, words_of_source
 
 DEFAULT_MAX_SOURCE_TOKENS = 1024  # for models without a limit of positions
+MIN_TEXT_TOKENS = 16  # smallest size of a text in a batch, to limit the number of beams
 REPEATED_TOKENS = 12  # at the end of a target, of one n-gram: the model runs in a circle
 
 TooLong = Literal["truncate", "keep", "error"]
+
 
 Constraint = Callable[[list[str], Tensor], LogitsProcessor]
 """Function from the texts of a batch and their limits of new tokens (B,) to a logits processor."""
@@ -210,6 +211,29 @@ class ForcedPrefixes(LogitsProcessor):
         chosen = chosen.masked_fill(chosen == -torch.inf, 0.0)  # a different processor excludes it
         forced = torch.full_like(scores, -torch.inf).scatter_(1, wanted.clamp(min=0), chosen)
         return torch.where(wanted < 0, scores, forced)
+
+
+def pad_rows(rows: list[list[int]], value: int, device: torch.device) -> Tensor:
+    """Return rows of unequal lengths as one tensor, padded on the right with `value`."""
+    width = max(map(len, rows))
+    return torch.tensor([row + [value] * (width - len(row)) for row in rows], device=device)
+
+
+def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
+    """Return batches of text indices with at most `batch_tokens` tokens each, including padding, longest first.
+
+    A text with more tokens is a separate batch. Texts of 0 tokens are omitted.
+    """
+    order = [index for index, length in enumerate(lengths) if length]
+    order.sort(key=lambda index: -lengths[index])
+    batches = []
+    start = 0
+    while start < len(order):
+        longest = lengths[order[start]]
+        size = max(1, batch_tokens // max(longest, MIN_TEXT_TOKENS))
+        batches.append(order[start : start + size])
+        start += size
+    return batches
 
 
 class EncodedTexts(NamedTuple):
