@@ -22,6 +22,7 @@ from torch import Tensor
 
 from bench.measuring import Row, make_parser, pad, report, sources_of
 from vaswani_transformer.registration import FAMILIES
+from vaswani_transformer.settings import DECODING_STRATEGIES
 
 Batch = dict[str, Any]  # tensors, for `model(**batch)`
 
@@ -39,6 +40,7 @@ SEARCHES: dict[str, list[dict[str, Any]]] = {  # arguments of `generate()`
     "glat": [{}],
     "ctc": [{}],
     "ctc-glat": [{}],
+    "dag": [{"decoding_strategy": strategy} for strategy in DECODING_STRATEGIES],
     "cmlm": [{"num_iterations": iterations} for iterations in (1, 4, 10)],
     "iterative_vae": [{}],
     "discrete": [{"do_sample": False}, {"do_sample": True}],
@@ -52,6 +54,7 @@ GLANCING: dict[str, Callable[[float], float]] = {"glancing_ratio": lambda progre
 SCHEDULES: dict[str, dict[str, Callable[[float], float]]] = {  # attributes of the model by the progress from 0 to 1
     "glat": GLANCING,
     "ctc-glat": GLANCING,
+    "dag": GLANCING,
     "discrete": {"kl_scale": lambda progress: min(1.0, 3 * progress)},
     "flowseq": {"kl_scale": lambda progress: min(1.0, max(0.0, 3 * progress - 1))},  # a third without the prior
 }

@@ -70,7 +70,7 @@ def measure(model: Any, inputs: Batch) -> Batch:
     is_target = inputs["labels"].ne(-100)
     with torch.no_grad():
         logits = model.eval()(**inputs).logits
-    if logits.shape[:2] == is_target.shape:  # CTC's logits are of slots
+    if logits.shape[:2] == is_target.shape:  # those of CTC and DAG are of slots
         logits = logits[is_target]
     loss = model.train()(**inputs).loss
     loss.backward()
@@ -102,7 +102,7 @@ def parallel_part(setting: Setting, dtype: torch.dtype) -> Iterator[Row]:
     """Compare the non-autoregressive models with the CPU's float32, with equal random choices."""
     torch.backends.cuda.matmul.allow_tf32 = False
     latents: dict[str, Any] = {"latent_dropout": 0.0}
-    for name in ("NAT", "CTC", "CMLM", "IterativeVAE"):  # FlowSeq draws its latents on the device
+    for name in ("NAT", "CTC", "DAG", "CMLM", "IterativeVAE"):  # FlowSeq draws its latents on the device
         model = make_model(name, setting, dropout=0.0, **(latents if "VAE" in name else {}))
         batch = batch_for(name, make_pairs(6, model.config.vocab_size))
         moved = copy.deepcopy(model).to(setting.device)

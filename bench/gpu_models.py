@@ -18,6 +18,7 @@ from vaswani_transformer import (
     TokenBudgetBatchSampler,
     VaswaniCmlmForConditionalGeneration,
     VaswaniCtcForConditionalGeneration,
+    VaswaniDagForConditionalGeneration,
     VaswaniFlowSeqForConditionalGeneration,
     VaswaniIterativeVaeForConditionalGeneration,
     VaswaniNatForConditionalGeneration,
@@ -37,6 +38,7 @@ TINY: dict[str, Any] = {
 PARALLEL: dict[str, Any] = {
     "NAT": VaswaniNatForConditionalGeneration,
     "CTC": VaswaniCtcForConditionalGeneration,
+    "DAG": VaswaniDagForConditionalGeneration,
     "CMLM": VaswaniCmlmForConditionalGeneration,
     "IterativeVAE": VaswaniIterativeVaeForConditionalGeneration,
     "FlowSeq": VaswaniFlowSeqForConditionalGeneration,
@@ -80,7 +82,7 @@ def config_of(name: str, setting: Setting, **overrides: Any) -> VaswaniTransform
 
 
 def make_model(name: str, setting: Setting, **overrides: Any) -> Any:
-    """Return a model on the CPU, the same one at each call: of the paper, or of PARALLEL; NAT and CTC glance."""
+    """Return a model on the CPU, the same one at each call: of the paper, or of PARALLEL; NAT, CTC and DAG glance."""
     torch.manual_seed(1)
     if name not in PARALLEL:
         return VaswaniTransformerForConditionalGeneration(config_of(name, setting, **overrides))
@@ -90,7 +92,7 @@ def make_model(name: str, setting: Setting, **overrides: Any) -> Any:
     fields.update(overrides)
     model_class = PARALLEL[name]
     model = model_class(model_class.config_class(**fields))
-    if name in ("NAT", "CTC"):
+    if name in ("NAT", "CTC", "DAG"):
         model.glancing_ratio = 0.5
     return model
 
@@ -109,8 +111,8 @@ def batch_for(name: str, pairs: Pairs) -> Batch:
     generator = torch.Generator().manual_seed(0)
     if name == "NAT":
         batch["glancing_draws"] = torch.rand(rows, length, generator=generator)
-    elif name == "CTC":
-        slots = 2 * batch["input_ids"].shape[1]
+    elif name in ("CTC", "DAG"):
+        slots = PARALLEL[name].config_class().upsampling * batch["input_ids"].shape[1]
         batch["glancing_draws"] = torch.rand(rows, slots, generator=generator)
     elif name == "IterativeVAE":
         batch["reveal_draws"] = torch.rand(rows, length, generator=generator)

@@ -21,7 +21,7 @@ import datasets
 import torch
 from torch.nn.utils import clip_grad_norm_
 
-from bench.family import MINUTES, MODELS, RECIPES, STEPS
+from bench.family import MINUTES, MODELS, RAW, RECIPES, STEPS
 from bench.measuring import Row, in_turns, make_parser, report
 from training.data import load_data
 from training.machine import init_processes
@@ -38,7 +38,7 @@ def make_trainer(name: str, options: argparse.Namespace, folder: Path) -> PaperT
     recipe_name, changes = MODELS[name]
     fields = [f"--data.path={options.data}", f"--tokenizer.path={options.tokenizer}", *changes]
     fields += [*AS_MEASURED.get(name, []), f"--training.steps={STEPS[name]}", f"--output_dir={folder / name}"]
-    if options.distilled is not None:
+    if options.distilled is not None and name not in RAW:
         fields.append(f"--data.distilled={options.distilled}")
     recipe = load_recipe(str(RECIPES / f"{recipe_name}.yaml"), fields)
     data = load_data(recipe, None)

@@ -1,5 +1,6 @@
 """One thread, one seed and no network for every test."""
 
+import gc
 import os
 import tempfile
 from collections.abc import Generator
@@ -26,6 +27,7 @@ from tests.transformers_suite import fetch_once, marks
 from vaswani_transformer.cpu.linear import timed_layouts
 
 torch.set_num_threads(1)
+gc.disable()  # until the test modules are imported
 
 # The same examples on every run; no deadline, since the first example of a test pays for what torch sets up.
 settings.register_profile("vaswani_transformer", deadline=None, derandomize=True, max_examples=50)
@@ -41,8 +43,11 @@ LONGEST = (
     "test_docs.py",
     "test_bench.py",
     "test_promises.py",
+    "test_examples.py",
     "test_transformers_suite.py",
+    "convert/test_onnx_exporter.py",
     "test_compile_export.py",
+    "test_paper_page.py",
     "training/test_publish.py",
 )
 
@@ -55,6 +60,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what imports and parameters made to itself: to search it for garbage takes a tenth of the tests' time."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:

@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
             "--model=AR=MADE/ar",
             "--model=CMLM=MADE/cmlm",
             "--model=CTC=MADE/ctc",
+            "--model=DAG=MADE/dag",
             "--rerank=MADE/ar",
             "--length_bonuses=0.5",
             "--data=MADE/pairs.jsonl",
@@ -61,7 +62,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with models, pairs, lines and a recipe."""
     folder = tmp_path_factory.mktemp("made")
     save(folder / "ar", *model_of_pairs())
-    for kind in ("cmlm", "ctc"):
+    for kind in ("cmlm", "ctc", "dag"):
         save(folder / kind, *family_of_pairs(kind))
     write_pairs(folder / "pairs.jsonl", 2 * list(PAIRS.items()))
     (folder / "lines.txt").write_text("\n".join(PAIRS), encoding="utf-8")
@@ -250,12 +251,25 @@ def test_comparison_trains_some_models_with_every_seed_and_the_others_with_the_f
     assert [step.name for step in trained if "--seed=2020" in step.arguments] == ["ctc-2020"]
     measurement = list(family.steps_of(options))[-1].arguments
     assert measurement[measurement.index("--untimed") + 1] == "ctc-2020"
+    assert measurement[measurement.index("--distilled") + 1 :] == ["nat", "ctc", "ctc-2020"]
     assert family.expected_minutes(options) == family.TEACHER_MINUTES + 3 * family.MINUTES
     options.minutes = 10
     assert family.expected_minutes(options) == 40
     family.Record(options).save()
     with pytest.raises(UserError, match="was started with other settings"):
         family.Record(family.parse_arguments([str(tmp_path), "--output_dir=."]))
+
+
+def test_models_of_raw_data_get_only_the_vocabulary_of_the_teacher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = family.parse_arguments([str(tmp_path), "--output_dir=.", "--models", *family.RAW])
+    steps = {step.name: step.arguments for step in family.steps_of(options)}
+    for name in family.RAW:
+        assert "--tokenizer.path=teacher" in steps[name]
+        assert not any(argument.startswith(("--data.distilled", "--training.encoder_from")) for argument in steps[name])
+    assert "--distilled" not in steps["decoding"]
 
 
 def test_history_has_in_bold_the_words_whose_tokens_are_all_committed() -> None:

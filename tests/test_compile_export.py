@@ -12,6 +12,7 @@ from tests.batches import FLOAT32, assert_equal_at_tokens, masked_batch, source_
 from tests.models import tiny_model
 from vaswani_transformer.layers import Dropout, without_cudnn
 
+SHALLOW: dict[str, Any] = {"encoder_layers": 1, "decoder_layers": 1}  # layers are traced one by one
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")]
 
 
@@ -22,7 +23,7 @@ def fresh_compiler() -> None:
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_evaluation_with_learned_positions_compiles_as_one_graph(attention: str) -> None:
-    model = tiny_model(attn_implementation=attention, position_embedding="learned").requires_grad_(False)
+    model = tiny_model(**SHALLOW, attn_implementation=attention, position_embedding="learned").requires_grad_(False)
     compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=True)
     for lengths in ([5, 3], [6, 2]), ([4, 9, 1], [3, 3, 7]):
         batch = masked_batch(*lengths)
@@ -35,7 +36,7 @@ def test_training_step_compiles_as_one_graph_without_cudnn(monkeypatch: pytest.M
     gpu = torch.device("cuda")
     batch = source_batch([5, 3, 4], labels=targets(6, 2, 5), num_items_in_batch=torch.tensor(30))
     monkeypatch.setattr("vaswani_transformer.layers.without_cudnn", lambda device: without_cudnn(gpu))
-    model, results = tiny_model(dropout=0.0, attn_implementation="sdpa").train(), []
+    model, results = tiny_model(**SHALLOW, dropout=0.0, attn_implementation="sdpa").train(), []
     for forward in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
         outputs = forward(**batch)
         assert outputs.logits is None
@@ -47,7 +48,7 @@ def test_training_step_compiles_as_one_graph_without_cudnn(monkeypatch: pytest.M
 def test_compiled_dropout_is_torch_s() -> None:
     batch, losses = source_batch([5, 3, 4], labels=targets(6, 2, 5)), []
     for compile_it in (False, True):
-        model = tiny_model(dropout=0.1, attention_dropout=0.1, activation_dropout=0.1).train()
+        model = tiny_model(**SHALLOW, dropout=0.1, attention_dropout=0.1, activation_dropout=0.1).train()
         forward = torch.compile(model, fullgraph=True, backend="aot_eager") if compile_it else model
         for module in model.modules():
             if isinstance(module, Dropout) and not compile_it:

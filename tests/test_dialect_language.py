@@ -26,6 +26,13 @@ def test_ctc_with_glancing_answers_in_one_dialect_in_one_pass() -> None:
     assert share > 0.5
 
 
+def test_dag_with_glancing_answers_in_one_dialect_in_one_pass() -> None:
+    """Each dialect has a path of its own."""
+    share = LANGUAGE.share_right(replace(LANGUAGE, steps=500).train_family("dag"))
+    print("share right:", share)
+    assert share > 0.5
+
+
 @pytest.mark.parametrize(("latent", "steps"), [("iterative_vae", 300), ("discrete", 500)])
 def test_iterative_vae_settles_on_a_dialect_from_layer_to_layer(latent: str, steps: int) -> None:
     """The first layer mixes the dialects as NAT does, and the last one settles on one; the bound is far below NAT's."""

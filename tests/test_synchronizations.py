@@ -127,14 +127,15 @@ def test_operation_that_the_host_waits_for_is_counted_once(name: str) -> None:
     assert waits == {kind: 1}
 
 
-# The loss waits for the number of tokens, except that of CTC; NAT, CTC and IterativeVAE check that labels are padded on
-# the right, which CMLM's collator does on the host; GLAT's glancing waits once for the number of real positions, and
-# IterativeVAE for the number of losses of all layers but the last.
+# The loss waits for the number of tokens, except that of CTC and DAG; they, NAT and IterativeVAE check that labels are
+# padded on the right, which CMLM's collator does on the host; GLAT's glancing waits once for the number of real
+# positions, and IterativeVAE for the number of losses of all layers but the last.
 STEPS = {
     "AR": {"nonzero": 1},
     "NAT": {"item": 1, "nonzero": 1},
     "GLAT": {"item": 1, "nonzero": 2},
     "CTC": {"item": 1},
+    "DAG": {"item": 1},
     "CMLM": {"nonzero": 1},
     "IterativeVAE": {"item": 1, "nonzero": 2},
 }
@@ -152,7 +153,7 @@ def test_training_step_waits_as_often_as_listed(name: str) -> None:
         inputs = batch_for(family, make_pairs(3, 99))
         settings |= {"latent_dropout": 0.0, "decoder_layers": 3} if name == "IterativeVAE" else {}
         model = make_model(family, TINY_CPU, **settings).train()
-        model.glancing_ratio = 0.5 if name in ("GLAT", "CTC") else 0.0
+        model.glancing_ratio = 0.5 if name in ("GLAT", "CTC", "DAG") else 0.0
         if name == "NAT":
             del inputs["glancing_draws"]
 
@@ -169,7 +170,7 @@ def test_training_step_waits_as_often_as_listed(name: str) -> None:
 
 
 # Of a call, once of them for scores that are NaN, and of each iteration of CMLM.
-NAR_SEARCHES = {"NAT": (5, 0), "CTC": (4, 0), "CMLM": (3, 2), "IterativeVAE": (7, 0)}
+NAR_SEARCHES = {"NAT": (5, 0), "CTC": (4, 0), "DAG": (4, 0), "CMLM": (3, 2), "IterativeVAE": (7, 0)}
 
 
 @pytest.mark.parametrize("name", NAR_SEARCHES)

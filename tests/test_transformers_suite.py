@@ -20,6 +20,8 @@ from vaswani_transformer import (
     VaswaniCmlmForConditionalGeneration,
     VaswaniCtcConfig,
     VaswaniCtcForConditionalGeneration,
+    VaswaniDagConfig,
+    VaswaniDagForConditionalGeneration,
     VaswaniFlowSeqConfig,
     VaswaniFlowSeqForConditionalGeneration,
     VaswaniIterativeVaeConfig,
@@ -108,6 +110,21 @@ class TestCtcSuite(Suite, unittest.TestCase):
         assert posterior.min().item() > -1e-5
         torch.testing.assert_close(posterior.sum(-1), torch.ones(posterior.shape[:2]))
         torch.testing.assert_close(posterior[..., [1, *range(4, 9)]].sum(-1), torch.ones(posterior.shape[:2]))
+
+
+class TestDagSuite(Suite, unittest.TestCase):
+    config = VaswaniDagConfig(**TINY, max_position_embeddings=50, upsampling=1)
+    all_model_classes = (VaswaniDagForConditionalGeneration,)
+
+    def test_encoder_decoder_loss_no_double_shift(self) -> None:
+        """The loss is a function of the logits, but not a cross-entropy: softmax minus gradient is a posterior."""
+        config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
+        labels = torch.arange(4, 9).repeat(len(inputs["input_ids"]), 1)
+        outputs = VaswaniDagForConditionalGeneration(config).eval()(**inputs, labels=labels)
+        (gradient,) = torch.autograd.grad(outputs.loss, outputs.logits)
+        torch.testing.assert_close(gradient.sum(-1), torch.zeros(gradient.shape[:2]))
+        words = gradient.clamp(max=0).sum() * labels.numel()  # a share of the posteriors, of 5 words in each row
+        assert -labels.numel() <= words.item() < 0
 
 
 class TestIterativeVaeSuite(Suite, unittest.TestCase):

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from transformers import AddedToken, PreTrainedConfig, PreTrainedTokenizerBase
 
 from training.machine import allowed_cores
-from training.recipe import FileData, Recipe
-from training.tasks import bleu_tokenizer
+from training.recipe import FileData, Recipe, bleu_tokenizer
 from training.texts import SIDES, draw_key, read_files, read_split
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.batching.pairs import ArrowRows
@@ -519,7 +518,7 @@ def tokenize(recipe: Recipe, pairs: DatasetDict, tokenizer: PreTrainedTokenizerB
         tokens["train"] = train.select(kept)
 
     # Lengths and targets that the model supports.
-    config = recipe.model_config(vocab_size=max(len(tokenizer), recipe.tokenizer.vocab_size))
+    config = recipe.model_config(vocab_size=2**31)  # of any vocabulary
     for split, rows in tokens.items():
         check_lengths(str(split), longer_sides(rows), recipe, config)
     return with_possible_targets(recipe, tokens)

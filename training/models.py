@@ -19,6 +19,8 @@ from vaswani_transformer.support.files import read_json
 from vaswani_transformer.support.models import load_model, load_tokenizer
 
 Model = TypeVar("Model", bound=ProjectedModel)
+RECIPE = "recipe.yaml"
+DATA = "data.json"
 
 ENCODER_SHAPE = (
     "d_model", "d_ff", "num_heads", "head_dim", "value_head_dim", "activation_function", "position_embedding",
@@ -143,8 +145,7 @@ def copy_weights(model: PreTrainedModel, trained: PreTrainedModel, field: str, o
             raise UserError(f"{field}: {name} has shape {got}, expected {tuple(weight.shape)}; {fix}")
 
 
-RECIPE = "recipe.yaml"
-DATA = "data.json"
+# The pairs that a model was trained on
 
 
 def run_of(model: str) -> Path:

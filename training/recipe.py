@@ -44,6 +44,11 @@ ROLE = re.compile("^(source|target|src|tgt|trg|text|sentence|translation|referen
 CODE = re.compile("([A-Za-z]{2,3})([-_]([A-Za-z]{2}|[A-Z][a-z]{3}|hans|hant|[0-9]{3}))*")
 LONG_CODES = {code[:3] for code in FAIRSEQ_LANGUAGE_CODES} | {"cmn"}  # others of three letters may be words
 OTHER_CODES = {"jp": "ja", "cn": "zh", "kr": "ko"}  # codes of countries that are used for languages
+# BLEU's tokenizers for languages without spaces between words.
+UNSPACED = {
+    **dict.fromkeys(("zh", "zho", "cmn", "yue"), "zh"),
+    **dict.fromkeys(("ja", "jpn", "th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bo", "bod"), "char"),
+}
 
 
 @dataclass(frozen=True)
@@ -152,6 +157,11 @@ def language_code(language: str | None, column: str) -> str | None:
     match = CODE.fullmatch(name)
     code = match[1].lower() if match else ""
     return OTHER_CODES.get(code, code) if len(code) == 2 or code in LONG_CODES else None
+
+
+def bleu_tokenizer(name: str, language: str | None) -> str:
+    """Return sacreBLEU's tokenizer that `score.tokenize` names; auto is that of the target language's code."""
+    return UNSPACED.get(language or "", "13a") if name == "auto" else name
 
 
 @dataclass(frozen=True)
@@ -400,6 +410,8 @@ def to_dict(recipe: Recipe) -> dict[str, Any]:
     del tree["output_dir"]
     return tree
 
+
+# Reading
 
 RECIPES = Path(__file__).parent / "recipes"
 FILE_KINDS = ("json", "csv", "parquet", "text", "trees")

@@ -143,7 +143,7 @@ def likelihood_and_speed(evaluator: Evaluator, results: list[PairResult]) -> dic
 
     The likelihood's keys are `loss` and `perplexity`; for a model that predicts a length it is `nll_at_gold_length`,
     the mean negative log-likelihood per token at the reference's length, which is not comparable with a perplexity.
-    References that a CTC model cannot produce are counted in `impossible_targets`, and not in the likelihood.
+    References that a CTC or DAG model cannot produce are counted in `impossible_targets`, and not in the likelihood.
     """
     translator: Any = evaluator.translator
     scores = mean_sums(results, has_likelihood(translator.model))

@@ -18,7 +18,7 @@ from sacrebleu.metrics.bleu import BLEUScore
 from sacrebleu.significance import PairedTest
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from training.recipe import Recipe
+from training.recipe import Recipe, bleu_tokenizer
 from vaswani_transformer.parsing import BracketScores, delinearize, score_trees
 from vaswani_transformer.parsing.constraint import tree_constraint
 from vaswani_transformer.parsing.linear import place_count
@@ -163,6 +163,8 @@ def words_and_bigrams(texts: list[str]) -> tuple[list[str], list[tuple[str, str]
     return words, bigrams
 
 
+# A language model
+
 BEGIN = "<s>"
 END = "</s>"
 UNKNOWN = "<unk>"
@@ -245,17 +247,9 @@ def lm_scores(training_targets: list[str], predictions: list[str], references: l
     }
 
 
-# Tokenizers for languages without spaces between words.
-UNSPACED = {
-    **dict.fromkeys(("zh", "zho", "cmn", "yue"), "zh"),
-    **dict.fromkeys(("ja", "jpn", "th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bo", "bod"), "char"),
-}
+# Tasks
+
 SPLIT_AT_SPACES = ("13a", "intl", "none")  # sacreBLEU tokenizers for languages that Moses tokenizes too
-
-
-def bleu_tokenizer(name: str, language: str | None) -> str:
-    """Return sacreBLEU's tokenizer that `score.tokenize` names; auto is that of the target language's code."""
-    return UNSPACED.get(language or "", "13a") if name == "auto" else name
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from vaswani_transformer.parsing import linear, trees
 from vaswani_transformer.parsing.linear import linearize
 from vaswani_transformer.parsing.trees import ROOT, Tree, evaluation_tree, read_trees
 from vaswani_transformer.support.command import UserError, one_line
-from vaswani_transformer.support.files import atomic_folder, sha256_of, write_errors
+from vaswani_transformer.support.files import atomic_folder, write_errors
 
 logger = logging.getLogger(__name__)
 SIDES = ("source", "target")
@@ -405,7 +405,10 @@ def tree_files(folder: Path, names: str) -> list[Path]:
 def read_files(data: FileData, field: str, kind: str, paths: list[Path]) -> Dataset:
     """Read the pairs of files of a kind; those of kind text are a file per language."""
     with read_errors(field, kind):
-        digests = list(map(sha256_of, paths))
+        digests = []
+        for path in paths:
+            with path.open("rb") as file:
+                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
         delimiters = [find_delimiter(path, data) for path in paths] if kind == "csv" else []
     if kind == "text":
         rows = text_rows(paths)
@@ -465,7 +468,10 @@ def read_hub(data: HubData, field: str, name: str) -> Dataset:
                     problem = f"the card of {data.path} sets the options of its reader; got {value!r} beside"
                     raise UserError(f"data.{one}: {problem} {', '.join(options)}. Leave data.{one} out.")
             paths = DownloadManager().download_and_extract(list(files[name]))
-            content = [options, *map(sha256_of, paths)]
+            content: list[object] = [options]
+            for path in paths:
+                with open(path, "rb") as file:
+                    content.append(hashlib.file_digest(file, "sha256").hexdigest())
             with warnings.catch_warnings():
                 warnings.filterwarnings("error", "Length of header or names")  # cells would be left out
                 return load_once(data, field, kind, content, csv_rows_of_card(paths, builder.config, data.columns))

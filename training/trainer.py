@@ -182,6 +182,9 @@ class PaperTrainer(Seq2SeqTrainer):
     log_parts: dict[str, str] = {}
     """Logged values of the model's output besides the loss: name in the output, and name in the log."""
 
+    sentence_statistics: Any = None
+    """The family's method for further `Statistics` of evaluations."""
+
     training: Any  # the family's fields of the recipe's group `training`
     model: Any  # the family's model
     processing_class: PreTrainedTokenizerBase
@@ -192,8 +195,8 @@ class PaperTrainer(Seq2SeqTrainer):
         self.data = data
         self.run = run
         self.task = make_task(recipe)
-        self.constraint = self.task.constraint(model, data.tokenizer)
         self.search = recipe.generation_config(model.config, data.tokenizer, in_evaluations=True)
+        self.constraint = self.task.constraint(model, data.tokenizer)
         tokens: Any = data.tokens
         super().__init__(
             model=model,
@@ -545,10 +548,6 @@ class PaperTrainer(Seq2SeqTrainer):
         size = self.training.evaluation_batch_size
         budgets = (size * self.recipe.data.max_length, size)
         return batches_in_order(order, longest, np.ones_like(longest), budgets)
-
-    def sentence_statistics(self, logits: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return further statistics of a model family by name, summed over each target's tokens (B,)."""
-        return {}
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: object) -> bool:
         """Remember the step of the best evaluation, whose checkpoint is kept."""

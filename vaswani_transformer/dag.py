@@ -10,7 +10,7 @@ stands for `</s>`. The probability of a target is the sum over its paths of all 
 al. also predict `<s>` and `</s>` at these two vertices, which are on every path.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -245,10 +245,8 @@ class Paths(NamedTuple):
 
         On each path the words have the smoothed loss of an autoregressive model.
         """
-        if transitions is None:
-            raise ValueError("transitions: a graph needs them; got None, expected a tensor.")
         scores = (1 - smoothing) * chosen + smoothing * uniform[..., None]
-        log_p, words, used = path_posteriors(transitions, scores, self.counts[rows], self.last[rows])
+        log_p, words, used = path_posteriors(cast(Tensor, transitions), scores, self.counts[rows], self.last[rows])
         return -log_p, words, used
 
 

@@ -380,12 +380,12 @@ class SlotHead(NarHead):
         return Words(tokens, words.counts, words.has_target)
 
     def slot_logits(self, states: Tensor, mask: Tensor, tokens: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield the logits (N, U, V) of chunks of sentences, their largest (N, U), and those (N, U, A) of `tokens`.
+        """Yield the logits (N, U, V) of chunks of sentences, the most likely tokens (N, U), and the logits of `tokens`.
 
         Args:
             states: (k B, U, d_model).
             mask: (k B, U).
-            tokens: (k B, A), tokens of each row.
+            tokens: (k B, A), the tokens whose logits (N, U, A) are yielded for each slot of a row.
         """
         size = max(1, chunk_size(mask.device) // mask.shape[1])
         for states_of_chunk, tokens_of_chunk in zip(states.split(size), tokens.split(size), strict=True):

@@ -13,7 +13,7 @@ class Float64Positions(nn.Module):
         super().__init__()
         self.d_model = d_model
 
-    def forward(self, positions: Tensor, max_position: Tensor | None = None) -> Tensor:
+    def forward(self, positions: Tensor, max_position: int | None = None) -> Tensor:
         """Return the encodings (B or 1, S, d_model) of positions (B or 1, S)."""
         frequencies = 10000 ** -(torch.arange(0, self.d_model, 2, dtype=torch.float64) / self.d_model)
         angles = positions[..., None] * frequencies  # (B or 1, S, d_model / 2)

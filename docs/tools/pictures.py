@@ -216,19 +216,20 @@ def draw_graph() -> Diagram:
     drawing = Diagram("graph", "A graph of words with the paths of two translations", 780, 300)
     drawing.text(390, 24, "“the house is red”: the decoder predicts all vertices and transitions at once", size=15)
     followed, other = PATHS
-    places = {}
+    places, width = {}, 54
     for vertex in range(len(VERTICES)):
         y = 130 if vertex in followed and vertex in other else 75 if vertex in followed else 185
-        places[vertex] = (14 + 76 * vertex, y)
+        places[vertex] = (12 + 78 * vertex, y)
     for (start, end), probability in EDGES.items():
         (x, y), (x_end, y_end) = places[start], places[end]
-        is_followed = (start, end) in pairwise(followed)
-        color = BLUE if is_followed else GRAY
-        drawing.arrow((x + 62, y + 17), (x_end - 1, y_end + 17), color=color, width=0.8 + 2 * probability)
+        color = BLUE if (start, end) in pairwise(followed) else GRAY
+        drawing.arrow((x + width, y + 17), (x_end - 1, y_end + 17), color=color, width=0.8 + 2 * probability)
         if probability < 1:
-            drawing.text((x + 62 + x_end) / 2, (y + y_end) / 2 + 11, f"{probability:.0%}", color=color, size=12)
+            above = (0, -6 if y < 130 else 50) if y == y_end else (18, 14)
+            middle = (x + width + x_end) / 2 + above[0], (y + y_end) / 2 + above[1]
+            drawing.text(*middle, f"{probability:.0%}", color=color, size=12)
     for vertex, word in enumerate(VERTICES):
-        drawing.box(*places[vertex], 62, 34, word, CHOICE if vertex in followed else ENCODER)
+        drawing.box(*places[vertex], width, 34, word, CHOICE if vertex in followed else ENCODER)
     drawing.text(390, 256, "Blue: the path with the best next transition times word, “das Haus ist rot”.", size=13)
     drawing.text(390, 276, "“rot ist das Haus” has a path of its own, so the two do not mix.", size=13)
     return drawing

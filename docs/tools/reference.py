@@ -107,7 +107,7 @@ Import these from `vaswani_transformer`, and those with a module before their na
 `vaswani_transformer.parsing`. Importing the package registers its classes with Transformers' Auto classes.
 [Fields](fields.md) has the types and defaults of every configuration. `generate()` has the settings of
 [the paper's search](translate.md#the-papers-search), and in
-[non-autoregressive models](non-autoregressive.md#settings-of-generate) their own.
+[non-autoregressive models](#settings-of-generate) their own.
 
 In Python, `help()` also lists the errors that a function raises.
 """
@@ -128,7 +128,7 @@ CONFIGURATION = """
 
 The fields of `config.json`, without those that all of Transformers' configurations have.
 """
-ADAPTERS = FOLDER / "tools" / "adapters.md"  # written by hand
+TABLES = FOLDER / "tools" / "api-tables.md"  # written by hand
 RESULTS = FOLDER / "tools" / "results-json.md"  # written by hand
 CONFIGURATIONS = [name for names in SECTIONS.values() for name in names if name.endswith("Config")]
 FURTHER = "These, and those of `VaswaniTransformerConfig`:\n\n"
@@ -352,7 +352,7 @@ def api_page() -> str:
                 page.append(api_entry("###", name, owner, called))
             for member in members:
                 page.append(member_entry(f"{name}.{member}", getattr(owner, member), shown))
-    return "".join([*page, "\n", ADAPTERS.read_text(encoding="utf-8")])
+    return "".join([*page, "\n", TABLES.read_text(encoding="utf-8")])
 
 
 def fields_page() -> str:

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers.activations import ACT2FN
 
+from bench.measuring import sources_of
 from tests import ROOT
 from tests.batches import FLOAT32, random_tokens
 from tests.browsers import node_program
@@ -438,16 +439,18 @@ def check_targets(
     options = {"beams": beams, "returned": returned}
     if prefix := settings.pop("prefix", []):
         start = model.config.target_start_token_id
-        settings["decoder_input_ids"] = torch.tensor([[start, *prefix]])
+        settings["decoder_input_ids"] = torch.tensor(len(sources) * [[start, *prefix]])
         options["prefix"] = prefix
     if suppressed := settings.get("suppress_tokens"):
         options["suppressed"] = suppressed
     translated = node("translate", folder=folder, sources=sources, options=options)
-    for source, targets in zip(sources, translated, strict=True):
-        output = model.generate(torch.tensor([source]), num_return_sequences=returned, **settings, **WITH_SCORES)
-        scores = output.sequences_scores.tolist()
+    output = model.generate(**sources_of(sources), num_return_sequences=returned, **settings, **WITH_SCORES)
+    rows = output.sequences.unflatten(0, (-1, returned)).tolist()
+    for targets, sequences, scores in zip(
+        translated, rows, output.sequences_scores.unflatten(0, (-1, returned)).tolist(), strict=True
+    ):
         assert [target["score"] for target in targets] == pytest.approx(scores, abs=1e-4)
-        for rank, (target, row) in enumerate(zip(targets, output.sequences.tolist(), strict=True)):
+        for rank, (target, row) in enumerate(zip(targets, sequences, strict=True)):
             expected = row[1 + len(prefix) :][: len(target["tokens"])]
             gaps = [abs(scores[rank] - other) for index, other in enumerate(scores) if index != rank]
             assert target["tokens"] == expected or min(gaps, default=0) < 1e-4

@@ -36,8 +36,8 @@ def numbers(model: Any, tokenizer: PreTrainedTokenizerBase, pairs: dict[str, str
     """Return what the model computes for sources and their targets, in evaluation mode.
 
     These are the labels (B, T) with -100 at padding, the logits (B, T, V) and the loss, where the model predicts
-    lengths their logits, where it has slots their mask, and where it has a posterior the divergence of its mean from
-    the prior in training mode.
+    lengths their logits, where it has slots their mask, where it has transitions the scores (B, T) of the tokens that
+    it generates, and where it has a posterior the divergence of its mean from the prior in training mode.
     """
     batch = tokenizer(list(pairs), text_target=list(pairs.values()), padding=True, return_tensors="pt")
     batch["labels"] = batch["labels"].masked_fill(batch["labels"] == tokenizer.pad_token_id, -100)
@@ -48,6 +48,9 @@ def numbers(model: Any, tokenizer: PreTrainedTokenizerBase, pairs: dict[str, str
     if hasattr(model, "slot_mask"):
         source = model.read_source(outputs.encoder_last_hidden_state, batch["attention_mask"])
         computed["is_slot"] = model.slot_mask(source).bool()
+    if hasattr(model, "transitions"):
+        source = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        computed["token_scores"] = model.generate(**source, return_dict_in_generate=True).token_scores
     if hasattr(model, "posterior"):
         shape = batch["labels"].shape
         draws = {"word_draws": torch.ones(shape), "latent_noise": torch.zeros(*shape, model.config.d_model)}

@@ -43,6 +43,9 @@ TINY: dict[str, Any] = {
 }
 
 
+SHORT = "--decoding.max_source_relative_length=2"  # a model that has learned little goes on to the usual limit of 50
+
+
 class FinishedRun(NamedTuple):
     """The arguments of a run, its folder and its results."""
 
@@ -60,12 +63,13 @@ def make_arguments(folder: Path, **texts: Sequence[str]) -> list[str]:
     recipe = folder / "own.yaml"
     files = {split: f"{split}.jsonl" for split in SPLITS}
     recipe.write_text(yaml.safe_dump({"name": "own", "data": {"kind": "json", "path": str(data)} | files} | TINY))
-    return [str(recipe), "--training.warmup_steps=10"]
+    return [str(recipe), "--training.warmup_steps=10", SHORT]
 
 
 def last_of_each(*arguments: str) -> list[str]:
-    """Return arguments of which a later one overrides an earlier one of its field."""
-    return list({argument.partition("=")[0]: argument for argument in arguments}.values())
+    """Return arguments of which a later one overrides an earlier one of its field; only one kind has SHORT."""
+    fields = {argument.partition("=")[0]: argument for argument in arguments}
+    return [argument for argument in fields.values() if argument != SHORT or "--model.kind" not in fields]
 
 
 def recipe_in(arguments: list[str], folder: Path, *more: str) -> Recipe:
@@ -104,7 +108,7 @@ def start(
     change: str | None = None,
 ) -> ForkedCommand:
     """Start the command, another module or a changed run with its arguments, in one process or as launched."""
-    arguments = [*arguments, f"--output_dir={folder}", *more]
+    arguments = last_of_each(*arguments, *more, f"--output_dir={folder}")
     if change is not None:
         module, arguments = "tests.training.changed_run", [change, *arguments]
     return ForkedCommand(module, arguments, launch=launch)

@@ -61,7 +61,7 @@ WITHOUT_LENGTH = ("CTC", "DAG")
 def given(arguments: list[str], family: str) -> list[str]:
     """Return the arguments of a run of nine steps; RAdam has no warm-up."""
     arguments = arguments[:1] if family == "GLAT" else arguments
-    return [*arguments, *SETTINGS[family], "--training.steps=9"]
+    return runs.last_of_each(*arguments, *SETTINGS[family], "--training.steps=9")
 
 
 @pytest.fixture(scope="module")

@@ -510,14 +510,14 @@ def test_run_on_a_small_file_system_ends_with_one_line_and_resumes(arguments: li
     if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("this user may not mount a file system")
     try:
-        settings = [*arguments, "--training.steps=12", "--training.checkpoint_steps=1", f"--output_dir={disk / 'run'}"]
-        command = [sys.executable, "-m", "training.train", *settings]
-        full = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        assert full.returncode == 2, full.stderr
-        assert "Traceback" not in full.stderr
-        assert full.stderr.endswith("; make room, and the same command resumes the run.\n")
+        settings = [*arguments, "--training.steps=12", "--training.checkpoint_steps=1"]
+        full = runs.start(settings, disk / "run")
+        _, errors = full.communicate(timeout=300)
+        assert full.returncode == 2, errors
+        assert "Traceback" not in errors
+        assert errors.endswith("; make room, and the same command resumes the run.\n")
         subprocess.run(["mount", "-o", "remount,size=9m", str(disk)], check=True)
-        subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+        runs.run_to_end(settings, disk / "run")
         assert runs.results_in(disk / "run")["steps"] == 12
     finally:
         subprocess.run(["umount", str(disk)], check=True)

@@ -18,6 +18,7 @@ from tests.batches import FLOAT32
 from tests.models import (
     FAMILY,
     LENGTH_FAMILY,
+    SLOT_FAMILY,
     SOURCES,
     TARGETS,
     WITH_SCORES,
@@ -175,7 +176,7 @@ def test_search_of_a_record_is_the_complete_search(name: str) -> None:
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_model_that_saves_no_limit_has_targets_of_more_than_twenty_tokens(name: str, trained: bool) -> None:
-    """An autoregressive model has the paper's limit, a CTC model that of its slots, and the others predict a length."""
+    """An autoregressive model has the paper's limit, models with slots that of these, and others predict a length."""
     model, tokenizer = family(name)
     model.generation_config = model.config.make_generation_config()
     if trained:  # Seq2SeqTrainer writes Transformers' defaults into it, a max_length of 20 among them
@@ -183,13 +184,17 @@ def test_model_that_saves_no_limit_has_targets_of_more_than_twenty_tokens(name: 
         model.generation_config.update(**defaults, defaults_only=True)
     settings: dict[str, Any] = {"suppress_tokens": [tokenizer.eos_token_id]}
     expected = len(tokenizer("hello world")["input_ids"]) + 50
-    if name == "ctc":
-        source = len(tokenizer("hello world")["input_ids"])
-        settings, expected = {}, 12 * source + 1
+    if name in SLOT_FAMILY:
+        slots = 12 * len(tokenizer("hello world")["input_ids"])
+        settings, expected = {}, slots + 1
         model.config.upsampling = 12
-        words = torch.arange(expected - 1) % 2 + 70
+        words = torch.arange(slots) % 2 + 70
         model.most_likely_words = lambda states, *_: (words.expand(len(states), -1), states.new_zeros(states.shape[:2]))
-    elif name in FAMILY:
+    if name == "dag":  # its path visits all vertices, of which the first has no word and the last has </s>
+        expected = slots - 1
+        is_next = torch.eye(slots).roll(1, dims=1)
+        model.transitions.forward = lambda states, mask: is_next.log().expand(len(states), -1, -1)
+    if name in LENGTH_FAMILY:
         settings, expected = {}, 30
         model.best_lengths = lambda source, beam: torch.full((len(source.lengths), beam), expected)
     (translation,) = translate(model, tokenizer, ["hello world"], **settings)

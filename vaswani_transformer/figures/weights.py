@@ -70,7 +70,7 @@ class AttentionMaps:
 class Pass(NamedTuple):
     """One pass of a model: T input and predicted tokens, N weights (1, H, Q, K) of each of `STACKS`, and the target.
 
-    The predicted tokens of a CTC model are those of its slots, which collapse to the target.
+    The predicted tokens of a CTC or DAG model are those of its slots, of which the target is made.
     """
 
     inputs: list[int]

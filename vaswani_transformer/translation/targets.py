@@ -27,10 +27,10 @@ ESTIMATE_SAMPLES = 8  # of FlowSeq's latents
 class TargetScore:
     """Log-probabilities of the target of a pair, in nats.
 
-    log_probability: that of all tokens, and of the length where the model predicts one; -inf for a target that a CTC
-        model cannot produce.
+    log_probability: that of all tokens, and of the length where the model predicts one; -inf for a target that a
+        CTC or DAG model cannot produce.
     tokens: tokens of the target, including `</s>`.
-    token_log_probabilities: those of the tokens; None for CTC, which sums over alignments.
+    token_log_probabilities: those of the tokens; None for CTC and DAG, which sum over paths.
     length_log_probability: that of the target's length; None if the model predicts none.
     estimated_log_probability: FlowSeq's estimate of `log_probability` over all latents, by importance sampling; None
         for other models. FlowSeq's other fields are those of its most likely latents.
