@@ -4,6 +4,7 @@
 those of pytest, in the session `next` a requirement.
 """
 
+import os
 import re
 
 import nox
@@ -36,8 +37,9 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def slow(session: nox.Session) -> None:
-    """The tests that take more than a second."""
-    session.run(*TESTS, "-m", "slow", *session.posargs)
+    """The tests that take more than a second, many of which wait, so that there is a process more than cores."""
+    processes = (os.cpu_count() or 1) + 1
+    session.run(*TESTS, "-m", "slow", f"--numprocesses={processes}", *session.posargs)
 
 
 @nox.session(python=PYTHONS[0])

@@ -55,14 +55,14 @@ def tiny_config(**overrides: Any) -> VaswaniTransformerConfig:
 def tiny_model(**overrides: Any) -> VaswaniTransformerForConditionalGeneration:
     """Return a tiny model with random weights, in evaluation mode, the same at each call."""
     with torch.random.fork_rng():
-        torch.manual_seed(1)
+        torch.default_generator.manual_seed(1)
         return VaswaniTransformerForConditionalGeneration(tiny_config(**overrides)).eval()
 
 
 def tiny(model_class: Any, **fields: Any) -> Any:
     """Return a tiny random model in evaluation mode, with its flow started if it has one, the same at each call."""
     with torch.random.fork_rng():
-        torch.manual_seed(1)
+        torch.default_generator.manual_seed(1)
         model = model_class(model_class.config_class(**{**TINY, **fields})).eval()
         if model_class is VaswaniFlowSeqForConditionalGeneration:
             model.start_flow(random_tokens(3, 6), targets(6, 4, 1))
@@ -162,7 +162,7 @@ def memorizing_model(
     batch = tokenizer(list(pairs), text_target=list(pairs.values()), padding=True, return_tensors="pt")
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, betas=(0.9, 0.98), eps=1e-9)
     with torch.random.fork_rng():
-        torch.manual_seed(1)
+        torch.default_generator.manual_seed(1)
         for _ in range(steps):
             optimizer.zero_grad()
             model(**batch).loss.backward()

@@ -370,6 +370,7 @@ def test_model_of_the_comparison_has_a_valid_recipe(name: str, tmp_path: Path) -
     assert (scale, loaded.model["dropout"]) == (pytest.approx(0.7, rel=1e-3), 0.1)
 
 
+@pytest.mark.slow
 def test_gpu_command_needs_no_extra() -> None:
     absent = "".join(f"sys.modules[{name!r}] = None;" for name in ("datasets", "evaluate", "jsonargparse", "psutil"))
     subprocess.run([sys.executable, "-c", f"import sys; {absent} import bench.gpu_parts"], cwd=ROOT, check=True)

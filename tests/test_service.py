@@ -429,6 +429,9 @@ def test_unknown_words_are_named_once() -> None:
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     sentence = "hello brave world"
     assert SERVICE["unknown_words"](sentence, tokenizer.encode(sentence)) == ["brave", "world"]
+    bytes_of_words = model_of_pairs()[1].backend_tokenizer
+    sentence = "the cat \u5c71 is n\u00e4ive"
+    assert SERVICE["unknown_words"](sentence, bytes_of_words.encode(sentence)) == ["\u5c71", "n\u00e4ive"]
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, make_dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NoReturn, get_args, get_type_hints
@@ -517,12 +518,18 @@ def kinds_of(tree: Mapping[str, object], arguments: list[str]) -> dict[str, str]
 def recipe_parser(tree: Mapping[str, object], arguments: list[str]) -> RecipeParser:
     """Return a parser for the fields of a recipe's kinds of data, model and optimizer."""
     kinds = kinds_of(tree, arguments)
-    family = FAMILIES[kinds["model.kind"]]
+    return parser_of(
+        DATA_KINDS[kinds["data.kind"]], FAMILIES[kinds["model.kind"]], OPTIMIZERS[kinds["training.optimizer"]]
+    )
+
+
+@lru_cache
+def parser_of(data: type, family: Family, optimizer: type) -> RecipeParser:
+    """Return the parser for the fields of a kind of data, a family of models and an optimizer."""
     trained_by = family.recipe
-    optimizer = OPTIMIZERS[kinds["training.optimizer"]]
     training = make_dataclass("Training", (), bases=(trained_by.training, optimizer), frozen=True)
     training.__doc__ = trained_by.training.__doc__
-    groups = {"data": DATA_KINDS[kinds["data.kind"]], "training": training, "decoding": trained_by.decoding}
+    groups = {"data": data, "training": training, "decoding": trained_by.decoding}
     fields = [(name, group, field(default_factory=group)) for name, group in groups.items()]
     recipe = make_dataclass("Recipe", fields, bases=(Recipe,), frozen=True)
     recipe.__doc__ = Recipe.__doc__
@@ -604,6 +611,7 @@ def load_recipe(path: str | Path, arguments: list[str], command_options: Iterabl
 def recipe_of(tree: dict[str, object]) -> Recipe:
     """Return the recipe in a nested dictionary; inverse of `to_dict`."""
     parser = recipe_parser(tree, [])
+    parser.command_options = ()
     return checked(parser, parser.parse_object(tree))
 
 

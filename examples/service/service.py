@@ -7,9 +7,9 @@ A folder that `vaswani-convert ctranslate2` wrote runs in CTranslate2, without t
     GET /health  ->  {"status": "ok", "model": "FOLDER", "open_requests": 0, "answered": 7, "cut": 0, "refused": 0}
 
 A translation keeps the lines of its text. `cut` lists the sentences of which only the first tokens were translated,
-`unfinished` those whose translation reached the length limit or ends in a loop, and `unknown_words` the words that the
-vocabulary lacks. `/health` counts the answers, those that list a cut sentence, and requests refused with 503. Work for
-a client that hangs up ends with its batch.
+`unfinished` those whose translation reached the length limit or ends in a loop, and `unknown_words` the words with
+characters that the vocabulary lacks. `/health` counts the answers, those that list a cut sentence, and requests refused
+with 503. Work for a client that hangs up ends with its batch.
 
 Size, time and memory of a request are limited. A refused request gets {"error": "..."}, with status 400 (malformed),
 408 (sent too slowly), 413 (too long) or 503 (too many requests, out of time, or stopping).
@@ -24,6 +24,7 @@ import os
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,7 @@ EXTRA_TOKENS = 50  # of a translation beyond its source, as in the paper
 BYTES = 12  # of a character in JSON at most: two \uXXXX
 OTHER_BYTES = 1024  # of the JSON around the text
 AGAIN = {"Retry-After": "1"}  # seconds
+WORD_START = "\u2581"  # the mark before a word, whose place is that of the character before it
 EXPECTED = 'expected {"text": "..."}, or a list of texts'
 
 
@@ -125,9 +127,13 @@ class CTranslate2Engine:
 
 
 def unknown_words(sentence: str, encoding: Any) -> list[str]:
-    """Return the words with an unknown token."""
-    unknown = (position for position, token in enumerate(encoding.tokens) if token == "<unk>")
-    words = dict.fromkeys(encoding.token_to_word(position) for position in unknown)
+    """Return the words with an unknown token, or with a character that the vocabulary spells by its bytes."""
+    pieces = [(token, end) for token, (_, end) in zip(encoding.tokens, encoding.offsets, strict=True)]
+    counts = Counter(end for token, end in pieces if token != WORD_START)
+    words = {}
+    for position, (token, end) in enumerate(pieces):
+        if token == "<unk>" or 1 < counts[end] == len(sentence[end - 1 : end].encode()):
+            words[encoding.token_to_word(position)] = True
     return [sentence[slice(*encoding.word_to_chars(word))].strip() for word in words]
 
 

@@ -159,7 +159,7 @@ def test_finished_run_with_more_steps_equals_one_that_began_with_them(arguments:
         (["--training.average_last=3", "--training.checkpoint_steps=2"], 8),
         (["--training.patience=3"], 5),
         (["--training.keep_checkpoints=1"], 4),
-        (["--model.kind=flowseq", "--training.decoder_steps=5"], 7),
+        (["--model.kind=flowseq", "--model.flow_steps=1", "--training.decoder_steps=5"], 7),
     ],
 )
 def test_end_of_a_run_that_is_extended_counts_for_no_mean_best_checkpoint_or_patience(

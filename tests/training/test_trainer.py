@@ -247,7 +247,12 @@ def test_mean_is_the_final_model_of_a_run_that_has_lost_its_best_checkpoint(
 def test_weights_before_the_flow_starts_are_not_averaged_with_later_ones(
     arguments: list[str], tmp_path: Path, last: int, averaged: list[int]
 ) -> None:
-    settings = ["--model.kind=flowseq", "--training.decoder_steps=4", "--training.average_last=9"]
+    settings = [
+        "--model.kind=flowseq",
+        "--model.flow_steps=1",
+        "--training.decoder_steps=4",
+        "--training.average_last=9",
+    ]
     trainer = runs.trainer_in([*arguments, *settings], tmp_path / "run")
     saved_steps(trainer, *(step for step in (3, 4, 5, 9, 11) if step <= last))
     assert trainer.save_final_model() == averaged
@@ -308,7 +313,7 @@ def test_score_that_is_not_a_number_is_never_the_best(arguments: list[str], tmp_
 
 
 def test_evaluation_before_the_flow_starts_is_never_the_best(arguments: list[str], tmp_path: Path) -> None:
-    settings = ["--model.kind=flowseq", "--training.decoder_steps=4", "--training.patience=1"]
+    settings = ["--model.kind=flowseq", "--model.flow_steps=1", "--training.decoder_steps=4", "--training.patience=1"]
     trainer = runs.trainer_in([*arguments, *settings], tmp_path / "run")
     for step, bleu in [(2, 8.0), (4, 7.0), (6, 5.0)]:
         evaluate(trainer, step, bleu, 5.0)

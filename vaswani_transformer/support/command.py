@@ -83,7 +83,7 @@ class CommandParser(argparse.ArgumentParser):
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
         options = re.findall(r"--([\w-]+)", self.format_usage())
         hint = did_you_mean(unknown[1], options) if unknown else "."
-        self.exit(2, f"{self.prog}: {message}{hint} --help lists the options.\n")
+        self.exit(2, f"{self.prog}: {message.removesuffix('.')}{hint} --help lists the options.\n")
 
 
 def did_you_mean(unknown: str, names: Iterable[str]) -> str:
