@@ -40,7 +40,7 @@ FAST = ["--training.learning_rate_scale=0.7", "--model.dropout=0.1"]
 GLANCING = "--training.glancing=[0.5, 0.3]"
 DISCRETE = ["--model.latent=discrete", "--model.label_smoothing=0"]
 FEW_STEPS = [  # half as many as the recipe: the same peak of the learning rate, earlier, and as many checkpoints
-    *("--training.warmup_steps=500", "--training.learning_rate_scale=0.5", "--training.checkpoint_steps=100"),
+    *("--training.warmup_steps=500", "--training.learning_rate_scale=0.495", "--training.checkpoint_steps=100"),
 ]
 WITHOUT_LATENT = ["--model.latent=discrete", "--model.hint=false"]
 MODELS: dict[str, tuple[str, list[str]]] = {  # the recipe of each model, and what its run changes besides its steps
@@ -54,11 +54,11 @@ MODELS: dict[str, tuple[str, list[str]]] = {  # the recipe of each model, and wh
     "ctc": ("multi30k-ctc", ["--training.glancing=null"]),
     "ctc-glat": ("multi30k-ctc", []),
     "flowseq": ("multi30k-flowseq", FAST),
-    "autoregressive-raw": ("multi30k-teacher", []),
+    "autoregressive-raw": ("multi30k-teacher", FAST),
     "ctc-raw": ("multi30k-ctc", []),
     "dag": ("multi30k-dag", FEW_STEPS),
 }
-"""The recipes of CTC, DAG and IterativeVAE have FAST's values; all but autoregressive-raw have the same dropout."""
+"""The recipes of CTC, DAG and IterativeVAE have FAST's values; all models have the same peak rate and dropout."""
 RAW = ("autoregressive-raw", "ctc-raw", "dag")
 """Models that learn the references themselves, and get only the vocabulary from the teacher."""
 STEPS = {

@@ -20,7 +20,6 @@ from tests.commands import run_main
 from tests.models import load_tokenizer, tiny_iterative_vae
 from tests.training import runs
 from training.families import CTC, DAG, FlowTrainer, LatentTrainer
-from training.recipe import load_recipe
 from training.train import main
 from vaswani_transformer.registration import FAMILIES
 from vaswani_transformer.support.models import eval_mode
@@ -204,9 +203,9 @@ def test_rate_of_a_schedule_depends_on_the_step_alone(
 # The slots of CTC and the vertices of DAG
 
 
-def test_pair_fits_if_its_words_and_repetitions_fit_into_the_slots(arguments: list[str]) -> None:
+def test_pair_fits_if_its_words_and_repetitions_fit_into_the_slots(arguments: list[str], tmp_path: Path) -> None:
     """The end token needs no slot, and a repetition within a target needs a blank; a pair's end and start do not."""
-    recipe = load_recipe(arguments[0], [*arguments[1:], "--model.kind=ctc"])
+    recipe = runs.recipe_in(arguments, tmp_path, "--model.kind=ctc")
     sources = [[5, 2], [5, 2], [5, 2], [5, 2], [2]]
     labels = [[7, 8, 9, 7, 2], [7, 8, 9, 7, 8, 2], [7, 7, 8, 2], [7, 7, 8, 8, 2], [2]]
     pairs = Dataset.from_dict({"input_ids": sources, "labels": labels})
@@ -217,8 +216,8 @@ def test_pair_fits_if_its_words_and_repetitions_fit_into_the_slots(arguments: li
     assert fits(replace(recipe, model={"kind": "ctc", "upsampling": 3}), pairs).all()
 
 
-def test_pair_fits_if_its_words_fit_between_the_first_and_the_last_vertex(arguments: list[str]) -> None:
-    recipe = load_recipe(arguments[0], [*arguments[1:], "--model.kind=dag", "--model.upsampling=2"])
+def test_pair_fits_if_its_words_fit_between_the_first_and_the_last_vertex(arguments: list[str], tmp_path: Path) -> None:
+    recipe = runs.recipe_in(arguments, tmp_path, "--model.kind=dag", "--model.upsampling=2")
     pairs = Dataset.from_dict({"input_ids": [[5, 2], [5, 2], [2]], "labels": [[7, 7, 2], [7, 7, 7, 2], [2]]})
     assert DAG.fits is not None
     assert DAG.fits(recipe, pairs).tolist() == [True, False, True]
