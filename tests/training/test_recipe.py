@@ -122,7 +122,7 @@ def test_gpu_that_only_emulates_bf16_trains_in_fp32(has_instructions: bool, monk
         ("data: [", r"own\.yaml: cannot be read as YAML \(while parsing"),
         ("[1, 2]", r"own\.yaml: a recipe is a mapping of keys to values; got list"),
         ("data: {kind: xml}", r"data\.kind: got 'xml', expected one of json, csv, parquet"),
-        ("model: {kind: lstm}", r"model\.kind: got 'lstm', expected one of autoregressive, nat, ctc, dag"),
+        ("model: {kind: lstm}", r"model\.kind: got 'lstm', expected one of autoregressive, nat, ctc, dag, cmlm"),
         ("data: {kind: json}", r"data\.path: the recipe 'run' needs the folder of its data; give --data\.path="),
         (
             "data: {path: x}\nmodel: # all fields are comments",
