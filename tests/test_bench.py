@@ -367,7 +367,8 @@ def test_model_of_the_comparison_has_a_valid_recipe(name: str, tmp_path: Path) -
     assert (module, loaded.training.precision, loaded.training.steps) == ("training.train", "fp32", family.STEPS[name])
     # Equal care for all: the peak of the learning rate, which is that of 0.7 with 1,000 steps of warm-up, and dropout.
     scale = loaded.training.learning_rate_scale * (1000 / loaded.training.warmup_steps) ** 0.5
-    assert (scale, loaded.model["dropout"]) == (pytest.approx(0.7, rel=1e-3), 0.1)
+    dropout = 0.2 if name == "autoregressive-raw" else 0.1  # the teacher's, which learns the references too
+    assert (scale, loaded.model["dropout"]) == (pytest.approx(0.7, rel=1e-3), dropout)
 
 
 @pytest.mark.slow

@@ -226,7 +226,12 @@ def test_every_kind_of_model_has_a_first_sentence_and_a_tag(variant: str) -> Non
     training = GlancingTraining(glancing=(0.5, 0.3)) if variant == "glat" else family.recipe.training()
     recipe: dict[str, Any] = {"model": {"kind": kind}, "training": training, "decoding": family.recipe.decoding()}
     card = make_card(results_of(**recipe), REPOSITORY)
-    name = {"autoregressive": "original Transformer", "iterative_vae": "IterativeVAE", "flowseq": "FlowSeq"}
+    name = {
+        "autoregressive": "original Transformer",
+        "iterative_vae": "IterativeVAE",
+        "flowseq": "FlowSeq",
+        "dag": "(DA-",
+    }
     assert card.text.count(name.get(variant, f"({variant.upper()},")) == 1
     assert {variant.replace("_", "-"), family.model_class.config_class.model_type} <= set(card.data.get("tags"))
 
