@@ -20,6 +20,7 @@ from bench.sentence_counts import (
     translation_counts,
     write_counts,
 )
+from tests import ROOT
 from tests.commands import error_line, run_main, user_error
 from training.tasks import TrigramModel, bleu, chrf, text_statistics
 
@@ -151,3 +152,17 @@ def test_runs_with_different_test_sets_and_an_empty_folder_are_errors(
     assert "its runs have different test sets" in error_line(run_main(family_table.main, [kept], capsys))
     (tmp_path / "empty").mkdir()
     assert "has no counts" in error_line(run_main(family_table.main, [tmp_path / "empty"], capsys))
+
+
+def test_page_of_the_kept_comparison_has_what_its_files_give() -> None:
+    """The rows without the intervals, which depend on the bootstrap's samples."""
+    folder = ROOT / "training" / "recipes" / "results" / "multi30k-sixty-minutes"
+    cells = ("BLEU", "BP", "chrF", "repeats", "LM")
+    rows = family_table.table_rows(family_table.bootstrap(family_table.read_searches(folder), samples=2), {})
+    page = [line.strip("| ").split(" | ") for line in (folder / "README.md").read_text("utf-8").splitlines()]
+    shown = {line[0]: line[1:2] + line[3:] for line in page if len(line) == 1 + len(cells) + 1}
+    assert {row["model"]: [row[cell] for cell in cells] for row in rows}.items() <= shown.items()
+    for path in folder.glob("*.json"):
+        kept = json.loads(path.read_text("utf-8"))
+        assert "examples" not in kept["test"]  # no text of a data set
+        assert not kept["commit"]["dirty"]
