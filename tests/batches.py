@@ -3,6 +3,7 @@
 B batch, S source, T target.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -57,6 +58,12 @@ def targets(*lengths: int) -> Tensor:
     for row, length in enumerate(lengths):
         labels[row, :length] = torch.cat([random_tokens(length - 1), torch.tensor([END])])
     return labels
+
+
+def labels_of(*rows: Sequence[int]) -> Tensor:
+    """Return labels (B, T) of the words of each row, with its end."""
+    width = max(map(len, rows)) + 1
+    return torch.tensor([[*row, END, *[-100] * (width - 1 - len(row))] for row in rows])
 
 
 def assert_equal_at_tokens(logits: Tensor, expected: Tensor, mask: Tensor) -> None:

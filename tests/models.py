@@ -101,6 +101,15 @@ def random_model(seed: int = 0, **overrides: Any) -> VaswaniTransformerForCondit
     return model
 
 
+def with_normal_weights(model: Any, seed: int) -> Any:
+    """Return the model with weights from the standard normal distribution: probabilities far from uniform."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        for weight in model.parameters():
+            weight.data.normal_()
+    return model
+
+
 def small_model(seed: int, vocab_size: int = 6, **overrides: Any) -> VaswaniTransformerForConditionalGeneration:
     """Return a model of a few words with uneven probabilities, so that searches differ."""
     torch.manual_seed(seed)

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.batches import END, FLOAT32, padded_batch, random_tokens, source_batch, targets
-from tests.models import tiny_ctc
+from tests.batches import END, FLOAT32, labels_of, padded_batch, random_tokens, source_batch, targets
+from tests.models import tiny_ctc, with_normal_weights
 from vaswani_transformer import ctc
 from vaswani_transformer.ctc import best_alignment, state_tokens
 from vaswani_transformer.prefix_search import prefix_beam_search
@@ -38,20 +38,9 @@ def likelihoods(log_probs: Tensor) -> dict[tuple[int, ...], float]:
     return sums
 
 
-def labels_of(*rows: Sequence[int]) -> Tensor:
-    """Return labels (B, T) of the words of each row, with its end."""
-    width = max(map(len, rows)) + 1
-    return torch.tensor([[*row, END, *[-100] * (width - 1 - len(row))] for row in rows])
-
-
 def sharp(seed: int = 3, **fields: Any) -> Any:
     """Return a model in float64 with probabilities far from uniform."""
-    model = tiny_ctc(d_model=8, d_ff=8, num_heads=2, dropout=0.0, **fields).double()
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        for weight in model.parameters():
-            weight.data.normal_()
-    return model
+    return with_normal_weights(tiny_ctc(d_model=8, d_ff=8, num_heads=2, dropout=0.0, **fields).double(), seed)
 
 
 TARGETS: list[list[int]] = [[3], [], [4, 4], [3, 4, 3], [4, 3, 3], [3, 4, 5, 3]]

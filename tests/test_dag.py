@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.batches import END, padded_batch, random_tokens, source_batch, targets
-from tests.models import tiny_dag
+from tests.batches import END, labels_of, padded_batch, random_tokens, source_batch, targets
+from tests.models import tiny_dag, with_normal_weights
 from vaswani_transformer import slots
 from vaswani_transformer.dag import best_vertices, path_posteriors
 from vaswani_transformer.slots import words_of
@@ -21,20 +21,9 @@ from vaswani_transformer.slots import words_of
 START, BLANK = 0, 1
 
 
-def labels_of(*rows: Sequence[int]) -> Tensor:
-    """Return labels (B, T) of the words of each row, with its end."""
-    width = max(map(len, rows)) + 1
-    return torch.tensor([[*row, END, *[-100] * (width - 1 - len(row))] for row in rows])
-
-
 def sharp(seed: int = 3, **fields: Any) -> Any:
     """Return a model in float64 with probabilities far from uniform."""
-    model = tiny_dag(d_model=8, d_ff=8, num_heads=2, dropout=0.0, **fields).double()
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        for weight in model.parameters():
-            weight.data.normal_()
-    return model
+    return with_normal_weights(tiny_dag(d_model=8, d_ff=8, num_heads=2, dropout=0.0, **fields).double(), seed)
 
 
 def paths_of(size: int) -> Iterator[tuple[int, ...]]:
