@@ -42,7 +42,7 @@ def test_wheel_holds_the_package_and_works_where_it_is_installed(distributions: 
     assert {"vaswani_transformer/py.typed", *page} <= names
     source = PROJECT["project"]["urls"]["Source"]  # PyPI's page has no files of the repository
     assert f"]({source}/blob/main/docs/results.md#tatoeba)" in description
-    assert f"]({source}/raw/main/docs/images/figure-beam-tree.svg)" in description
+    assert f"]({source}/raw/main/docs/images/figure-translation.svg)" in description
     assert not re.search(r"\]\((?!https://)", description.partition("# vaswani-transformer")[2])
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(tmp_path)]
     subprocess.run([*install, str(wheel)], check=True, capture_output=True)

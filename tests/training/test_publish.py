@@ -25,7 +25,7 @@ from training.recipe import load_recipe, to_dict
 from vaswani_transformer.settings import CallSettings
 from vaswani_transformer.support.models import load_model
 
-RESULTS_PAGE = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+FIELDS_PAGE = (ROOT / "docs" / "fields.md").read_text(encoding="utf-8")
 RECIPES_OF_THE_PAGE = {
     "ctc": "multi30k-ctc",
     "glat": "multi30k-glat",
@@ -131,7 +131,7 @@ def test_dry_run_writes_all_that_would_be_published_and_nothing_of_the_machine(
     assert not [folder for folder in folders if folder.encode() in files["model.safetensors"].read_bytes()]
 
     results = results_in(finished_run.folder)
-    table = RESULTS_PAGE.partition("| key | value |")[2].partition("\n\n")[0]
+    table = FIELDS_PAGE.partition("| key | value |")[2].partition("\n\n")[0]
     named = {key for row in table.splitlines()[2:] for key in re.findall(r"`(\w+)`", row.split("|")[1])}
     assert named - {"averaged_steps", "chosen_search"} == results.keys()
     first = results["test"].pop("examples")[0]
