@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from bench.measuring import Row, make_parser, report
-from vaswani_transformer.support.models import load_model, load_tokenizer
+from vaswani_transformer.support.loading import load_model, load_tokenizer
 from vaswani_transformer.tokenizer import source_encoder, text_encoder
 from vaswani_transformer.translation.details import forced_pass, make_details, words_of_source
 from vaswani_transformer.translation.targets import decoder_inputs

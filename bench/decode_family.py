@@ -46,7 +46,7 @@ from training.tasks import TrigramModel, bleu, bleu_metric, chrf, p_value, paire
 from vaswani_transformer import prepare_for_inference, score_targets
 from vaswani_transformer.settings import DECODING_STRATEGIES
 from vaswani_transformer.support.command import UserError, exit_on_user_error
-from vaswani_transformer.support.models import is_non_autoregressive, load_model, load_tokenizer
+from vaswani_transformer.support.loading import is_non_autoregressive, load_model, load_tokenizer
 from vaswani_transformer.tokenizer import check_vocabulary, text_encoder
 from vaswani_transformer.translation.reranking import teacher_scores
 from vaswani_transformer.translation.targets import TargetScorer

@@ -58,7 +58,7 @@ from vaswani_transformer import prepare_for_inference, translate
 from vaswani_transformer.convert import to_ctranslate2
 from vaswani_transformer.pipeline import VaswaniTransformerTranslationPipeline
 from vaswani_transformer.support.command import exit_on_user_error
-from vaswani_transformer.support.models import load_model, load_tokenizer
+from vaswani_transformer.support.loading import load_model, load_tokenizer
 
 OURS = """
 import torch

@@ -13,7 +13,7 @@ from training.checkpoints import WEIGHTS, complete_checkpoints, mean_weights, st
 from training.models import DATA, RECIPE
 from vaswani_transformer.support.command import CommandParser, UserError, exit_on_user_error, positive_argument
 from vaswani_transformer.support.files import atomic_folder, write_errors
-from vaswani_transformer.support.models import TOKENIZER_FILES
+from vaswani_transformer.support.loading import TOKENIZER_FILES
 
 SAVED = ("config.json", "generation_config.json", "special_tokens_map.json", "added_tokens.json", *TOKENIZER_FILES)
 

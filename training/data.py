@@ -30,7 +30,7 @@ from vaswani_transformer.batching.sampler import Lengths
 from vaswani_transformer.parsing.linear import linear_tokens
 from vaswani_transformer.support.command import UserError
 from vaswani_transformer.support.files import read_json
-from vaswani_transformer.support.models import load_tokenizer
+from vaswani_transformer.support.loading import load_tokenizer
 from vaswani_transformer.tokenizer import source_encoder
 
 logger = logging.getLogger(__name__)

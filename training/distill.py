@@ -34,7 +34,7 @@ from vaswani_transformer.support.command import (
     positive_argument,
 )
 from vaswani_transformer.support.files import ResumableFile
-from vaswani_transformer.support.models import LoadOptions, add_load_options, load_model_and_tokenizer
+from vaswani_transformer.support.loading import LoadOptions, add_load_options, load_model_and_tokenizer
 from vaswani_transformer.tokenizer import text_encoder
 from vaswani_transformer.translation.translator import Translation, Translator
 

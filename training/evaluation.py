@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from vaswani_transformer.search import length_penalty
 from vaswani_transformer.support.command import UserError
 from vaswani_transformer.support.files import write_atomically
-from vaswani_transformer.support.models import eval_mode, has_likelihood, is_non_autoregressive
+from vaswani_transformer.support.loading import eval_mode, has_likelihood, is_non_autoregressive
 from vaswani_transformer.translation.translator import (
     Constraint,
     Hypothesis,

@@ -30,7 +30,7 @@ from vaswani_transformer.flowseq import ActNorm
 from vaswani_transformer.model import ProjectedModel
 from vaswani_transformer.slots import SlotConfig
 from vaswani_transformer.support.command import UserError
-from vaswani_transformer.support.models import eval_mode
+from vaswani_transformer.support.loading import eval_mode
 
 PAIRS = 100_000  # pairs whose tokens are counted at a time
 

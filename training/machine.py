@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
 
 import vaswani_transformer
-from vaswani_transformer.support.models import limit_kernel_caches
+from vaswani_transformer.support.loading import limit_kernel_caches
 
 # The recipe decides precision, compilation and checkpointing, so that one recipe gives one result under any launcher.
 IGNORED_VARIABLES = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_", "FSDP_ACTIVATION_CHECKPOINTING")

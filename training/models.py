@@ -16,7 +16,7 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.model import ProjectedModel
 from vaswani_transformer.support.command import UserError
 from vaswani_transformer.support.files import read_json
-from vaswani_transformer.support.models import load_model, load_tokenizer
+from vaswani_transformer.support.loading import load_model, load_tokenizer
 
 Model = TypeVar("Model", bound=ProjectedModel)
 RECIPE = "recipe.yaml"

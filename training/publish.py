@@ -21,7 +21,7 @@ from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.settings import CallSettings
 from vaswani_transformer.support.command import CommandParser, UserError, exit_on_user_error, one_line
 from vaswani_transformer.support.files import atomic_folder, write_errors
-from vaswani_transformer.support.models import load_model, load_tokenizer
+from vaswani_transformer.support.loading import load_model, load_tokenizer
 
 LICENSE = Path(__file__).parent.parent / "LICENSE"
 REPLACED = ["*.safetensors", "*.safetensors.index.json", "*.py", "training_args.bin"]  # of an earlier commit

@@ -33,7 +33,7 @@ from training.machine import trains_slowly_in_bf16
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.registration import FAMILIES, Family
 from vaswani_transformer.support.command import UserError, did_you_mean, one_line
-from vaswani_transformer.support.models import check_settings
+from vaswani_transformer.support.loading import check_settings
 
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])  # what NumPy accepts
 LanguageCode = restricted_string_type("LanguageCode", "^[a-z]{2,3}([-_][A-Za-z0-9]+)*$")

@@ -34,7 +34,7 @@ from vaswani_transformer.support.command import (
     positive_argument,
 )
 from vaswani_transformer.support.files import check_new_file, write_atomically, write_errors
-from vaswani_transformer.support.models import (
+from vaswani_transformer.support.loading import (
     GENERATION_CONFIG,
     LoadOptions,
     add_load_options,

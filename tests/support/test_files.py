@@ -17,7 +17,7 @@ from tests.commands import user_error
 from tests.models import model_of_pairs
 from vaswani_transformer.support.command import OutputError, UserError
 from vaswani_transformer.support.files import ResumableFile, atomic_folder, staged_files, write_atomically, write_errors
-from vaswani_transformer.support.models import LoadOptions
+from vaswani_transformer.support.loading import LoadOptions
 
 
 def write_model(folder: Path, text: str = "new") -> None:

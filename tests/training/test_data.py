@@ -28,7 +28,7 @@ from training.data import (
 from training.recipe import RECIPES, Recipe, load_recipe, recipe_of
 from training.train import prepared_name
 from vaswani_transformer import VaswaniTransformerTokenizer
-from vaswani_transformer.support.models import load_tokenizer
+from vaswani_transformer.support.loading import load_tokenizer
 from vaswani_transformer.tokenizer import source_encoder
 
 PAIRS = [("one tree", "ein baum"), ("two trees", "zwei bäume"), ("  three </s> ", "drei <pad>")]

@@ -22,7 +22,7 @@ from tests.training import runs
 from training.families import CTC, DAG, FlowTrainer, LatentTrainer
 from training.train import main
 from vaswani_transformer.registration import FAMILIES
-from vaswani_transformer.support.models import eval_mode
+from vaswani_transformer.support.loading import eval_mode
 
 FolderOf = Callable[[str], Path]  # of the run of a family
 SETTINGS = {

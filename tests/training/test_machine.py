@@ -18,7 +18,7 @@ from tests.training import runs
 from training import trainer as trainer_module
 from training.checkpoints import load_weights
 from training.machine import init_processes, uses_cpu
-from vaswani_transformer.support.models import KERNELS
+from vaswani_transformer.support.loading import KERNELS
 
 FILES = {
     "one-gpu": (1, 1),

@@ -23,7 +23,7 @@ from training import publish as publish_module
 from training.publish import main, upload
 from training.recipe import load_recipe, to_dict
 from vaswani_transformer.settings import CallSettings
-from vaswani_transformer.support.models import load_model
+from vaswani_transformer.support.loading import load_model
 
 FIELDS_PAGE = (ROOT / "docs" / "fields.md").read_text(encoding="utf-8")
 RECIPES_OF_THE_PAGE = {

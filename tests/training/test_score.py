@@ -30,7 +30,7 @@ from training.recipe import FileData, Recipe, ScoreRecipe, load_recipe, to_dict
 from training.score import SEARCHED, main
 from training.tasks import bleu, chrf, lm_scores, make_task, text_statistics, tokenized_bleu
 from vaswani_transformer.settings import CallSettings
-from vaswani_transformer.support.models import LoadOptions, load_model
+from vaswani_transformer.support.loading import LoadOptions, load_model
 
 Score = Callable[..., tuple[dict[str, Any], str]]  # runs the command; returns what it wrote and what it printed
 SOURCES = list(PAIRS)

@@ -41,8 +41,8 @@ from vaswani_transformer.convert.ctranslate2_exporter import to_ctranslate2
 from vaswani_transformer.cpu import linear
 from vaswani_transformer.cpu.encoder import PreparedEncoder
 from vaswani_transformer.cpu.model import Prepared
-from vaswani_transformer.support import models as support_models
-from vaswani_transformer.support.models import LoadOptions
+from vaswani_transformer.support import loading
+from vaswani_transformer.support.loading import LoadOptions
 from vaswani_transformer.translation import command
 from vaswani_transformer.translation.command import (
     TranslationFormat,
@@ -373,7 +373,7 @@ def test_model_on_a_cpu_is_prepared_in_the_requested_dtype(
 ) -> None:
     dtypes = []
     monkeypatch.setattr(
-        support_models, "prepare_for_inference", lambda *given: dtypes.append(given[1]) or prepare_for_inference(*given)
+        loading, "prepare_for_inference", lambda *given: dtypes.append(given[1]) or prepare_for_inference(*given)
     )
     assert run("--device=cpu", f"--dtype={dtype}", stdin=lines(SOURCES)) == (lines(TARGETS), "", 0)
     assert dtypes == ([] if expected is None else [expected])
@@ -381,13 +381,11 @@ def test_model_on_a_cpu_is_prepared_in_the_requested_dtype(
 
 def test_non_autoregressive_model_is_prepared_too_and_one_of_another_package_is_not(tmp_path: Path) -> None:
     save(tmp_path / "cmlm", *family_of_pairs("cmlm"))
-    assert isinstance(
-        support_models.load_model_and_tokenizer(LoadOptions(str(tmp_path / "cmlm"), "cpu", "int8"))[0], Prepared
-    )
+    assert isinstance(loading.load_model_and_tokenizer(LoadOptions(str(tmp_path / "cmlm"), "cpu", "int8"))[0], Prepared)
     _, tokenizer = model_of_pairs()
     save(tmp_path / "marian", tiny_marian(vocab_size=len(tokenizer)).half(), tokenizer)
     for dtype, expected in (("auto", torch.float32), ("float16", torch.float16)):
-        model, _ = support_models.load_model_and_tokenizer(LoadOptions(str(tmp_path / "marian"), "cpu", dtype))
+        model, _ = loading.load_model_and_tokenizer(LoadOptions(str(tmp_path / "marian"), "cpu", dtype))
         assert model.dtype == expected
 
 

@@ -32,7 +32,7 @@ from tests.models import (
 )
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.pipeline import VaswaniTransformerTranslationPipeline
-from vaswani_transformer.support.models import eval_mode
+from vaswani_transformer.support.loading import eval_mode
 from vaswani_transformer.tokenizer import source_encoder, text_encoder
 from vaswani_transformer.translation.translator import (
     Hypothesis,

@@ -11,7 +11,7 @@ from ..config import VaswaniTransformerConfig
 from ..model import VaswaniTransformerForConditionalGeneration
 from ..support.command import MODEL_HELP, CommandParser, UserError, exit_on_user_error, positive_argument, say
 from ..support.files import atomic_folder, check_new_folder, write_errors
-from ..support.models import load_model, load_tokenizer
+from ..support.loading import load_model, load_tokenizer
 from .ctranslate2_exporter import QUANTIZATIONS, ctranslate2_specs, to_ctranslate2
 from .fairseq import from_fairseq
 from .foreign import ImportResult, check_type, from_fsmt, from_marian

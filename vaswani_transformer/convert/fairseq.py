@@ -14,7 +14,7 @@ from transformers import FSMTConfig, FSMTForConditionalGeneration, PreTrainedMod
 
 from ..config import VaswaniTransformerConfig
 from ..support.command import UserError
-from ..support.models import check_finite, load_errors
+from ..support.loading import check_finite, load_errors
 from .fairseq_tokenizer import SPECIAL_TOKENS, fairseq_tokenizer
 from .foreign import TABLES, ForeignModel, ImportResult, build_model, check_equivalence, concatenated_sinusoids
 

@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerBase, Speech2TextTokenizer
 
 from ..support.command import UserError
-from ..support.models import load_errors
+from ..support.loading import load_errors
 from ..tokenizer import PASSING_KEY, VaswaniTransformerTokenizer
 
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")  # 0 to 3 in every vocabulary of fairseq

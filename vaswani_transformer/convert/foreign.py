@@ -23,7 +23,7 @@ from transformers import (
 from ..config import VaswaniTransformerConfig
 from ..model import VaswaniTransformerForConditionalGeneration
 from ..support.command import UserError
-from ..support.models import load_config, load_errors, load_model, load_tokenizer
+from ..support.loading import load_config, load_errors, load_model, load_tokenizer
 
 NAMES = {
     "encoder_attn.": "cross_attn.",

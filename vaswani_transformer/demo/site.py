@@ -19,7 +19,7 @@ from ..figures.assets import fill_template, inline_modules, json_for_html, modul
 from ..figures.style import head_colors
 from ..parsing.linear import is_parser
 from ..support.command import UserError
-from ..support.models import find_file, load_model, load_tokenizer
+from ..support.loading import find_file, load_model, load_tokenizer
 from ..tokenizer import check_vocabulary
 
 HERE = Path(__file__).parent

@@ -6,7 +6,7 @@ from transformers.utils import logging
 
 from ..support.command import MODEL_HELP, CommandParser, exit_on_user_error, say
 from ..support.files import write_errors
-from ..support.models import load_model, load_tokenizer
+from ..support.loading import load_model, load_tokenizer
 from ..tokenizer import check_vocabulary
 from .page import attention_page, search_and_attention_page
 

@@ -14,7 +14,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from ..search import length_penalty
 from ..settings import CallSettings, as_token_ids
-from ..support.models import eval_mode, is_non_autoregressive
+from ..support.loading import eval_mode, is_non_autoregressive
 from ..tokenizer import source_encoder
 from .tokens import Target, display_tokens, token_labels
 

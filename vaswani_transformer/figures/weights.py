@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from ..nar import NarHead
-from ..support.models import eager_attention, eval_mode, is_non_autoregressive
+from ..support.loading import eager_attention, eval_mode, is_non_autoregressive
 from ..tokenizer import source_encoder, text_encoder
 from .tokens import display_tokens
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..support.models import is_non_autoregressive
+from ..support.loading import is_non_autoregressive
 from ..translation.translator import Constraint
 from .linear import LINEAR_TOKEN, PLACE
 from .trees import split_tokenized

@@ -34,7 +34,7 @@ from ..support.command import (
     positive_argument,
 )
 from ..support.files import ResumableFile, StreamOutput
-from ..support.models import (
+from ..support.loading import (
     LoadOptions,
     add_load_options,
     is_non_autoregressive,

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..support.command import UserError
-from ..support.models import eager_attention, eval_mode
+from ..support.loading import eager_attention, eval_mode
 from ..tokenizer import source_encoder
 
 SCORING_TOKENS = 2048  # target tokens scored at a time

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..lengths import LengthHead
 from ..support.command import UserError
-from ..support.models import eval_mode, has_likelihood, is_non_autoregressive
+from ..support.loading import eval_mode, has_likelihood, is_non_autoregressive
 from ..tokenizer import check_text, text_encoder
 from .details import chosen_log_probabilities, token_log_probabilities
 from .translator import NanError, Pair, TooLong, Translator, batches_by_length, pad_rows, pairs_of

@@ -19,7 +19,7 @@ from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBa
 from ..search import length_penalty
 from ..settings import CallSettings, as_token_ids, default_limit
 from ..support.command import UserError
-from ..support.models import eval_mode, is_non_autoregressive
+from ..support.loading import eval_mode, is_non_autoregressive
 from ..tokenizer import (
     WORD_START,
     check_text,

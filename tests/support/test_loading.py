@@ -33,7 +33,7 @@ from vaswani_transformer import VaswaniFlowSeqConfig, VaswaniTransformerForCondi
 from vaswani_transformer.convert import command as convert
 from vaswani_transformer.parsing import command as parse
 from vaswani_transformer.support.command import UserError
-from vaswani_transformer.support.models import (
+from vaswani_transformer.support.loading import (
     KERNELS,
     LoadOptions,
     load_errors,
@@ -134,7 +134,7 @@ def test_only_loading_calls_from_pretrained() -> None:
         names = [getattr(node.func, "attr", getattr(node.func, "id", "")) for node in nodes]
         if {"from_pretrained", "pipeline"} & set(names):
             files.add(path.relative_to(ROOT).as_posix())
-    assert files == {"vaswani_transformer/support/models.py"}
+    assert files == {"vaswani_transformer/support/loading.py"}
 
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=9)
