@@ -5,7 +5,7 @@ B batch, S source, T target, U slots, V vocabulary.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.batches import END, FLOAT32, labels_of, padded_batch, random_tokens, source_batch, targets
-from tests.models import tiny_ctc, with_normal_weights
+from tests.models import tiny_ctc, tiny_dag, with_normal_weights
 from vaswani_transformer import ctc
 from vaswani_transformer.ctc import best_alignment, state_tokens
 from vaswani_transformer.prefix_search import prefix_beam_search
@@ -210,9 +210,9 @@ def test_glancing_shows_floor_of_rho_times_the_mistakes(monkeypatch: pytest.Monk
     assert seen.nonzero().tolist() == [[0, 1], [0, 2], [1, 2], [1, 3]]
 
 
-def test_glancing_lowers_the_loss_of_training_only() -> None:
-    """A trained first step needs a hint; shown tokens keep the gradient out of the first pass."""
-    model, batch = tiny_ctc(dropout=0.0), source_batch([5, 3], labels=targets(4, 3))
+@pytest.mark.parametrize("tiny", [tiny_ctc, tiny_dag])
+def test_glancing_changes_the_loss_of_training_only(tiny: Callable[..., Any]) -> None:
+    model, batch = tiny(dropout=0.0), source_batch([5, 3], labels=targets(4, 3))
     plain = model.train()(**batch)
     assert plain.accuracy is None
     model.glancing_ratio = 1.0

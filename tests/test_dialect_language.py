@@ -27,7 +27,7 @@ def test_ctc_with_glancing_answers_in_one_dialect_in_one_pass() -> None:
 
 
 def test_dag_with_glancing_answers_in_one_dialect_in_one_pass() -> None:
-    """Each dialect has a path of its own."""
+    """Each dialect has its own path."""
     share = LANGUAGE.share_right(replace(LANGUAGE, steps=500).train_family("dag"))
     print("share right:", share)
     assert share > 0.5

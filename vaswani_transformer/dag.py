@@ -1,4 +1,4 @@
-"""The directed acyclic Transformer, which predicts a graph of translations in one pass (Huang et al. 2022).
+"""The directed acyclic Transformer, which predicts a graph of translations in parallel (Huang et al. 2022).
 
 B batch, S source, T target, k target rows per source row, U vertices, V vocabulary, H heads, d_k the width of a head,
 N sentences of a chunk.
@@ -53,7 +53,7 @@ class Transitions(nn.Module):
     """Log-probabilities of the transitions: a mixture of heads, weighted by a gate (Huang et al. 2022, released code).
 
     From vertex i to each later vertex j, head h has the probability softmax_j(q_i . k_j / sqrt(d_k)), and vertex i
-    chooses heads by a softmax of its own. Unlike in the released code, queries and keys have no further position
+    chooses heads by its own softmax. Unlike in the released code, queries and keys have no further position
     encodings.
     """
 
@@ -251,7 +251,7 @@ class Paths(NamedTuple):
 
 
 class VaswaniDagForConditionalGeneration(SlotHead, GenerationMixin):
-    """Directed acyclic Transformer, with `generate()` in one pass, which follows a path by its `decoding_strategy`.
+    """Directed acyclic Transformer, whose `generate()` follows a path through the graph by `decoding_strategy`.
 
     "greedy" follows the most likely transition from each vertex, and "lookahead" the most likely transition times best
     word (Huang et al. 2022). "viterbi" finds the path that is best as a whole (Shao et al. 2022), divided by its length

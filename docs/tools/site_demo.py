@@ -20,7 +20,7 @@ LIVE = """<div class="demo">
 load)</button>
 </div>
 <p>The model then runs on this page, and nothing that you type leaves your browser. You can also open the demo as <a
-href="{address}">a page of its own</a>.</p>"""
+href="{address}">a separate page</a>.</p>"""
 
 
 def demo_folder() -> Path | None:
