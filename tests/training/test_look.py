@@ -125,6 +125,6 @@ def test_look_prints_a_report_of_each_split(folder: Path, capsys: pytest.Capture
     look.main([str(recipe), "--data.drop=[markup]"])
     printed = capsys.readouterr().out
     assert printed.splitlines()[0].startswith("train: 12 pairs")
-    assert "duplicates: 2 pairs" in printed
+    assert "duplicates: 2 (repetitions" in printed
     assert "validation: 2 pairs" in printed
     assert "markup" not in printed
