@@ -16,6 +16,7 @@ import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from torch.utils.checkpoint import checkpoint
 from transformers.generation import GenerationConfig, GenerationMixin
 
 from .config import positive_int, unit_rate
@@ -25,6 +26,9 @@ from .nar_decoder import canvas
 from .search import report_nan
 from .settings import NarSettings, refuse
 from .slots import SlotConfig, SlotGenerateOutput, SlotHead, SlotModel, Words, summed_path_loss
+
+
+CHUNK_SCORES = 2**23  # scores of transitions, of all heads, at a time
 
 
 @strict
@@ -72,10 +76,20 @@ class Transitions(nn.Module):
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
         """Return the log-probabilities (B, U, U), -inf except for later vertices, in at least float32.
 
+        The heads' scores exist for one chunk of sentences at a time; the backward pass recomputes those of several.
+
         Args:
             states: (B, U, d_model), the decoder's output.
             mask: (B, U), nonzero at vertices.
         """
+        size = max(1, CHUNK_SCORES // (self.num_heads * mask.shape[1] ** 2))  # sentences
+        if len(mask) <= size:
+            return self.of_chunk(states, mask)
+        chunks = zip(states.split(size), mask.split(size), strict=True)
+        return torch.cat([checkpoint(self.of_chunk, *chunk, use_reentrant=False) for chunk in chunks])
+
+    def of_chunk(self, states: Tensor, mask: Tensor) -> Tensor:
+        """Return the result of `forward` for a chunk of sentences."""
         wide = accumulation_dtype(states.dtype)
         query = self.by_head(self.q_proj(states).to(wide))  # (B, H, U, d_k)
         key = self.by_head(self.k_proj(states).to(wide))  # (B, H, U, d_k)
