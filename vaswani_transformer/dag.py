@@ -27,7 +27,6 @@ from .search import report_nan
 from .settings import NarSettings, refuse
 from .slots import SlotConfig, SlotGenerateOutput, SlotHead, SlotModel, Words, summed_path_loss
 
-
 CHUNK_SCORES = 2**23  # scores of transitions, of all heads, at a time
 
 
