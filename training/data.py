@@ -323,7 +323,7 @@ def describe_seen(split: str, size: int, seen: dict[str, int] | None) -> str:
         pairs, sources = (f"{seen[name]:,}" for name in ("pairs", "sources"))
         overlaps.append(f"the training data contain {pairs} of its {size:,} pairs, and {sources} of its sources")
     if seen is None or seen.get("not_known"):
-        overlaps.append("training data that are missing or have changed may contain its pairs")
+        overlaps.append("it is not known whether missing or changed training data contain its pairs")
     return f"{split} set: {'; '.join(overlaps)}, so its scores may be too high" if overlaps else ""
 
 
