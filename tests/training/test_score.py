@@ -153,7 +153,10 @@ def test_training_pairs_that_changed_since_the_run_or_are_missing_are_said_not_t
     scores, output = score(model=folder)
     known = {"pairs": 1, "sources": 1, "not_known": True} if change == "start" else None
     assert scores["seen_in_training"] == known
-    assert "it is not known whether missing or changed training data contain its pairs, so its scores may be too high.\n" in output
+    assert (
+        "it is not known whether missing or changed training data contain its pairs, so its scores may be too high.\n"
+        in output
+    )
     assert ("contain 1 of its 6 pairs" in output) == (change == "start")
 
 
