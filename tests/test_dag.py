@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.batches import END, labels_of, padded_batch, random_tokens, source_batch, targets
 from tests.models import tiny_dag, with_normal_weights
-from vaswani_transformer import slots
+from vaswani_transformer import dag, slots
 from vaswani_transformer.dag import best_vertices, path_posteriors
 from vaswani_transformer.slots import words_of
 
@@ -253,7 +253,7 @@ def test_loss_without_logits_has_the_gradient_of_that_with_logits(smoothing: flo
 
 
 def test_chunks_of_sentences_give_the_same_loss_and_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each sentence alone."""
+    """Each sentence alone, and two at a time for the transitions."""
     model = tiny_dag(dropout=0.0, label_smoothing=0.1).double().train()
     batch = source_batch([6, 3, 5, 4], labels=targets(5, 2, 7, 3))
 
@@ -262,6 +262,7 @@ def test_chunks_of_sentences_give_the_same_loss_and_gradient(monkeypatch: pytest
 
     expected = gradients()
     monkeypatch.setattr(slots, "chunk_size", lambda device: 1)
+    monkeypatch.setattr(dag, "CHUNK_SCORES", 2 * model.config.num_heads * (6 * model.config.upsampling) ** 2)
     torch.testing.assert_close(gradients(), expected)
 
 

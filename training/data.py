@@ -323,7 +323,7 @@ def describe_seen(split: str, size: int, seen: dict[str, int] | None) -> str:
         pairs, sources = (f"{seen[name]:,}" for name in ("pairs", "sources"))
         overlaps.append(f"the training data contain {pairs} of its {size:,} pairs, and {sources} of its sources")
     if seen is None or seen.get("not_known"):
-        overlaps.append("whether training data that are missing or have changed contain its pairs is not known")
+        overlaps.append("it is not known whether missing or changed training data contain its pairs")
     return f"{split} set: {'; '.join(overlaps)}, so its scores may be too high" if overlaps else ""
 
 
@@ -406,7 +406,7 @@ def describe_pairs(name: str, pairs: Dataset) -> Iterator[str]:
         if len(found[kind]):
             pair = pairs[int(found[kind][0])]
             shown = " -> ".join(quoted(pair[side]) for side in SIDES)
-            yield f"  {kind}: {len(found[kind]):,} pairs ({description}), first {shown}"
+            yield f"  {kind}: {len(found[kind]):,} ({description}), first {shown}"
 
 
 def quoted(text: str) -> str:

@@ -340,14 +340,15 @@ def report_searches(scores: dict[str, Any], task: Task) -> None:
     report_split(scores)
     if scores["split"] == "validation":  # a choice on the test set would make its score too high
         search = rows[scores["best"]]["search"]
-        settings = [f"--decoding.{setting}={search[setting]}" for setting in SEARCHED if setting in search]
+        chosen = [setting for setting in (*SEARCHED, "length_penalty_type") if setting in search]
+        settings = [f"--decoding.{setting}={search[setting]}" for setting in chosen]
         print(f"best: {' '.join(settings)}")
 
 
 def report(scores: dict[str, Any], task: Task) -> None:
     """Print the score to read first, then every score with its signature or definition if any, and the search."""
     value = scores[main_score(task, scores)]["score"]
-    print(f"{task.best_metric.title} {value:.2f} on {scores['sentences']} sentences of {scores['split']}")
+    print(f"{task.best_metric.title} {value:.2f} on {scores['sentences']} sentences of the {scores['split']} set")
     print("\nAll scores, which docs/results.md defines:")
     for name, value in scores.items():
         if isinstance(value, dict) and "score" in value:
@@ -365,7 +366,7 @@ def report_split(scores: dict[str, Any]) -> None:
     """Print what was scored, and whether the model has seen it in training."""
     if "note" in scores:
         print(scores["note"])
-    print(f"{scores['sentences']} sentences of {scores['split']} on {scores['device']}")
+    print(f"{scores['sentences']} sentences of the {scores['split']} set on {scores['device']}")
     seen = scores.get("seen_in_training", {"sources": 0})  # a model that is no run says nothing
     if warning := describe_seen(scores["split"], scores["sentences"], seen):
         print(f"{warning}.")

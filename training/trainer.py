@@ -79,12 +79,13 @@ from vaswani_transformer.support.command import UserError
 from vaswani_transformer.support.files import read_json, staged_files, write_errors
 
 logger = logging.getLogger(__name__)
+CURVES = "tensorboard"  # folder of a run
 
 
 def training_arguments(recipe: Recipe, run: Path, selection: Metric, use_cache: bool) -> Seq2SeqTrainingArguments:
     """Return the trainer's arguments for a run in a folder; `selection` selects the best checkpoint."""
     training = recipe.training
-    os.environ["TENSORBOARD_LOGGING_DIR"] = str(run / "tensorboard")
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(run / CURVES)
 
     # The fewest micro-batches whose share of a step fits on a device.
     step_tokens = max(training.source_tokens, training.target_tokens)
@@ -230,6 +231,7 @@ class PaperTrainer(Seq2SeqTrainer):
         self.check_evaluations()
         with self.bar.above():
             if checkpoint is None:
+                self.hide_later_curves(0)
                 self.train()
             else:
                 self.resume(checkpoint)
@@ -252,7 +254,16 @@ class PaperTrainer(Seq2SeqTrainer):
         else:
             if has_stopped:
                 self.progress.check_time_left()
+            self.hide_later_curves(step_of(checkpoint))
             self.train(resume_from_checkpoint=str(checkpoint))
+
+    def hide_later_curves(self, step: int) -> None:
+        """Let TensorBoard hide what an interrupted run has logged after a step, since it will be logged again."""
+        folder = self.run / CURVES
+        if folder.exists() and "tensorboard" in self.args.report_to and self.is_world_process_zero():
+            from torch.utils.tensorboard import SummaryWriter
+
+            SummaryWriter(str(folder), purge_step=step + 1).close()
 
     def check_evaluations(self) -> None:
         """Score one reference and read the settings of both searches, so that neither fails after hours of training."""

@@ -157,6 +157,25 @@ def state_posteriors(log_probs: Tensor, may_skip: Tensor, slots: Tensor, counts:
     return log_p, (together - log_p[:, None, None]).exp() * is_slot[:, :, None]
 
 
+def target_log_probs(log_probs: Tensor, slots: Tensor, words: Words, blank: int) -> Tensor:
+    """Return log p (k B,) of k targets of each source, the sum over all alignments.
+
+    Args:
+        log_probs: (B, U, V), of all tokens at each slot.
+        slots: (B,), number of slots.
+        words: the words of k B targets, those of a source in adjacent rows.
+        blank: the blank.
+    """
+    tokens = state_tokens(words, blank)  # (k B, A)
+    k = len(tokens) // len(log_probs)
+    width = log_probs.shape[1]
+    tokens_of_source = tokens.unflatten(0, (-1, k)).flatten(1)  # (B, k A)
+    chosen = log_probs.gather(2, tokens_of_source[:, None].expand(-1, width, -1))  # (B, U, k A)
+    by_target = chosen.unflatten(2, (k, -1)).transpose(1, 2).flatten(0, 1)  # (k B, U, A)
+    log_p, _ = state_posteriors(by_target, skippable(tokens), slots.repeat_interleave(k), words.counts)
+    return log_p
+
+
 class Collapsed(NamedTuple):
     """The targets of paths."""
 
@@ -294,12 +313,14 @@ class VaswaniCtcForConditionalGeneration(SlotHead, GenerationMixin):
 
         Words of a path beyond a length limit are dropped; a search finds only targets within it.
         """
-        # The most likely path.
         source = self.read_source(states, attention_mask)
+        limits = self.length_limits(source, settings)  # (B,)
         mask = self.slot_mask(source)  # (B, U)
         states = self.slot_states(source, mask)
         if settings.num_beams > 1:
-            return self.search(states, mask, self.length_limits(source, settings), settings)
+            return self.search(states, mask, limits, settings)
+
+        # The most likely path.
         is_slot = mask.bool()
         is_end = torch.zeros_like(is_slot)  # no slot has to be an end token
         path, log_probs = self.most_likely_words(
@@ -309,7 +330,6 @@ class VaswaniCtcForConditionalGeneration(SlotHead, GenerationMixin):
         path = path.masked_fill(~is_slot, self.blank)
 
         # Its target.
-        limits = self.length_limits(source, settings)  # (B,)
         tokens, lengths, token_of_slot = collapse(path, self.blank, self.end_ids[0], limits)
         sequences = pad(tokens, (1, 0), value=self.config.token_id("target_start_token_id"))
         if not settings.return_dict_in_generate:
@@ -336,39 +356,62 @@ class VaswaniCtcForConditionalGeneration(SlotHead, GenerationMixin):
         slots = mask.sum(1)  # (B,)
         report_nan((log_probs[..., self.blank].isnan() & mask.bool()).any(1), settings.nan_handler)
 
-        # The best words of each slot, and k targets of each source; if fewer are found, empty ones of score -inf.
+        # k targets of each source; where fewer are found, empty ones of score -inf.
         k = settings.num_beams
-        forbidden = slots.new_tensor([self.blank, *(settings.suppress_tokens or [])])
-        best = log_probs.index_fill(2, forbidden, -torch.inf).topk(min(max(BEST_TOKENS, k), logits.shape[2]), dim=2)
-        columns = (best.values.exp().tolist(), best.indices.tolist(), log_probs[..., self.blank].exp().tolist())
         targets: list[tuple[int, ...]] = []
         is_found: list[bool] = []
-        for *columns_of_row, count, limit in zip(*columns, slots.tolist(), limits.tolist(), strict=True):
-            slots_of_row = list(zip(*columns_of_row, strict=True))[:count]
-            found = prefix_beam_search(slots_of_row, k, settings.length_bonus, limit - 1)
-            targets += [*found, *[()] * (k - len(found))]
-            is_found += [place < len(found) for place in range(k)]
-
-        # Their exact log-probabilities; the search may have dropped some alignments.
+        for found in self.find_targets(log_probs, slots, limits, settings):
+            missing = k - len(found)
+            targets += [*found, *[()] * missing]
+            is_found += [True] * len(found) + [False] * missing
         counts = slots.new_tensor([len(target) for target in targets])  # (k B,)
         width = max(map(len, targets))
-        words = slots.new_tensor([[*target, *[self.blank] * (width - len(target))] for target in targets])  # (k B, T)
-        tokens = state_tokens(Words(words, counts, counts >= 0), self.blank)  # (k B, A)
-        choices = tokens.unflatten(0, (-1, k)).flatten(1)[:, None].expand(-1, log_probs.shape[1], -1)  # (B, U, k A)
-        chosen = log_probs.gather(2, choices).unflatten(2, (k, -1)).transpose(1, 2).flatten(0, 1)  # (k B, U, A)
-        log_p, _ = state_posteriors(chosen, skippable(tokens), slots.repeat_interleave(k), counts)
+        rows = [[*target, *[self.blank] * (width - len(target))] for target in targets]
+        words = slots.new_tensor(rows)  # (k B, T)
+
+        # Their scores. The search may have dropped some alignments, so log p is computed anew.
+        log_p = target_log_probs(log_probs, slots, Words(words, counts, counts >= 0), self.blank)
         scores = log_p + settings.length_bonus * counts
-        scores = scores.masked_fill(~mask.new_tensor(is_found, dtype=torch.bool), -torch.inf).view(-1, k)
+        is_missing = ~mask.new_tensor(is_found, dtype=torch.bool)
+        scores = scores.masked_fill(is_missing, -torch.inf).view(-1, k)
 
         # The n best, followed by the end token and blanks.
         scores, order = scores.topk(settings.num_return_sequences, dim=1)  # (B, n)
-        rows = (order + k * torch.arange(len(order), device=order.device)[:, None]).flatten()  # (n B,)
-        lengths = counts[rows] + 1
-        sequences = pad(words[rows], (0, 1), value=self.blank).scatter(1, lengths[:, None] - 1, self.end_ids[0])
-        sequences = pad(sequences[:, : int(lengths.max())], (1, 0), value=self.config.token_id("target_start_token_id"))
+        first_row = k * torch.arange(len(order), device=order.device)
+        chosen = (order + first_row[:, None]).flatten()  # (n B,)
+        lengths = counts[chosen] + 1
+        tokens = pad(words[chosen], (0, 1), value=self.blank)
+        tokens = tokens.scatter(1, lengths[:, None] - 1, self.end_ids[0])[:, : int(lengths.max())]
+        sequences = pad(tokens, (1, 0), value=self.config.token_id("target_start_token_id"))
         if not settings.return_dict_in_generate:
             return sequences
-        history = sequences[None] if settings.return_history else None
         return CtcGenerateOutput(
-            sequences=sequences, sequences_scores=scores.flatten(), lengths=lengths, history=history
+            sequences=sequences,
+            sequences_scores=scores.flatten(),
+            lengths=lengths,
+            history=sequences[None] if settings.return_history else None,
         )
+
+    def find_targets(
+        self, log_probs: Tensor, slots: Tensor, limits: Tensor, settings: NarSettings
+    ) -> list[list[tuple[int, ...]]]:
+        """Return at most k targets of each source, from the best words and the blank of each slot.
+
+        Args:
+            log_probs: (B, U, V).
+            slots, limits: (B,), numbers of slots, and largest lengths counting `</s>`.
+            settings: those of the search; k is its `num_beams`.
+        """
+        k = settings.num_beams
+        forbidden = slots.new_tensor([self.blank, *(settings.suppress_tokens or [])])
+        allowed = log_probs.index_fill(2, forbidden, -torch.inf)
+        best = allowed.topk(min(max(BEST_TOKENS, k), allowed.shape[2]), dim=2)
+        words = best.indices.tolist()
+        probabilities = best.values.exp().tolist()
+        blanks = log_probs[..., self.blank].exp().tolist()
+
+        targets = []
+        for row, (count, limit) in enumerate(zip(slots.tolist(), limits.tolist(), strict=True)):
+            slots_of_row = list(zip(probabilities[row], words[row], blanks[row], strict=True))[:count]
+            targets.append(prefix_beam_search(slots_of_row, k, settings.length_bonus, limit - 1))
+        return targets

@@ -16,6 +16,7 @@ import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from torch.utils.checkpoint import checkpoint
 from transformers.generation import GenerationConfig, GenerationMixin
 
 from .config import positive_int, unit_rate
@@ -25,6 +26,8 @@ from .nar_decoder import canvas
 from .search import report_nan
 from .settings import NarSettings, refuse
 from .slots import SlotConfig, SlotGenerateOutput, SlotHead, SlotModel, Words, summed_path_loss
+
+CHUNK_SCORES = 2**23  # scores of transitions, of all heads, at a time
 
 
 @strict
@@ -65,17 +68,31 @@ class Transitions(nn.Module):
         self.k_proj = nn.Linear(config.d_model, config.num_heads * config.head_dim, bias=False)
         self.gate = nn.Linear(config.d_model, config.num_heads)
 
+    def by_head(self, rows: Tensor) -> Tensor:
+        """Return `rows` (B, U, H n) as (B, H, U, n)."""
+        return rows.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
         """Return the log-probabilities (B, U, U), -inf except for later vertices, in at least float32.
+
+        The heads' scores exist for one chunk of sentences at a time; the backward pass recomputes those of several.
 
         Args:
             states: (B, U, d_model), the decoder's output.
             mask: (B, U), nonzero at vertices.
         """
+        size = max(1, CHUNK_SCORES // (self.num_heads * mask.shape[1] ** 2))  # sentences
+        if len(mask) <= size:
+            return self.of_chunk(states, mask)
+        chunks = zip(states.split(size), mask.split(size), strict=True)
+        return torch.cat([checkpoint(self.of_chunk, *chunk, use_reentrant=False) for chunk in chunks])
+
+    def of_chunk(self, states: Tensor, mask: Tensor) -> Tensor:
+        """Return the result of `forward` for a chunk of sentences."""
         wide = accumulation_dtype(states.dtype)
-        query = self.q_proj(states).to(wide).unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # (B, H, U, d_k)
-        key = self.k_proj(states).to(wide).unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # (B, H, U, d_k)
-        gate = self.gate(states).to(wide).log_softmax(-1).transpose(1, 2).unsqueeze(-1)  # (B, H, U, 1)
+        query = self.by_head(self.q_proj(states).to(wide))  # (B, H, U, d_k)
+        key = self.by_head(self.k_proj(states).to(wide))  # (B, H, U, d_k)
+        gate = self.by_head(self.gate(states).to(wide).log_softmax(-1))  # (B, H, U, 1)
 
         # All values are finite until the sum over heads, so that a vertex without later ones has a gradient of 0.
         width = mask.shape[1]
@@ -132,7 +149,8 @@ def path_posteriors(transitions: Tensor, scores: Tensor, counts: Tensor, last: T
     # The transitions to the last vertex.
     log_p_of_row = log_p[:, None]
     used = torch.zeros_like(transitions)
-    used.scatter_(2, last[:, None, None].expand(-1, used.shape[1], 1), (ended - log_p_of_row).exp()[..., None])
+    column = last[:, None, None].expand(-1, used.shape[1], 1)
+    used.scatter_(2, column, (ended - log_p_of_row).exp()[..., None])
 
     # Backward: log p of the later words after each vertex.
     backward = end
@@ -250,6 +268,31 @@ class Paths(NamedTuple):
         return -log_p, words, used
 
 
+class Graph(NamedTuple):
+    """The graphs of a batch, with the most likely word of each vertex."""
+
+    words: Tensor  # (B, U)
+    log_probs: Tensor  # (B, U), those of the words; 0 at vertices without one
+    transitions: Tensor  # (B, U, U), log-probabilities
+    last: Tensor  # (B,), index of the last vertex
+
+    def path(self, settings: NarSettings, limits: Tensor) -> Tensor:
+        """Return the vertices (B, U) that the decoding strategy visits; Viterbi's targets are within `limits` (B,)."""
+        if settings.decoding_strategy == "viterbi":
+            return best_path(self.transitions, self.log_probs, self.last, limits, settings.length_penalty)
+        if settings.decoding_strategy == "lookahead":
+            return follow((self.transitions + self.log_probs[:, None]).argmax(2), self.last)
+        return follow(self.transitions.argmax(2), self.last)
+
+    def vertex_scores(self, is_visited: Tensor) -> Tensor:
+        """Return the log-probabilities (B, U) of the words of visited vertices and of the transitions to them."""
+        vertices = torch.arange(is_visited.shape[1], device=is_visited.device)
+        visits = torch.where(is_visited, vertices, 0).cummax(1).values  # (B, U), the latest visited vertex
+        previous = pad(visits[:, :-1], (1, 0))
+        moves = self.transitions.gather(1, previous[:, None]).squeeze(1)  # (B, U)
+        return torch.where(is_visited & (vertices > 0), moves + self.log_probs, 0)
+
+
 class VaswaniDagForConditionalGeneration(SlotHead, GenerationMixin):
     """Directed acyclic Transformer, whose `generate()` follows a path through the graph by `decoding_strategy`.
 
@@ -326,58 +369,53 @@ class VaswaniDagForConditionalGeneration(SlotHead, GenerationMixin):
             refuse("length_penalty", "only Viterbi decoding has one", settings.length_penalty, expected)
         return settings
 
+    def graph(self, states: Tensor, mask: Tensor, settings: NarSettings) -> Graph:
+        """Return the graphs of `states` (B, U, d_model), with vertices where `mask` (B, U)."""
+        last = last_vertices(mask)  # (B,)
+        vertices = torch.arange(mask.shape[1], device=mask.device)
+        has_word = (vertices > 0) & (vertices < last[:, None])  # (B, U)
+        is_end = torch.zeros_like(has_word)
+        has_scores = settings.reads_scores or settings.decoding_strategy != "greedy"
+        words, log_probs = self.most_likely_words(states, has_word, is_end, settings.suppress_tokens, has_scores)
+        transitions = self.transitions(states, mask)  # (B, U, U)
+        is_nan = log_probs.isnan().any(1) | transitions.isnan().flatten(1).any(1)
+        report_nan(is_nan, settings.nan_handler)
+        return Graph(words, log_probs, transitions, last)
+
     def decode(
         self, states: Tensor, attention_mask: Tensor | None, settings: NarSettings
     ) -> Tensor | NarGenerateOutput:
         """Return the targets of the paths, without their words beyond a length limit; Viterbi's are within it."""
-        # The graph: words and transitions.
         source = self.read_source(states, attention_mask)
-        mask = self.slot_mask(source)  # (B, U)
-        states = self.slot_states(source, mask)
-        last = last_vertices(mask)  # (B,)
-        vertices = torch.arange(mask.shape[1], device=mask.device)
-        has_word = (vertices > 0) & (vertices < last[:, None])  # (B, U)
-        has_scores = settings.reads_scores or settings.decoding_strategy != "greedy"
-        words, log_probs = self.most_likely_words(
-            states, has_word, torch.zeros_like(has_word), settings.suppress_tokens, has_scores
-        )  # (B, U) each
-        transitions = self.transitions(states, mask)  # (B, U, U)
-        is_nan = log_probs.isnan().any(1) | transitions.isnan().flatten(1).any(1)
-        report_nan(is_nan, settings.nan_handler)
-
-        # The path.
         limits = self.length_limits(source, settings)  # (B,)
-        if settings.decoding_strategy == "viterbi":
-            is_visited = best_path(transitions, log_probs, last, limits, settings.length_penalty)
-        elif settings.decoding_strategy == "lookahead":
-            is_visited = follow((transitions + log_probs[:, None]).argmax(2), last)
-        else:
-            is_visited = follow(transitions.argmax(2), last)
+        mask = self.slot_mask(source)  # (B, U)
+        graph = self.graph(self.slot_states(source, mask), mask, settings)
+        is_visited = graph.path(settings, limits)  # (B, U)
 
-        # Its target.
+        # The path's words, and the end token.
         start = self.config.token_id("target_start_token_id")
-        path = words.scatter(1, last[:, None], self.end_ids[0]).masked_fill(~is_visited, self.blank)  # (B, U)
+        last = graph.last[:, None]  # (B, 1)
+        path = graph.words.scatter(1, last, self.end_ids[0]).masked_fill(~is_visited, self.blank)  # (B, U)
         lengths = torch.minimum((is_visited.sum(1) - 1).clamp(min=1), limits)  # (B,)
+        is_token = canvas(lengths).bool()  # (B, T)
+        width = is_token.shape[1]
         order = is_visited.long().argsort(dim=1, descending=True, stable=True)  # visited vertices first
-        is_token = canvas(lengths)  # (B, T)
-        tokens = pad(path.gather(1, order)[:, 1 : is_token.shape[1] + 1], (0, 1), value=self.blank)
-        tokens = tokens[:, : is_token.shape[1]].masked_fill(is_token == 0, self.blank)
-        tokens = tokens.scatter(1, lengths[:, None] - 1, self.end_ids[0])
+        visited = path.gather(1, order)[:, 1 : width + 1]
+        tokens = pad(visited, (0, width - visited.shape[1]), value=self.blank)  # (B, T)
+        tokens = tokens.masked_fill(~is_token, self.blank).scatter(1, lengths[:, None] - 1, self.end_ids[0])
         sequences = pad(tokens, (1, 0), value=start)
         if not settings.return_dict_in_generate:
             return sequences
 
-        # The score of a token is that of its vertex and of the transition to it; `</s>` has those beyond the limit.
-        visits = torch.where(is_visited, vertices, 0).cummax(1).values  # (B, U), the latest visited vertex
-        previous = pad(visits[:, :-1], (1, 0))
-        moves = transitions.gather(1, previous[:, None]).squeeze(1)  # (B, U)
-        scores = torch.where(is_visited & (vertices > 0), moves + log_probs, 0)
+        # The score of a token is that of its vertex; `</s>` has those beyond the limit.
+        scores = graph.vertex_scores(is_visited)  # (B, U)
         token_of_vertex = torch.minimum(is_visited.cumsum(1) - 2, lengths[:, None] - 1).clamp(min=0)
+        token_scores = torch.zeros_like(tokens, dtype=scores.dtype).scatter_add(1, token_of_vertex, scores)
         return SlotGenerateOutput(
             sequences=sequences,
             sequences_scores=scores.sum(1),
-            token_scores=torch.zeros_like(tokens, dtype=scores.dtype).scatter_add(1, token_of_vertex, scores),
+            token_scores=token_scores,
             lengths=lengths,
             history=sequences[None] if settings.return_history else None,
-            path=path.scatter(1, torch.zeros_like(last)[:, None], start),
+            path=path.scatter(1, torch.zeros_like(last), start),
         )

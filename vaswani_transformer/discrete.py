@@ -123,7 +123,8 @@ class LatentStep(nn.Module):
             scores = scores.scatter_add(1, hinted, hint)
 
         # The latent goes back into the states.
-        embedded = self.config.embedding_scale * self.embed(scores, table, noise).to(states.dtype)  # (n, d_model)
+        embedded = self.embed(scores, table, noise).to(states.dtype)  # (n, d_model)
+        embedded = self.config.embedding_scale * embedded
         mixed = self.norm(gate * states + self.dropout((1 - gate) * embedded)).to(states.dtype)
         if words is None:
             return mixed, None

@@ -261,7 +261,8 @@ class Flow(nn.Module):
     def check_result(self, values: Tensor, inverts: bool) -> None:
         """Raise FlowError for `values` that are not finite, or for the density of a flow that is not initialized."""
         is_finite = values.isfinite()
-        are_finite, is_started = torch.stack([is_finite.all(), self.started == 1]).tolist()  # one synchronization
+        checks = torch.stack([is_finite.all(), self.started == 1])
+        are_finite, is_started = checks.tolist()  # one synchronization
         if not is_started and inverts:
             logger.warning_once("The flow is not initialized; decoding from an untrained prior.")
         elif not is_started:

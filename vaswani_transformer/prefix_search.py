@@ -43,9 +43,13 @@ def prefix_beam_search(
                     in_word[*prefix, word] += (after_blank if word == last else total) * probability
 
         # The k best, relative to the largest, so that no product of many slots becomes 0.
-        totals = {prefix: in_blank.get(prefix, 0.0) + in_word.get(prefix, 0.0) for prefix in in_blank | in_word}
+        pairs = {prefix: (in_blank.get(prefix, 0.0), in_word.get(prefix, 0.0)) for prefix in in_blank | in_word}
+        totals = {prefix: sum(pair) for prefix, pair in pairs.items()}
         scores = {prefix: log(total) + bonus * len(prefix) for prefix, total in totals.items() if total > 0}
         best = nlargest(num_beams, scores, key=scores.__getitem__)
         scale = 1 / max((totals[prefix] for prefix in best), default=1.0)
-        prefixes = {prefix: (in_blank.get(prefix, 0.0) * scale, in_word.get(prefix, 0.0) * scale) for prefix in best}
+        prefixes = {}
+        for prefix in best:
+            after_blank, after_word = pairs[prefix]
+            prefixes[prefix] = (after_blank * scale, after_word * scale)
     return list(prefixes)

@@ -342,7 +342,9 @@ def add_hypotheses(state: SearchState, scores: Tensor, rows: Tensor, tokens: Ten
     # The ended candidates as new hypotheses; those that did not end lose every comparison.
     k = is_end.shape[1]
     scores = scores[with_ends].masked_fill(~is_end[with_ends], -torch.inf)  # (S, k)
-    new_tokens, new_parents = state.extended(rows[with_ends].flatten(), tokens[with_ends].flatten())  # (S k, T + 1)
+    ended_rows = rows[with_ends].flatten()  # (S k,)
+    ended_tokens = tokens[with_ends].flatten()
+    new_tokens, new_parents = state.extended(ended_rows, ended_tokens)  # (S k, T + 1)
 
     # The k best of the earlier and the new ones.
     sources = state.active[with_ends]

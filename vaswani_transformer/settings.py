@@ -113,7 +113,8 @@ class NarSettings(SharedSettings):
         return self.length_beam_size > 1 or self.num_latent_samples > 1 or self.return_dict_in_generate
 
 
-LEAST = {setting.name: setting.metadata["least"] for setting in fields(NarSettings) if "least" in setting.metadata}
+NUMBERS = [setting for setting in fields(NarSettings) if "least" in setting.metadata]
+LEAST = {setting.name: setting.metadata["least"] for setting in NUMBERS}
 """Smallest values of numbers; those of a whole number are whole."""
 CHOICES = {"decoding_strategy": DECODING_STRATEGIES, "length_penalty_type": LENGTH_PENALTY_TYPES}
 
@@ -181,7 +182,10 @@ class CallSettings:
 
         # Arguments override the generation config. There, None means that Transformers' setting is not set; in an
         # argument, and for a setting of this package, it disables the saved value.
-        self.in_call = {name: value for name, value in configured.items() if value is not None or name in added}
+        self.in_call = {}
+        for name, value in configured.items():
+            if value is not None or name in added:
+                self.in_call[name] = value
         for name in kwargs.keys() & settings:
             self.in_call[name] = BEAM_DEFAULTS.get(name) if kwargs[name] is None else kwargs[name]
 
@@ -262,11 +266,14 @@ class CallSettings:
 
     def inferred_mask(self, inputs: Tensor | None) -> Tensor | None:
         """Return the mask (B, S) that Transformers infers from the source; None without a source."""
+        sources = [inputs, self.inputs.get("input_ids"), self.inputs.get("inputs_embeds")]
         encoded = self.inputs.get("encoder_outputs")
-        sources = (inputs, self.inputs.get("input_ids"), self.inputs.get("inputs_embeds"), encoded and encoded[0])
-        source = next((tensor for tensor in sources if tensor is not None), None)
-        if source is None:
+        if encoded:
+            sources.append(encoded[0])
+        given = [source for source in sources if source is not None]
+        if not given:
             return None
+        source = given[0]
         pad = self.values.get("pad_token_id")
         ends = as_token_ids(self.values.get("eos_token_id"))
         if source.dim() == 2 and pad is not None and pad not in ends:

@@ -208,7 +208,8 @@ def summed_path_loss(
     if torch.is_autocast_enabled(device_type):
         hidden = hidden.to(torch.get_autocast_dtype(device_type))
     with torch.autocast(device_type, enabled=False):
-        needs_grad = hidden.requires_grad, weight.requires_grad, transitions is not None and transitions.requires_grad
+        arguments = (hidden, weight, transitions)
+        needs_grad = tuple(argument is not None and argument.requires_grad for argument in arguments)
         summed, losses, *_ = FusedLinearPaths.apply(
             hidden, weight, transitions, fits, tokens, lattice, smoothing, needs_grad
         )

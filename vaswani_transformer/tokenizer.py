@@ -193,8 +193,10 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
     def _convert_encoding(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], list[Any]]:
         fields, encodings = super()._convert_encoding(*args, **kwargs)
         if passing := self.passing_ids:
-            rows = fields["input_ids"]
-            fields["input_ids"] = [[self.unk_token_id if index in passing else index for index in row] for row in rows]
+            rows = []
+            for row in fields["input_ids"]:
+                rows.append([self.unk_token_id if index in passing else index for index in row])
+            fields["input_ids"] = rows
         return fields, encodings
 
     def train_new_from_iterator(self, *args: Any, **kwargs: Any) -> Any:

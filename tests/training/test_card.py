@@ -77,6 +77,13 @@ def test_card_has_languages_data_license_size_time_hardware_and_code() -> None:
     assert "--data.path" not in hub.text
 
 
+def test_card_says_which_checkpoints_are_the_weights() -> None:
+    weights = {(10, 20): "the mean of the checkpoints of steps 10, 20", (20,): "the checkpoint of step 20"}
+    for steps, described in weights.items():
+        card = make_card(results_of() | {"averaged_steps": list(steps)}, REPOSITORY)
+        assert f"| Weights | {described} |" in card.text
+
+
 def test_card_of_a_prepared_public_set_names_its_page_its_license_and_its_place_on_the_hub() -> None:
     card = make_card(results_of() | {"source": "multi30k"}, REPOSITORY)
     assert "| Data | multi30k, from https://github.com/multi30k/dataset |" in card.text

@@ -153,7 +153,10 @@ def test_training_pairs_that_changed_since_the_run_or_are_missing_are_said_not_t
     scores, output = score(model=folder)
     known = {"pairs": 1, "sources": 1, "not_known": True} if change == "start" else None
     assert scores["seen_in_training"] == known
-    assert "contain its pairs is not known, so its scores may be too high.\n" in output
+    assert (
+        "it is not known whether missing or changed training data contain its pairs, so its scores may be too high.\n"
+        in output
+    )
     assert ("contain 1 of its 6 pairs" in output) == (change == "start")
 
 
@@ -236,7 +239,7 @@ def test_recorded_search_has_the_saved_settings_that_the_recipe_leaves_open(scor
 
 def test_another_split_and_other_fields_of_the_recipe_can_be_given(run: Run, tmp_path: Path) -> None:
     output, _, _ = run("--split=validation", "--data.target=en", "--data.source=de")
-    assert "2 sentences of validation on" in output
+    assert "2 sentences of the validation set on" in output
     assert "compound_split_bleu" not in output
 
 
@@ -282,9 +285,9 @@ def test_model_of_another_kind_is_scored_by_its_own_search(score: Score, tmp_pat
 
 def test_first_line_is_the_score_to_read(score: Score) -> None:
     scores, output = score()
-    assert output.startswith(f"BLEU {scores['sacrebleu']['score']:.2f} on 6 sentences of test\n\n")
+    assert output.startswith(f"BLEU {scores['sacrebleu']['score']:.2f} on 6 sentences of the test set\n\n")
     scores, output = score("--score.tokenize=none", "--num_beams=2")
-    assert output.startswith(f"BLEU {scores['tokenized_bleu']['score']:.2f} on 6 sentences of test\n")
+    assert output.startswith(f"BLEU {scores['tokenized_bleu']['score']:.2f} on 6 sentences of the test set\n")
     assert scores["search"]["num_beams"] == 2
 
 
@@ -315,7 +318,8 @@ def test_best_search_on_the_validation_set_becomes_that_of_the_model_and_its_res
     output, errors, status = run(*arguments, model=folder)
     assert (errors, status) == ("", 0)
     *_, best, saved = output.splitlines()
-    assert best == "best: --decoding.num_beams=2 --decoding.length_penalty=0.6"  # the first of equals
+    chosen = "--decoding.num_beams=2 --decoding.length_penalty=0.6 --decoding.length_penalty_type=gnmt"
+    assert best == f"best: {chosen}"  # the first of equals
     assert saved == f"{folder / 'generation_config.json'} has the best search."
     loaded = load_model(str(folder))
     search = CallSettings(None, loaded, {}).search()

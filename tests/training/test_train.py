@@ -21,6 +21,7 @@ from unittest import mock
 import pytest
 import torch
 from filelock import FileLock
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, set_seed
 
 from tests import ROOT
@@ -97,7 +98,7 @@ def test_terminal_shows_a_progress_bar_below_the_lines_of_the_log(arguments: lis
 def test_run_killed_while_it_saves_resumes_to_the_same_bits(
     arguments: list[str], tmp_path: Path, file: str, launch: tuple[str, ...]
 ) -> None:
-    """With one kept checkpoint, the one before must still be there until the new one is complete."""
+    """With one kept checkpoint, the one before must be there until the new one is complete; curves show a step once."""
     settings = [*arguments, "--training.steps=9", "--training.keep_checkpoints=1"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     runs.run_to_end(settings, whole, launch=launch)
@@ -108,6 +109,8 @@ def test_run_killed_while_it_saves_resumes_to_the_same_bits(
     assert runs.last_step(killed) == 3
     runs.run_to_end(settings, killed, launch=launch)
     runs.assert_same_checkpoints(whole, killed)
+    curves = EventAccumulator(str(killed / "tensorboard")).Reload()
+    assert [event.step for event in curves.Scalars("train/loss")] == list(range(1, 10))
 
 
 @pytest.mark.slow

@@ -71,9 +71,12 @@ class PairTokens(Dataset[dict[str, Any]]):
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
         self.sides = {name: ArrowRows(dataset, name) for name in ("input_ids", "labels")}
-        numbers = [name for name in dataset.column_names if "int" in str(getattr(dataset.features[name], "dtype", ""))]
         rows = self.sides["labels"].rows
-        self.numbers = {name: dataset.data.column(name).to_numpy()[rows] for name in numbers}
+        self.numbers = {}
+        for name in dataset.column_names:
+            dtype = getattr(dataset.features[name], "dtype", "")
+            if "int" in str(dtype):
+                self.numbers[name] = dataset.data.column(name).to_numpy()[rows]
         self.source_lengths = self.sides["input_ids"].lengths
         self.target_lengths = self.sides["labels"].lengths
 
@@ -123,8 +126,11 @@ class PairCollator:
         """Return `input_ids`, `attention_mask`, `labels`, `decoder_input_ids` (B, L), and integer columns (B,)."""
         input_ids, mask = pad(batch["input_ids"], self.padding, self.side)
         labels, _ = pad(batch["labels"], self.label_pad_token_id, self.side)
-        numbers = {name: torch.as_tensor(column) for name, column in batch.items() if not isinstance(column, Ragged)}
-        tensors = {"input_ids": input_ids, "attention_mask": mask, **numbers, "labels": labels}
+        tensors = {"input_ids": input_ids, "attention_mask": mask}
+        for name, column in batch.items():
+            if not isinstance(column, Ragged):
+                tensors[name] = torch.as_tensor(column)
+        tensors["labels"] = labels
         if self.prepare is not None:
             tensors["decoder_input_ids"] = self.prepare(labels=labels)
         return tensors

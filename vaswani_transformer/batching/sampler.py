@@ -34,7 +34,9 @@ def length_keys(sources: Lengths, targets: Lengths, budgets: Budgets) -> NDArray
     step = math.log1p(width)
     longest_source = int(sources.max())
     longest_target = int(targets.max())
-    buckets = [int(math.log(max(length, 1)) / step) if step else length for length in range(longest_target + 1)]
+    buckets = list(range(longest_target + 1))
+    if step:
+        buckets = [int(math.log(max(length, 1)) / step) for length in buckets]
     keys = np.array(buckets, dtype=np.int64)[targets]
 
     # One number for (bucket, source, target), in place, since there may be many pairs. The direction alternates, so
@@ -200,8 +202,11 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         self.bounds = step_bounds(sources, targets, budgets, self.micro_batches)
 
         # The order of the steps does not change the padding.
-        positions = sum(count_positions(lengths, self.bounds, self.micro_batches) for lengths in (sources, targets))
-        tokens = int(sources.sum(dtype=np.int64)) + int(targets.sum(dtype=np.int64))
+        positions = 0
+        tokens = 0
+        for lengths in (sources, targets):
+            positions += count_positions(lengths, self.bounds, self.micro_batches)
+            tokens += int(lengths.sum(dtype=np.int64))
         self.padding_share = 1 - tokens / max(positions, 1)
 
     def set_epoch(self, epoch: int) -> None:

@@ -105,7 +105,9 @@ def save(imported: ImportResult, options: argparse.Namespace) -> None:
         imported.model.save_pretrained(folder)
         if imported.tokenizer is not None:
             imported.tokenizer.save_pretrained(folder)
-    tokenizer = "without a tokenizer" if imported.tokenizer is None else f"with a {type(imported.tokenizer).__name__}"
+    tokenizer = "without a tokenizer"
+    if imported.tokenizer is not None:
+        tokenizer = f"with a {type(imported.tokenizer).__name__}"
     say(f"{options.output}: {options.model}, {tokenizer}")
     if imported.difference is None:
         say("Not compared with the original, which cannot run here.")

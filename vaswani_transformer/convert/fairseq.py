@@ -123,7 +123,10 @@ def read_fairseq(path: Path, config: Path | None) -> ForeignModel:
     check_settings(name, settings)
 
     # Translate the settings; what fairseq does not save has fairseq's default.
-    state = {key: weight.float() for key, weight in split_fused(weights).items() if not IGNORED_KEYS.match(key)}
+    state = {}
+    for key, weight in split_fused(weights).items():
+        if not IGNORED_KEYS.match(key):
+            state[key] = weight.float()
     layers = count_layers(state)
     fields = {
         "encoder_layers": layers["encoder"],

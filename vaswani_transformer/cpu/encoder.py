@@ -191,7 +191,8 @@ class EncoderLayerPass(UnwrappedLayer):
     def __call__(self, hidden_states: Tensor, mask: Tensor, num_sources: int) -> Tensor:
         """Return the next `hidden_states` (B S, d_model); `mask` (B H or 1, 1, S or 1) is added to the scores."""
         query, key_values = self.split_heads(self.project(hidden_states), num_sources)
-        keys, values = key_values.flatten(0, -3).split_with_sizes(self.head_widths, -1)  # (B H, S, d_k), (B H, S, d_v)
+        by_head = key_values.flatten(0, -3)
+        keys, values = by_head.split_with_sizes(self.head_widths, -1)  # (B H, S, d_k), (B H, S, d_v)
         attended = attend(query, keys.transpose(1, 2), values, mask, self.scaling)  # (B H, S, d_v)
         output = self.o_proj(self.merge_heads(attended, num_sources))
         hidden_states = self.norm(output.add_(hidden_states))

@@ -5,8 +5,10 @@ A layout is a way to pack a weight. The fastest one depends on the CPU, the weig
 layout before its use.
 """
 
+import bisect
 import copy
 import functools
+import itertools
 import math
 import warnings
 from collections.abc import Callable
@@ -20,7 +22,7 @@ Product = Callable[[Tensor], Tensor]
 Parameters = tuple[Tensor, Tensor | None]  # weight (out, in) and bias, in float32
 
 MIN_SCALE = 1e-12  # for rows of zeros
-TIMED_ROWS = (4, 32, 128)  # a beam search step of one sentence, of eight and of 32
+TIMED_ROWS = (1, 4, 32, 128)  # a step of greedy search for one sentence; of beam search for one, eight and 32
 PACKED_ROWS = 32  # that oneDNN packs for
 TIMED_WEIGHTS = 2**20  # largest weight to time; larger ones are bound by memory bandwidth
 REPETITIONS = 4
@@ -264,21 +266,15 @@ class LinearPacker:
 
 def by_rows(layers: list[PreparedLinear]) -> PreparedLinear:
     """Return the layer that computes by one of `layers`, those for `TIMED_ROWS`, whichever is nearest in rows."""
-    first, second, third = layers
-    if first is second is third:
-        return first
-    few, some, many = first.product, second.product, third.product
-    # The geometric mean is where the ratios to the two timed numbers of rows are equal.
-    low = math.isqrt(TIMED_ROWS[0] * TIMED_ROWS[1])
-    high = math.isqrt(TIMED_ROWS[1] * TIMED_ROWS[2])
+    distinct = {id(layer): layer for layer in layers}.values()
+    if len(distinct) == 1:
+        return layers[0]
+    products = [layer.product for layer in layers]
+    # The geometric mean is where the ratios to two timed numbers of rows are equal.
+    bounds = [math.isqrt(few * many) for few, many in itertools.pairwise(TIMED_ROWS)]
 
     def product(rows: Tensor) -> Tensor:
-        count = rows.shape[0]
-        if count <= low:
-            return few(rows)
-        if count <= high:
-            return some(rows)
-        return many(rows)
+        return products[bisect.bisect_left(bounds, rows.shape[0])](rows)
 
-    num_bytes = sum(layer.num_bytes for layer in {id(layer): layer for layer in layers}.values())
-    return PreparedLinear(product, first.unpacked, num_bytes)
+    num_bytes = sum(layer.num_bytes for layer in distinct)
+    return PreparedLinear(product, layers[0].unpacked, num_bytes)

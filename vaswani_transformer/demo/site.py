@@ -201,8 +201,12 @@ def license_and_credits(path: Path | None) -> tuple[str, str]:
     except ValueError:
         license = ""
     row = re.search(r"^\| License \| (.*) \|$", read(path), re.MULTILINE)
-    sentence = re.sub(r"\[([^\]]*)\]\((https?://[^)]*)\)", r"\1 (\2)", row[1]) if row else f"weights: {license}"
-    return license, f"{sentence[0].upper()}{sentence[1:]}." if row or license else ""
+    if not row and not license:
+        return "", ""
+    sentence = f"weights: {license}"
+    if row:
+        sentence = re.sub(r"\[([^\]]*)\]\((https?://[^)]*)\)", r"\1 (\2)", row[1])  # plain links
+    return license, f"{sentence[0].upper()}{sentence[1:]}."
 
 
 def load_part(name: str, folder: str, **source: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

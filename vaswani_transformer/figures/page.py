@@ -42,7 +42,10 @@ def attention_data(maps: AttentionMaps) -> dict[str, Any]:
 def make_page(title: str, source: str, target: str, model: str, **data: Any) -> Page:
     """Return a page with `search` and `attention` data."""
     views = [name for name in ("search", "attention") if name in data]
-    sections = [f'<section aria-label="{name.title()}">\n{read(FOLDER / f"{name}.html")}</section>\n' for name in views]
+    sections = []
+    for name in views:
+        content = read(FOLDER / f"{name}.html")
+        sections.append(f'<section aria-label="{name.title()}">\n{content}</section>\n')
     fields = {
         "title": html.escape(f"{title}: {source}"),
         "source": html.escape(source),

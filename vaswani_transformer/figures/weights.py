@@ -102,7 +102,8 @@ def record_calls(stack: nn.Module) -> Generator[list[tuple[dict[str, Any], Any]]
 
 def last_pass(model: NarHead, batch: dict[str, Tensor], generate_kwargs: dict[str, Any]) -> Pass:
     """Return the last pass of `generate()` for one source and the best length; FlowSeq draws a single sample."""
-    settings = {**generate_kwargs, "return_dict_in_generate": True, "return_history": True, "num_return_sequences": 1}
+    settings = {**generate_kwargs, "num_return_sequences": 1}
+    settings.update(return_dict_in_generate=True, return_history=True)
     if "num_latent_samples" in model.family_settings:
         settings["num_latent_samples"] = 1
     body = cast(Any, model).model
@@ -118,7 +119,9 @@ def last_pass(model: NarHead, batch: dict[str, Tensor], generate_kwargs: dict[st
     # The row of the best length among the candidate lengths, without padding.
     length = len(labels)
     row = inputs["attention_mask"].sum(1).tolist().index(length)
-    input_tokens = labels if inputs.get("input_ids") is None else inputs["input_ids"][row, :length].tolist()
+    input_tokens = labels
+    if inputs.get("input_ids") is not None:
+        input_tokens = inputs["input_ids"][row, :length].tolist()
     source_length = batch["input_ids"].shape[1]
     (_, encoder_output), *_ = encoded
     weights = [

@@ -168,7 +168,9 @@ def read_trees(lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[in
         if token == "(":
             stack.append(OpenBracket(number))
         elif not stack:
-            problem = "a closing bracket without an opening one" if token == ")" else f"{token[:40]!r} is not a tree"
+            problem = f"{token[:40]!r} is not a tree"
+            if token == ")":
+                problem = "a closing bracket without an opening one"
             raise UserError(f"{where}: {problem}. Correct the tree before it.")
         elif token != ")":
             if stack[-1].label or stack[-1].children:

@@ -229,7 +229,10 @@ def check_search(name: str, config: PreTrainedConfig, **source: Any) -> bool:
             raise UserError(f"{name}: {problem}; {fix}")
         return False
     values = config.get_text_config(decoder=True).to_dict()
-    sizes = [size for field, size in values.items() if field.endswith("vocab_size") and isinstance(size, int)]
+    sizes = []
+    for field, size in values.items():
+        if field.endswith("vocab_size") and isinstance(size, int):
+            sizes.append(size)
     # Transformers ignores a malformed file
     check_settings(f"{path}: ", read_json(path, fix), max(sizes, default=MAX_IDS), fix)
     return True
@@ -253,15 +256,18 @@ def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: 
         )
 
         # Missing or mismatched weights would be random numbers.
-        shapes = [f"{key} {tuple(got)}, expected {tuple(expected)}" for key, got, expected in info["mismatched_keys"]]
+        shapes = []
+        for key, got, expected in info["mismatched_keys"]:
+            shapes.append(f"{key} {tuple(got)}, expected {tuple(expected)}")
         problems = {
             "missing": info["missing_keys"],
             "unexpected": info["unexpected_keys"],
             "of a different shape": shapes,
         }
-        differences = "; ".join(f"{problem}: {list_names(sorted(keys))}" for problem, keys in problems.items() if keys)
+        differences = [f"{problem}: {list_names(sorted(keys))}" for problem, keys in problems.items() if keys]
         if differences:
-            raise UserError(f"{name}: its weights do not fit its config.json; {differences}. {FIX_OF_CONFIG}")
+            found = "; ".join(differences)
+            raise UserError(f"{name}: its weights do not fit its config.json; {found}. {FIX_OF_CONFIG}")
         check_finite(name, model.state_dict())
         if not has_search and model.can_generate() and (model.generation_config.num_beams or 1) == 1:
             logger.warning("%s: %s is missing, so the model decodes greedily.", name, GENERATION_CONFIG)

@@ -38,7 +38,9 @@ def teacher_scores(
         first: index of the first text, which errors name.
     """
     count = len(candidates[0])
-    pairs = [Pair(source, text) for source, texts in zip(sources, candidates, strict=True) for text in texts]
+    pairs = []
+    for source, texts in zip(sources, candidates, strict=True):
+        pairs += [Pair(source, text) for text in texts]
     try:
         scored = teacher.score_window(pairs)
     except TooLongError as error:

@@ -114,7 +114,9 @@ class TargetScorer:
         scores: list[Any] = [None] * len(pairs)
         lengths = [max(map(len, pair)) for pair in zip(encoded.sources, targets, strict=True)]
         for batch in batches_by_length(lengths, self.translator.batch_tokens):
-            rows = self.score_batch([encoded.sources[index] for index in batch], [targets[index] for index in batch])
+            sources_of_batch = [encoded.sources[index] for index in batch]
+            targets_of_batch = [targets[index] for index in batch]
+            rows = self.score_batch(sources_of_batch, targets_of_batch)
             for index, row in zip(batch, rows, strict=True):
                 scores[index] = row
                 if row[0] != row[0]:
@@ -155,7 +157,9 @@ class TargetScorer:
                 inputs = decoder_inputs(model, labels, padding)
                 of_tokens = token_log_probabilities(model, tokens, mask, labels, inputs)
                 scores = BatchScores(of_tokens.sum(1), of_tokens)
-        return zip(*([None] * len(labels) if field is None else field.tolist() for field in scores), strict=True)
+        missing = [None] * len(labels)
+        columns = [missing if field is None else field.tolist() for field in scores]
+        return zip(*columns, strict=True)
 
 
 def score_targets(

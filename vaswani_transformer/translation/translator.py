@@ -172,7 +172,8 @@ def aligned_unknown_words(encoding: Any, text: str, ids: list[int], unknown_id: 
         # The mark before a word is aligned with the character before it, which is not a letter.
         if tokens[first].startswith(WORD_START) and re.match(r"[^\w\s].", word, re.DOTALL):
             word = word[1:]
-        if word and any(ids[position] == unknown_id or offsets[position][1] in spelled for position in positions):
+        is_unknown = any(ids[position] == unknown_id or offsets[position][1] in spelled for position in positions)
+        if word and is_unknown:
             words.append(word)
     return words
 
@@ -206,7 +207,8 @@ class ForcedPrefixes(LogitsProcessor):
         position = input_ids.shape[1] - 1  # after the start token
         if position >= self.prefixes.shape[1]:
             return scores
-        wanted = self.prefixes[:, position].repeat_interleave(len(scores) // len(self.prefixes))[:, None]  # (R, 1)
+        rows_per_source = len(scores) // len(self.prefixes)
+        wanted = self.prefixes[:, position].repeat_interleave(rows_per_source)[:, None]  # (R, 1)
         chosen = scores.gather(1, wanted.clamp(min=0))
         chosen = chosen.masked_fill(chosen == -torch.inf, 0.0)  # a different processor excludes it
         forced = torch.full_like(scores, -torch.inf).scatter_(1, wanted.clamp(min=0), chosen)
@@ -501,7 +503,8 @@ class Translator:
         if self.details_from is not None:
             pairs = self.pairs_to_score(tokens, mask, sequences, lengths)
             details = [*self.make_details(self.details_from, sources, texts, pairs, ids)]
-        hypotheses = [Hypothesis(*values) for values in zip(decoded, lengths, scores, unfinished, details, strict=True)]
+        columns = (decoded, lengths, scores, unfinished, details)
+        hypotheses = [Hypothesis(*values) for values in zip(*columns, strict=True)]
         n = len(hypotheses) // len(sources)
         return [hypotheses[start : start + n] for start in range(0, len(hypotheses), n)]
 
