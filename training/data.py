@@ -404,9 +404,10 @@ def describe_pairs(name: str, pairs: Dataset) -> Iterator[str]:
     found = find_rows(pairs)
     for kind, description in DESCRIPTIONS.items():
         if len(found[kind]):
+            number = "1 pair" if len(found[kind]) == 1 else f"{len(found[kind]):,} pairs"
             pair = pairs[int(found[kind][0])]
             shown = " -> ".join(quoted(pair[side]) for side in SIDES)
-            yield f"  {kind}: {len(found[kind]):,} ({description}), first {shown}"
+            yield f"  {kind}: {number} ({description}), first {shown}"
 
 
 def quoted(text: str) -> str:

@@ -58,7 +58,7 @@ def test_usual_ratio_is_that_of_the_data() -> None:
 def test_report_has_an_example_of_each_kind_that_occurs() -> None:
     lines = list(describe_pairs("train", dataset(PAIRS)))
     assert lines[0] == "train: 11 pairs, source 12 (median) to 20 characters, target 14 (median) to 88 characters"
-    assert lines[1] == "  markup: 1 (markup such as <b>), first 'Press <b>OK</b>.' -> 'OK dr\u00fccken.'"
+    assert lines[1] == "  markup: 1 pair (markup such as <b>), first 'Press <b>OK</b>.' -> 'OK dr\u00fccken.'"
     assert len(lines) == 1 + len(FOUND)
     assert list(describe_pairs("train", dataset(PAIRS[5:6])))[1:] == []
     assert list(describe_pairs("train", dataset(PAIRS[:1]).select([]))) == []
@@ -125,6 +125,6 @@ def test_look_prints_a_report_of_each_split(folder: Path, capsys: pytest.Capture
     look.main([str(recipe), "--data.drop=[markup]"])
     printed = capsys.readouterr().out
     assert printed.splitlines()[0].startswith("train: 12 pairs")
-    assert "duplicates: 2 (repetitions" in printed
+    assert "duplicates: 2 pairs (repetitions" in printed
     assert "validation: 2 pairs" in printed
     assert "markup" not in printed
