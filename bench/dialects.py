@@ -87,6 +87,7 @@ class Language:
     encoder_layers: int = 3
     decoder_layers: int = 3
     steps: int = 1200
+    warm_up: float = 1 / 12
     batch_size: int = 64
     learning_rate: float = 1e-3
     held_out: int = 512
@@ -132,15 +133,17 @@ class Language:
         return batch
 
     def train(self, model: Any, **schedules: Callable[[float], float]) -> Any:
-        """Return the model after `steps` of Adam, whose learning rate falls to 0 over the last third.
+        """Return the model after `steps` of Adam.
 
-        Each of `schedules` sets an attribute of the model by the progress from 0 to 1.
+        The learning rate rises over the share `warm_up` of the steps, and falls to 0 over the last third. Each of
+        `schedules` sets an attribute of the model by the progress from 0 to 1.
         """
         coins = random.Random(1)
         steps = self.steps
-        optimizer = torch.optim.Adam(model.parameters(), self.learning_rate, betas=(0.9, 0.98), eps=1e-9)
+        warm_up = self.warm_up * steps
+        optimizer = torch.optim.Adam(model.parameters(), self.learning_rate, betas=(0.9, 0.98), eps=1e-9, fused=True)
         schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: min((step + 1) / 100, 1, 3 * (steps - step) / steps)
+            optimizer, lambda step: min((step + 1) / warm_up, 1, 3 * (steps - step) / steps)
         )
         is_flow = hasattr(model, "flow")
         model.train()
@@ -156,10 +159,10 @@ class Language:
             schedule.step()
         return model.eval()
 
-    def train_family(self, family: str) -> Any:
-        """Return a trained model of a family."""
+    def train_family(self, family: str, **fields: Any) -> Any:
+        """Return a trained model of a family, whose configuration has `fields` too."""
         model_class = FAMILIES[VARIANTS.get(family, family)].model_class
-        model = model_class(model_class.config_class(**self.sizes, **FIELDS.get(family, {})))
+        model = model_class(model_class.config_class(**self.sizes, **FIELDS.get(family, {}), **fields))
         return self.train(model, **SCHEDULES.get(family, {}))
 
     def share_of_answers(self, sources: list[list[int]], answers: list[list[int]]) -> float:

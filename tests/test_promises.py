@@ -234,9 +234,7 @@ def torch_exported(module: nn.Module, inputs: dict[str, Any], strict: bool = Fal
 
 
 def exports_to_onnx(family: str, folder: Path) -> None:
-    """The export compares itself with the model."""
-    model = EVERY_FAMILY[family](encoder_layers=1, decoder_layers=1)
-    assert to_onnx(model, None, folder / "converted").folder == folder / "converted"
+    to_onnx(EVERY_FAMILY[family](encoder_layers=1, decoder_layers=1), None, folder / "converted")
 
 
 def exports_by_torch(family: str, folder: Path) -> None:
@@ -291,11 +289,13 @@ NOT_GIVEN: dict[str, dict[str, str | None]] = {
     "`torch.export`": dict.fromkeys(NAR),
     "CTranslate2": dict.fromkeys(NAR, ONLY_THE_PAPERS_MODEL),
 }
+# `convert/test_onnx_exporter.py` exports a model of one layer too, with every setting.
+KEPT_ELSEWHERE = {("ONNX", "autoregressive")}
 CELLS = [
     pytest.param(promise, family, marks=[pytest.mark.slow] if PROMISES[promise] in SLOW else [])
     for promise in PROMISES
     for family in EVERY_FAMILY
-    if NOT_GIVEN.get(promise, {}).get(family, "tested") is not None
+    if NOT_GIVEN.get(promise, {}).get(family, "tested") is not None and (promise, family) not in KEPT_ELSEWHERE
 ]
 
 
