@@ -115,7 +115,11 @@ def train_arm(setting: Setting, arm: str, shape: str, accumulation: int, compile
     """Return the metrics of some paper steps of an arm, taken twice: new shapes may make libraries prepare kernels."""
     # The micro-batches of all steps.
     step, config = step_of(setting, arm, shape, compiles, attention)
-    warm_up, count = (8 if compiles else WARM_UP, 10) if not setting.is_tiny else (1, 1)
+    warm_up = 8 if compiles else WARM_UP
+    count = 10
+    if setting.is_tiny:
+        warm_up = 1
+        count = 1
     pairs = make_pairs(200 if setting.is_tiny else 40_000, config.vocab_size)
     rows_of_batches = micro_batches_of(setting, arm, pairs, accumulation, warm_up + count)
     batches = [collate([pairs[row] for row in rows]) for rows in rows_of_batches]
