@@ -47,7 +47,7 @@ from transformers import (
     Seq2SeqTrainingArguments,
     TrainerState,
 )
-from transformers.integrations import get_available_reporting_integrations
+from transformers.integrations import TensorBoardCallback, get_available_reporting_integrations
 
 from training.callbacks import Patience, Progress, ProgressBar, evaluation_at, is_best_evaluation, rank
 from training.checkpoints import (
@@ -260,7 +260,8 @@ class PaperTrainer(Seq2SeqTrainer):
     def hide_later_curves(self, step: int) -> None:
         """Let TensorBoard hide what an interrupted run has logged after a step, since it will be logged again."""
         folder = self.run / CURVES
-        if folder.exists() and "tensorboard" in self.args.report_to and self.is_world_process_zero():
+        shows_curves = any(isinstance(callback, TensorBoardCallback) for callback in self.callback_handler.callbacks)
+        if folder.exists() and shows_curves and self.is_world_process_zero():
             from torch.utils.tensorboard import SummaryWriter
 
             SummaryWriter(str(folder), purge_step=step + 1).close()
