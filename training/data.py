@@ -23,7 +23,7 @@ from transformers import AddedToken, PreTrainedConfig, PreTrainedTokenizerBase
 
 from training.machine import allowed_cores
 from training.recipe import FileData, Recipe, bleu_tokenizer
-from training.texts import SIDES, draw_key, read_files, read_split
+from training.texts import SIDES, draw_key, read_files, read_split, whole_tables
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.batching.pairs import ArrowRows
 from vaswani_transformer.batching.sampler import Lengths
@@ -355,7 +355,7 @@ def find_rows(pairs: Dataset) -> dict[str, Rows]:
     masks: dict[str, list[NDArray[np.bool_]]] = {name: [] for name in (*PATTERNS, "copies")}
     keys = [np.empty(0, dtype=np.uint64)]
     ratios = [np.empty(0)]
-    for table in pairs.with_format("arrow").iter(100_000):
+    for table in whole_tables(pairs):
         texts = [table[side] for side in SIDES]
         for name, pattern in PATTERNS.items():
             options = pc.MatchSubstringOptions(pattern)
@@ -394,10 +394,7 @@ def describe_pairs(name: str, pairs: Dataset) -> Iterator[str]:
         return
     lengths = []
     for side in SIDES:
-        parts = [
-            pc.call_function("utf8_length", [table[side]]).to_numpy()
-            for table in pairs.with_format("arrow").iter(100_000)
-        ]
+        parts = [pc.call_function("utf8_length", [table[side]]).to_numpy() for table in whole_tables(pairs)]
         characters = np.concatenate(parts)
         lengths.append(f"{side} {np.median(characters):,.0f} (median) to {characters.max():,} characters")
     yield f"{name}: {len(pairs):,} pairs, {', '.join(lengths)}"

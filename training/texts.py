@@ -562,12 +562,18 @@ def without_empty(pairs: Dataset, field: str) -> Dataset:
     return pairs
 
 
+def whole_tables(pairs: Dataset) -> Iterator[pa.Table]:
+    """Yield tables of pairs in whole columns; those of selected rows have a chunk for each row, which costs time."""
+    for table in pairs.with_format("arrow").iter(100_000):
+        yield table.combine_chunks()
+
+
 def matches(pairs: Dataset, pattern: str) -> tuple[list[int], str]:
     """Count the matches of a pattern in the sources and in the targets; return the first text with one too."""
     options = pc.MatchSubstringOptions(pattern)
     counts = [0, 0]
     example = ""
-    for table in pairs.with_format("arrow").iter(100_000):
+    for table in whole_tables(pairs):
         for index, side in enumerate(SIDES):
             found = pc.call_function("count_substring_regex", [table[side]], options).to_numpy()
             counts[index] += int(found.sum())

@@ -12,7 +12,7 @@ from tests.commands import user_error, write_pairs
 from training import look
 from training.data import DESCRIPTIONS, describe_pairs, find_rows, load_pairs, without
 from training.recipe import Recipe, recipe_of
-from training.texts import SIDES
+from training.texts import SIDES, whole_tables
 
 PAIRS = [
     ("Press <b>OK</b>.", "OK dr\u00fccken."),
@@ -128,3 +128,11 @@ def test_look_prints_a_report_of_each_split(folder: Path, capsys: pytest.Capture
     assert "duplicates: 2 pairs (repetitions" in printed
     assert "validation: 2 pairs" in printed
     assert "markup" not in printed
+
+
+def test_selected_rows_are_read_in_whole_columns() -> None:
+    """A selection has a chunk for each row, for each of which Arrow would compile every regular expression anew."""
+    pairs = dataset(PAIRS).select([0, 2, 5])
+    (table,) = whole_tables(pairs)
+    assert [column.num_chunks for column in table.columns] == [1] * table.num_columns
+    assert table["source"].to_pylist() == pairs["source"][:]
