@@ -57,15 +57,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out the files without slow tests where only those run, since every process would import them."""
-    name = collection_path.name
-    if config.option.markexpr != "slow" or not name.startswith("test_") or collection_path.suffix != ".py":
-        return None
-    has_own_marks = name == "test_transformers_suite.py"  # those of Transformers
-    return None if has_own_marks or "mark.slow" in collection_path.read_text(encoding="utf-8") else True
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(item.path, len(ranks)))

@@ -289,13 +289,11 @@ NOT_GIVEN: dict[str, dict[str, str | None]] = {
     "`torch.export`": dict.fromkeys(NAR),
     "CTranslate2": dict.fromkeys(NAR, ONLY_THE_PAPERS_MODEL),
 }
-# `convert/test_onnx_exporter.py` exports a model of one layer too, with every setting.
-KEPT_ELSEWHERE = {("ONNX", "autoregressive")}
 CELLS = [
     pytest.param(promise, family, marks=[pytest.mark.slow] if PROMISES[promise] in SLOW else [])
     for promise in PROMISES
     for family in EVERY_FAMILY
-    if NOT_GIVEN.get(promise, {}).get(family, "tested") is not None and (promise, family) not in KEPT_ELSEWHERE
+    if NOT_GIVEN.get(promise, {}).get(family, "tested") is not None
 ]
 
 

@@ -308,7 +308,7 @@ def count_seen(pairs: Dataset, learned: Learned) -> dict[str, int] | None:
     rows = list(zip(pairs["source"][:], pairs["target"][:], strict=True))
     among_sources = pc.SetLookupOptions(pa.array({source for source, _ in rows}, pa.string()))
     seen: set[tuple[str, str]] = set()
-    for table in itertools.chain(*(train.with_format("arrow").iter(100_000) for train in learned.pairs)):
+    for table in itertools.chain(*map(whole_tables, learned.pairs)):
         matches = table.filter(pc.call_function("is_in", [table["source"]], among_sources))
         seen.update(zip(matches["source"].to_pylist(), matches["target"].to_pylist(), strict=True))
     seen_sources = {source for source, _ in seen}

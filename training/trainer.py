@@ -1,7 +1,7 @@
 """The trainer of a run. Transformers' loop calls the methods of `PaperTrainer` in this order:
 
 1. `train_or_resume` checks that every evaluation can work, and starts the Trainer's `train`; `resume` does, from a
-   checkpoint.
+   checkpoint. `hide_later_curves` hides in TensorBoard what a crashed run has logged since.
 2. `get_train_dataloader` puts pairs of similar length into batches by tokens (5.1). To resume, `_load_callback_state`
    restores what patience has counted; the Trainer loads weights, optimizer, schedule and random states, and skips the
    batches of the epoch that are done.

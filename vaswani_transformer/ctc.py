@@ -359,11 +359,11 @@ class VaswaniCtcForConditionalGeneration(SlotHead, GenerationMixin):
         # k targets of each source; where fewer are found, empty ones of score -inf.
         k = settings.num_beams
         targets: list[tuple[int, ...]] = []
-        is_found: list[bool] = []
+        is_missing: list[bool] = []
         for found in self.find_targets(log_probs, slots, limits, settings):
             missing = k - len(found)
             targets += [*found, *[()] * missing]
-            is_found += [True] * len(found) + [False] * missing
+            is_missing += [False] * len(found) + [True] * missing
         counts = slots.new_tensor([len(target) for target in targets])  # (k B,)
         width = max(map(len, targets))
         rows = [[*target, *[self.blank] * (width - len(target))] for target in targets]
@@ -372,8 +372,7 @@ class VaswaniCtcForConditionalGeneration(SlotHead, GenerationMixin):
         # Their scores. The search may have dropped some alignments, so log p is computed anew.
         log_p = target_log_probs(log_probs, slots, Words(words, counts, counts >= 0), self.blank)
         scores = log_p + settings.length_bonus * counts
-        is_missing = ~mask.new_tensor(is_found, dtype=torch.bool)
-        scores = scores.masked_fill(is_missing, -torch.inf).view(-1, k)
+        scores = scores.masked_fill(mask.new_tensor(is_missing, dtype=torch.bool), -torch.inf).view(-1, k)
 
         # The n best, followed by the end token and blanks.
         scores, order = scores.topk(settings.num_return_sequences, dim=1)  # (B, n)

@@ -113,8 +113,7 @@ class NarSettings(SharedSettings):
         return self.length_beam_size > 1 or self.num_latent_samples > 1 or self.return_dict_in_generate
 
 
-NUMBERS = [setting for setting in fields(NarSettings) if "least" in setting.metadata]
-LEAST = {setting.name: setting.metadata["least"] for setting in NUMBERS}
+LEAST = {setting.name: setting.metadata["least"] for setting in fields(NarSettings) if "least" in setting.metadata}
 """Smallest values of numbers; those of a whole number are whole."""
 CHOICES = {"decoding_strategy": DECODING_STRATEGIES, "length_penalty_type": LENGTH_PENALTY_TYPES}
 

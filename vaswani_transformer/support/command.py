@@ -27,10 +27,8 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     line = " ".join(text.split())
-    escaped = ""
-    for letter in line:
-        escaped += letter if letter.isprintable() else letter.encode("unicode_escape").decode()
-    return escaped or type(error).__name__
+    escaped = (letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in line)
+    return "".join(escaped) or type(error).__name__
 
 
 def check_open(stream: Literal["stdin", "stdout"], instead: str) -> None:
