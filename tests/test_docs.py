@@ -62,11 +62,12 @@ def run_block(block: str, folder: Path, environment: dict[str, str]) -> str:
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a quickstart run of two steps on a few sentences; its translations are bad and short.
 
-    The model has one layer in each stack: what pages compile or export is traced layer by layer.
+    The model has as few layers as the pages allow, one of which draws a decoder's second layer: what they compile or
+    export is traced layer by layer.
     """
     folder = tmp_path_factory.mktemp("quickstart") / "runs" / "quickstart"
     steps = ["--training.steps=2", "--training.evaluation_steps=2", "--decoding.max_source_relative_length=2"]
-    steps += ["--model.encoder_layers=1", "--model.decoder_layers=1"]
+    steps += ["--model.encoder_layers=1", "--model.decoder_layers=2"]
     recipe = ROOT / "training" / "recipes" / "quickstart.yaml"
     data = tmp_path_factory.mktemp("data")
     for split, count in (("train", 5000), ("validation", 50), ("test", 50)):
