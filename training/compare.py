@@ -290,7 +290,10 @@ def summarize(runs: list[ScoredRun]) -> dict[str, Any]:
     return {
         **runs[0].data,
         "groups": {
-            letter: {"name": group[0].name, "runs": {run.path: {"seed": run.seed, **run.scores} for run in group}}
+            letter: {
+                "name": group[0].name,
+                "runs": {run.path: {"seed": run.seed, **run.scores} for run in group},
+            }
             for letter, group in groups.items()
         },
         "differing_fields": differing_fields(groups),

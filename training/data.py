@@ -178,7 +178,9 @@ def with_copies(recipe: Recipe, pairs: DatasetDict) -> tuple[DatasetDict, dict[s
     copied = DatasetDict(pairs)
     for split, rows in pairs.items():
         if "times" in rows.column_names:
-            repeated = np.repeat(np.arange(len(rows)), rows["times"][:]) if split == "train" else range(len(rows))
+            repeated = np.arange(len(rows))
+            if split == "train":
+                repeated = np.repeat(repeated, rows["times"][:])
             copied[split] = rows.remove_columns("times").select(repeated)
     counts: dict[str, int] = {}
     if "train" in copied:
@@ -312,7 +314,10 @@ def count_seen(pairs: Dataset, learned: Learned) -> dict[str, int] | None:
         matches = table.filter(pc.call_function("is_in", [table["source"]], among_sources))
         seen.update(zip(matches["source"].to_pylist(), matches["target"].to_pylist(), strict=True))
     seen_sources = {source for source, _ in seen}
-    counts = {"pairs": sum(row in seen for row in rows), "sources": sum(source in seen_sources for source, _ in rows)}
+    counts = {
+        "pairs": sum(row in seen for row in rows),
+        "sources": sum(source in seen_sources for source, _ in rows),
+    }
     return counts if learned.is_complete else {**counts, "not_known": True}
 
 
@@ -370,7 +375,9 @@ def find_rows(pairs: Dataset) -> dict[str, Rows]:
     found = {name: np.flatnonzero(np.concatenate([[], *parts])) for name, parts in masks.items()}
     found["duplicates"] = repetitions(np.concatenate(keys))
     logs = np.concatenate(ratios)
-    found["ratios"] = np.flatnonzero(abs(logs - np.median(logs)) > np.log(RATIO)) if len(logs) else np.empty(0, np.intp)
+    found["ratios"] = np.empty(0, np.intp)
+    if len(logs):
+        found["ratios"] = np.flatnonzero(abs(logs - np.median(logs)) > np.log(RATIO))
     return found
 
 

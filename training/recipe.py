@@ -485,13 +485,12 @@ class RecipeParser(ArgumentParser):
         known = [*self.get_defaults().keys(), *self.command_options, *self.model_fields]
         same = [field for field in known if field.rpartition(".")[2] == last]
         others = [field for field, names in OTHER_NAMES.items() if last in names.split() and field in known]
-        other_kinds = [
-            f"{kind}={choice}"
-            for kind, choices in KINDS.items()
-            for choice, record in choices.items()
-            for group in ((record.recipe.training, record.recipe.decoding) if isinstance(record, Family) else (record,))
-            if any(field.name == last for field in dataclasses.fields(group))
-        ]
+        other_kinds = []
+        for kind, choices in KINDS.items():
+            for choice, record in choices.items():
+                groups = (record.recipe.training, record.recipe.decoding) if isinstance(record, Family) else (record,)
+                if any(field.name == last for group in groups for field in dataclasses.fields(group)):
+                    other_kinds.append(f"{kind}={choice}")
         if meant := [*same, *others, *other_kinds]:
             return f"; did you mean {'--' * name.startswith('--')}{meant[0]}?"
         return did_you_mean(name, known)

@@ -174,7 +174,8 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
                 if is_utf8:
                     fix = "The lines before it are; correct this line."
                 else:
-                    is_windows = any(re.search(rb"[\x80-\x9f]", more) for more in itertools.chain([line], file))
+                    rest = itertools.chain([line], file)
+                    is_windows = any(re.search(rb"[\x80-\x9f]", more) for more in rest)
                     fix = CONVERT.format("cp1252" if is_windows else "latin1")
                 problem = f"is not UTF-8; got the byte {line[error.start]:#x}"
                 raise UserError(f"{path}, line {number}: {problem}. {fix}") from error

@@ -452,7 +452,9 @@ class PaperTrainer(Seq2SeqTrainer):
             if value is None:
                 continue
             # The accuracy is a mean over the batch; other values are divided by the tokens of the complete step.
-            tokens = inputs["labels"].ne(-100).sum() if name == "accuracy" else torch.as_tensor(num_items_in_batch)
+            tokens = torch.as_tensor(num_items_in_batch)
+            if name == "accuracy":
+                tokens = inputs["labels"].ne(-100).sum()
             # Values for several layers are logged by the layer's number; the last one is that of the last layer.
             first_layer = self.model.config.decoder_layers - value.numel() + 1
             for layer, part in enumerate(value.detach().reshape(-1), start=first_layer):

@@ -180,7 +180,10 @@ def set_vocabulary(
         check_vocabulary(model, tokenizer)
         known = set(tokenizer.get_vocab().values())
         for index in range(config.vocab_size):
-            strings[index] = str(tokenizer.convert_ids_to_tokens(index)) if index in known else f"<no token {index}>"
+            if index in known:
+                strings[index] = str(tokenizer.convert_ids_to_tokens(index))
+            else:
+                strings[index] = f"<no token {index}>"
     spec.register_source_vocabulary(strings)
     spec.register_target_vocabulary(strings)
 

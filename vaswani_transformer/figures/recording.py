@@ -3,6 +3,7 @@
 k beams, R distinct beams, V vocabulary, T target tokens so far.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -48,7 +49,8 @@ class Recording(NamedTuple):
 
 def best_finished(steps: Steps) -> list[Candidate]:
     """Return the finished targets of a search, best first."""
-    finished = (candidate for step in steps for candidate in step if candidate.is_finished and candidate.is_kept)
+    candidates = itertools.chain(*steps)
+    finished = [candidate for candidate in candidates if candidate.is_finished and candidate.is_kept]
     return sorted(finished, key=lambda candidate: -candidate.score)
 
 

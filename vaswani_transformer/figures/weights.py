@@ -186,9 +186,11 @@ def attention_maps(
     weights = {}
     for stack, layers in zip(STACKS, shown.weights, strict=True):
         weights[stack] = torch.cat(list(layers)).float().cpu().numpy()  # (N, H, Q, K)
+    if target is None:
+        target = cast(str, tokenizer.decode(shown.target, skip_special_tokens=True))
     return AttentionMaps(
         source=source,
-        target=cast(str, tokenizer.decode(shown.target, skip_special_tokens=True)) if target is None else target,
+        target=target,
         source_tokens=display_tokens(tokenizer, batch["input_ids"][0].tolist()),
         input_tokens=display_tokens(tokenizer, shown.inputs),
         output_tokens=display_tokens(tokenizer, shown.labels),

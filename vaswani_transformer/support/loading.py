@@ -177,8 +177,11 @@ def list_names(names: list[str]) -> str:
 
 def check_finite(name: str, weights: Mapping[str, Tensor]) -> None:
     """Check that all weights are finite numbers."""
-    stored = {key: weight for key, weight in weights.items() if weight.is_floating_point() and not weight.is_meta}
-    broken = [key for key, weight in stored.items() if not torch.isfinite(weight).all()]
+    broken = []
+    for key, weight in weights.items():
+        is_stored = weight.is_floating_point() and not weight.is_meta
+        if is_stored and not torch.isfinite(weight).all():
+            broken.append(key)
     if broken:
         dtype = str(weights[broken[0]].dtype).removeprefix("torch.")
         fix = "use a checkpoint from before training diverged, or a different copy of the file."

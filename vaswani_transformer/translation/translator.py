@@ -396,9 +396,11 @@ class Translator:
             if not wanted:
                 continue
             with nan_errors([first + index for index in batch]):
-                prefixed = [[prefixes[index] for index in batch]] if any(prefixes[index] for index in batch) else []
+                begun = [prefixes[index] for index in batch]
                 results = self.translate_batch(
-                    [sources[index] for index in batch], [texts[index] for index in batch], *prefixed
+                    [sources[index] for index in batch],
+                    [texts[index] for index in batch],
+                    *([begun] if any(begun) else []),
                 )
             for index, result in zip(batch, results, strict=True):
                 hypotheses[index] = result
