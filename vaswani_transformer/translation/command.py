@@ -636,7 +636,9 @@ def main(arguments: list[str] | None = None) -> None:
     lines.add_argument("--format", choices=("text", "jsonl"), default="text", help="format of input and output (text)")
     key = lines.add_mutually_exclusive_group()
     key.add_argument("--field", metavar="NAME", help='field of JSON Lines with the text: {"NAME": "..."} (text)')
-    key.add_argument("--source", metavar="LANGUAGE", help='or its language, in {"translation": {"LANGUAGE": "..."}}')
+    key.add_argument(
+        "--source", metavar="LANGUAGE", help='language of the text, in {"translation": {"LANGUAGE": "..."}}'
+    )
     scores_help = "write the score that ranks translations, such as log P(Y|X) / lp(Y), and a tab before each"
     lines.add_argument("--scores", action="store_true", help=scores_help)
     nbest_help = "write the N best, each after its line number and a tab"
