@@ -47,16 +47,20 @@ class System:
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = CommandParser(prog="python -m training.compare", description=__doc__, allow_abbrev=False)
-    help_of_runs = "the folder of a run; of two also a file with translations as JSON Lines"
+    help_of_runs = "the folder of a run; for two runs also a file of translations as JSON Lines"
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=help_of_runs)
     parser.add_argument(
-        "--sentences", type=int, default=10, metavar="N", help="of two, show the N that differ most (10)"
+        "--sentences",
+        type=int,
+        default=10,
+        metavar="N",
+        help="for two runs: sentences to show, those that differ most (10)",
     )
     parser.add_argument(
         "--tokenize",
         choices=BLEU.TOKENIZERS,
         metavar="NAME",
-        help="sacreBLEU's tokenizer for two (that of the runs' recipe, or 13a)",
+        help="for two runs: sacreBLEU's tokenizer (that of their recipe, or 13a)",
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="a new file for the comparison as JSON")
     return parser.parse_args(arguments)
@@ -352,7 +356,7 @@ def compare_pair(options: argparse.Namespace) -> dict[str, Any]:
 def compare_seeds(options: argparse.Namespace) -> dict[str, Any]:
     """Print and return the summary of three or more runs."""
     if options.tokenize is not None:
-        raise UserError("--tokenize: is an option for two runs; the scores of more are those that each run has kept.")
+        raise UserError("--tokenize: is an option for two runs; for more, it has no effect. Leave it out.")
     summary = summarize([load_run(path) for path in options.runs])
     report_summary(summary)
     return summary

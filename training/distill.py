@@ -58,11 +58,12 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
     parser.add_argument("--shard", metavar="i/n", help="write the i-th of n shares (1/1)", **shard)
     parser.add_argument("--beams", type=positive_argument, metavar="N", help="beams; 1 for greedy search")
     parser.add_argument("--length_penalty", type=number_argument, metavar="ALPHA", help="alpha of lp(Y)")
-    parser.add_argument("--min_length_difference", type=int, default=-20, metavar="N", help="translation minus source")
-    parser.add_argument("--max_length_difference", type=int, default=20, metavar="N", help="the same at most (20)")
+    difference = "tokens of a translation minus those of its source, at"
+    parser.add_argument("--min_length_difference", type=int, default=-20, metavar="N", help=f"{difference} least (-20)")
+    parser.add_argument("--max_length_difference", type=int, default=20, metavar="N", help=f"{difference} most (20)")
     size: dict[str, Any] = {"type": positive_argument, "default": 2048, "metavar": "N"}
-    parser.add_argument("--batch_tokens", help="source tokens at once (2048)", **size)
-    parser.add_argument("--window", help="lines sorted by length at once (2048)", **size)
+    parser.add_argument("--batch_tokens", help="source tokens in a batch (2048)", **size)
+    parser.add_argument("--window", help="lines to read and sort by length at once (2048)", **size)
     add_load_options(parser)
     return parser.parse_known_args(arguments)
 

@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> None:
     with exit_on_user_error(OSError):
         recipe = load_recipe(options.recipe, overrides, vars(options))
         if recipe.data.kind == "trees":
-            raise UserError(f"data.kind: trees are no texts to look at; got the recipe {recipe.name}.")
+            raise UserError(f"data.kind: training.look does not support trees; got the recipe {recipe.name}.")
         for split, rows in read_pairs(recipe, SPLITS).items():
             print(*describe_pairs(str(split), rows), sep="\n")
 

@@ -298,11 +298,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser = CommandParser(
         prog="python -m training.prepare",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Download a public data set, check it and cut it into the files that the recipes name.",
+        description="Download a public data set, check it and split it into the files that the recipes name.",
         epilog="\n".join(f"{name:<20}{source.page}" for name, source in SOURCES.items()),
         allow_abbrev=False,
     )
-    parser.add_argument("name", metavar="NAME", choices=SOURCES, help="one of the sets below")
+    parser.add_argument("name", metavar="NAME", choices=SOURCES, help="one of the data sets below")
     parser.add_argument("--output", type=Path, metavar="FOLDER", required=True, help="a new folder for the files")
     parser.add_argument(
         "--from", dest="copy", type=Path, metavar="PATH", help="a local copy of the source; nothing is downloaded"

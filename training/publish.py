@@ -111,10 +111,10 @@ def main(arguments: list[str] | None = None) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("run", type=Path, help="the folder of a finished run")
-    parser.add_argument("repository", help="the repository, OWNER/NAME; made if it does not exist")
+    parser.add_argument("repository", help="the repository, OWNER/NAME; created if it does not exist")
     private_help = "make the repository private, and show no test sentence on the card"
     parser.add_argument("--private", action="store_true", default=None, help=private_help)
-    parser.add_argument("--revision", help="the branch to publish on; made if it does not exist (main)")
+    parser.add_argument("--revision", help="the branch to publish on; created if it does not exist (main)")
     parser.add_argument("--license", help="the Hub's name for the weights' license, such as apache-2.0 (none)")
     parser.add_argument("--dry_run", type=Path, help="write the files into this folder and upload nothing")
     options = parser.parse_args(arguments)

@@ -173,13 +173,13 @@ def check_options(options: argparse.Namespace) -> None:
     if options.output is None:
         check_open("stdout", "set --output")
     if options.save and options.split != "validation":
-        problem = "a search that was chosen on the test set scores too high there"
+        problem = "a search scores too high on the set where it was chosen"
         raise UserError(f"--save: {problem}; got --split={options.split}, expected validation. Add --split=validation.")
     if options.save and not (Path(options.model) / GENERATION_CONFIG).is_file():
         raise UserError(f"--save: {options.model}: has no {GENERATION_CONFIG} to change. Name the folder of a model.")
     for name in ("translations", "lm_score"):
         if getattr(options, name) and is_comparison(options):
-            raise UserError(f"--{name}: of a single search only; leave it out, or give one search without --save.")
+            raise UserError(f"--{name}: is for a single search; leave it out, or give one search without --save.")
 
 
 def load_splits(options: argparse.Namespace, recipe: Recipe) -> DatasetDict:

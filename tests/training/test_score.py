@@ -331,10 +331,10 @@ def test_best_search_on_the_validation_set_becomes_that_of_the_model_and_its_res
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--save"], "--save: a search that was chosen on the test set scores too high there; got --split=test, exp"),
+        (["--save"], "--save: a search scores too high on the set where it was chosen; got --split=test, exp"),
         (["--save", "--split=validation", "MODEL"], "--save: somebody/model: has no generation_config.json to change."),
-        (["--num_beams", "1", "2", "--translations=new"], "--translations: of a single search only; leave it out, or"),
-        (["--num_beams", "1", "2", "--lm_score"], "--lm_score: of a single search only; leave it out, or give one"),
+        (["--num_beams", "1", "2", "--translations=new"], "--translations: is for a single search; leave it out, or"),
+        (["--num_beams", "1", "2", "--lm_score"], "--lm_score: is for a single search; leave it out, or give one"),
         (["--num_beams", "0"], "argument --num_beams: got '0', expected an integer of at least 1"),
         (["--length_penalty", "1e4"], "argument --length_penalty: got '1e4', expected a number from -10 to 10"),
     ],

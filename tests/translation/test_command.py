@@ -248,7 +248,7 @@ def test_targets_that_do_not_fit_the_lines_end_the_command_with_one_line(run: Ru
     assert line.startswith(f"{targets}: not as many texts as in standard input; got 2, expected one for each.")
     for option in ("--length_penalty=0", "--scores"):
         name = option.partition("=")[0]
-        message = f"{name}: has no use for given targets; leave it or --score_targets out.\n"
+        message = f"{name}: has no effect on given targets; leave it or --score_targets out.\n"
         assert error_line(run("--score_targets", targets, option, model="nothing")) == message
     assert "No such file" in error_line(run("--score_targets=nothing", stdin="cat\n"))
     assert "add --format=jsonl, and --score_targets or --prefix. --help lists" in error_line(

@@ -43,14 +43,14 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "ctc_model", metavar="CTC_MODEL", nargs="?", help="a non-autoregressive CTC model to compare with"
     )
-    host_help = "address to serve at (127.0.0.1: this machine only; 0.0.0.0: phones in the room can open the page)"
+    host_help = "address to serve at (127.0.0.1: this machine only; 0.0.0.0: every device in the network)"
     parser.add_argument("--host", default="127.0.0.1", help=host_help)
     parser.add_argument("--port", type=positive_argument, default=7860, metavar="N", help="port of the address (7860)")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--output", type=Path, metavar="DIR", help="write a static site instead, and serve nothing")
     output.add_argument("--single", type=Path, metavar="FILE", help="write one HTML file instead, and serve nothing")
     parser.add_argument("--force", action="store_true", help="replace the file that --single names")
-    dtype_help = "of the weights that the browser loads (float16; float32 translates as the package, token for token)"
+    dtype_help = "of the weights that the browser loads (float16; float32 gives the translations of the package)"
     parser.add_argument("--dtype", choices=DTYPES, default="float16", help=dtype_help)
     parser.add_argument("--revision", default="main", help="branch, tag or commit of a model on the Hub (main)")
     options = parser.parse_args(arguments)

@@ -324,7 +324,7 @@ class LoadOptions:
 def add_load_options(group: Any) -> None:
     """Add the options of `LoadOptions`, except for the model."""
     dtypes = ("auto", "float32", "bfloat16", "float16", "int8")
-    dtype_help = "of products with weights; int8 only on a CPU (float32 on a CPU, as saved on other devices)"
+    dtype_help = "precision of matrix products; int8 only on a CPU (float32 on a CPU, as saved on other devices)"
     group.add_argument("--device", help="where to run (the accelerator if there is one, else the CPU)")
     group.add_argument("--dtype", choices=dtypes, default="auto", help=dtype_help)
     group.add_argument("--revision", default="main", help="branch, tag or commit of a model on the Hub (main)")

@@ -147,25 +147,25 @@ def make_parser(prog: str, description: str, texts: str, results: str) -> tuple[
         "--beams": ("N", "beams; 1 for greedy search"),
         "--iterations": ("N", "passes over an output, for a CMLM"),
         "--length_beam": ("L", "lengths that a non-autoregressive model tries for each line"),
-        "--max_length": ("N", "most tokens of an output, with </s>"),
-        "--max_source_tokens": ("N", "most tokens of a line (the number of learned positions, or 1024)"),
+        "--max_length": ("N", "maximum tokens of an output, with </s>"),
+        "--max_source_tokens": ("N", "maximum tokens of a line (the number of learned positions, or 1024)"),
     }
     for name, (metavar, text) in counts.items():
         search.add_argument(name, type=positive_argument, metavar=metavar, help=text)
     numbers = {
         "--length_penalty": ("ALPHA", "alpha of lp(Y)"),
-        "--length_bonus": ("B", "added to log P for each token, in a search of CTC with --beams"),
+        "--length_bonus": ("B", "added to log P for each token, in CTC's beam search"),
     }
     for name, (metavar, text) in numbers.items():
         search.add_argument(name, type=number_argument, metavar=metavar, help=text)
     search.add_argument("--decoding_strategy", choices=DECODING_STRATEGIES, help="how a DAG model chooses a path")
     search.add_argument(
-        "--too_long", choices=get_args(TooLong), default="truncate", help="what happens to a longer line (truncate)"
+        "--too_long", choices=get_args(TooLong), default="truncate", help="what to do with a longer line (truncate)"
     )
     machine = parser.add_argument_group("machine")
     size: dict[str, Any] = {"type": positive_argument, "default": 2048, "metavar": "N"}
-    machine.add_argument("--batch_tokens", help="source tokens at once (2048)", **size)
-    machine.add_argument("--window", help="lines sorted by length at once (2048)", **size)
+    machine.add_argument("--batch_tokens", help="source tokens in a batch (2048)", **size)
+    machine.add_argument("--window", help="lines to read and sort by length at once (2048)", **size)
     add_load_options(machine)
     return parser, lines
 
@@ -440,7 +440,7 @@ class TranslationOptions(LineOptions):
         for option in ("interactive", "scores", "nbest", "rerank", "prefix", "details", *SEARCH):
             value = getattr(self, option)
             if self.score_targets and not (value is None or value is False):  # 0 is a length penalty
-                raise UserError(f"--{option}: has no use for given targets; leave it or --score_targets out.")
+                raise UserError(f"--{option}: has no effect on given targets; leave it or --score_targets out.")
         if self.interactive and self.prefix:
             raise UserError("--interactive reads only sources; leave out --prefix.")
         for option in ("score_targets", "prefix"):
@@ -636,14 +636,16 @@ def main(arguments: list[str] | None = None) -> None:
     lines.add_argument("--format", choices=("text", "jsonl"), default="text", help="format of input and output (text)")
     key = lines.add_mutually_exclusive_group()
     key.add_argument("--field", metavar="NAME", help='field of JSON Lines with the text: {"NAME": "..."} (text)')
-    key.add_argument("--source", metavar="LANGUAGE", help='or its language, in {"translation": {"LANGUAGE": "..."}}')
+    key.add_argument(
+        "--source", metavar="LANGUAGE", help='language of the text, in {"translation": {"LANGUAGE": "..."}}'
+    )
     scores_help = "write the score that ranks translations, such as log P(Y|X) / lp(Y), and a tab before each"
     lines.add_argument("--scores", action="store_true", help=scores_help)
     nbest_help = "write the N best, each after its line number and a tab"
     lines.add_argument("--nbest", type=positive_argument, metavar="N", help=nbest_help)
     score_help = "write the log-probability of the target in each line of FILE, instead of translating"
     lines.add_argument("--score_targets", type=Path, metavar="FILE", help=score_help)
-    rerank_help = "write, of all lengths, latents or beams of the search, the translation that this model finds best"
+    rerank_help = "let this model choose among the translations of all lengths, latents or beams of the search"
     lines.add_argument("--rerank", metavar="TEACHER", help=rerank_help)
     prefix_help = "begin each translation with the text in its line of FILE; an empty line leaves it free"
     lines.add_argument("--prefix", type=Path, metavar="FILE", help=prefix_help)
