@@ -19,6 +19,7 @@ import logging
 import lzma
 import re
 import sys
+import unicodedata
 import warnings
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -38,7 +39,7 @@ from vaswani_transformer.parsing import linear, trees
 from vaswani_transformer.parsing.linear import linearize
 from vaswani_transformer.parsing.trees import ROOT, Tree, evaluation_tree, read_trees
 from vaswani_transformer.support.command import UserError, one_line
-from vaswani_transformer.support.files import atomic_folder, write_errors
+from vaswani_transformer.support.files import POINTER, WEB_PAGE, atomic_folder, write_errors
 
 logger = logging.getLogger(__name__)
 SIDES = ("source", "target")
@@ -54,13 +55,11 @@ CARRIAGE_RETURNS = r"convert the ends of its lines, for example with tr '\r' '\n
 WITHOUT_PAIRS = {  # how they begin
     rb"PK\x03\x04": "is a zip archive; unpack it, or save a workbook of Excel as CSV UTF-8",
     rb"(?s)\xd0\xcf\x11\xe0|7z\xbc\xaf|Rar!|.{257}ustar": "is an archive or a workbook; unpack it, or save it as CSV",
-    rb"version https://(git-lfs|hawser)\.github\.com/|/annex/objects/": (
-        "is a pointer of Git LFS or git-annex, not the file; run git lfs pull or git annex get"
-    ),
+    POINTER: ("is a pointer of Git LFS or git-annex, not the file; run git lfs pull or git annex get"),
     rb"(?s)\x1f[\x8b\x9d]|BZh[1-9]1AY|\xfd7zXZ|\x28\xb5\x2f\xfd|\x04\x22M\x18|LZIP\x01|\x89LZO|\x5d\0\0": (
         "is compressed twice, or in a format that is not supported; decompress it"
     ),
-    rb"(?i)<(!doctype html|html)\b": "is a web page, not the file; download the file itself",
+    WEB_PAGE: "is a web page, not the file; download the file itself",
     rb"(?i)<(!--|(!doctype|\?xml|srcset|refset|tstset|mteval|doc|url|tmx|xliff)\b)": (
         "is SGML or XML; write its sentences, without tags, to a text file with a line each"
     ),
@@ -75,6 +74,11 @@ Row = tuple[str, object, object]
 """Location of a pair, such as "pairs.csv, line 3", with its source and target as they are read."""
 Names = tuple[str, str]
 """Names of the columns of source and target."""
+
+
+def nfc(texts: Iterable[str]) -> list[str]:
+    """Return texts in the normal form NFC, in which tokenizers write, and metrics and comparisons read them."""
+    return [unicodedata.normalize("NFC", text) for text in texts]
 
 
 def draw_key(text: str) -> int:
@@ -191,10 +195,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
             try:
                 text = (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode()
             except UnicodeDecodeError as error:
-                if is_utf8:
-                    fix = "The lines before it are; correct this line."
-                else:
-                    fix = how_to_convert(line, file)
+                fix = "The lines before it are; correct this line." if is_utf8 else how_to_convert(line, file)
                 problem = f"is not UTF-8; got the byte {line[error.start]:#x}"
                 raise UserError(f"{path}, line {number}: {problem}. {fix}") from error
             is_utf8 = is_utf8 or not text.isascii()

@@ -343,7 +343,7 @@ COLUMNS = r"Set data\.source and data\.target\.$"
         ("a.csv", b"\n<!DOCTYPE html>\n", r"a\.csv: is a web page, not the file; download the file itself"),
         ("a.csv", gzip.compress(b"<HTML lang=en>\n", mtime=0), r"a\.csv: is a web page"),
         ("a.csv", b'<refset setid="x">\n', r"a\.csv: is SGML or XML; write its sentences, without tags"),
-        ("a.csv", "en,de\nпривет,x".encode("cp1251"), r"line 2: is not UTF-8; .* iconv -f ENCODING .* such as cp1251"),
+        ("a.csv", "en,de\n一,一".encode("gb18030"), r"line 2: is not UTF-8; .* iconv -f ENCODING .* such as cp1251"),
         ("a.csv", b"en,de\n\x02\x80", r"line 2: is not UTF-8; .*It is not a text; decompress or export it"),
         ("a.csv", gzip.compress(gzip.compress(b"en,de\n")), r"a\.csv: is compressed twice, or in a format that"),
         ("a.csv", lzma.compress(b"en,de\na,b\n", format=lzma.FORMAT_ALONE), r"a\.csv: is compressed .* decompress it"),

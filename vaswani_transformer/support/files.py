@@ -22,6 +22,11 @@ logger = logging.get_logger(__name__)
 FAILED_WRITE = re.compile(r"PytorchStreamWriter|inline_container|iostream error|\(os error \d+\)")
 """In errors of torch (the first three), safetensors and tokenizers, which do not have a class for it."""
 
+POINTER = rb"version https://(git-lfs|hawser)\.github\.com/|/annex/objects/"
+"""Beginning of the file that Git LFS or git-annex leaves in place of a large one."""
+WEB_PAGE = rb"(?i)\s*<(!doctype html|html)\b"
+"""Beginning of a web page, which a failed download may leave."""
+
 MODEL_MARKER = "config.json"
 """File in every model folder; `atomic_folder` replaces only folders with it."""
 
@@ -116,6 +121,19 @@ def atomic_folder(path: str | os.PathLike[str], force: bool = False) -> Generato
     finally:
         shutil.rmtree(staging, ignore_errors=True)
         shutil.rmtree(backup, ignore_errors=True)
+
+
+def check_content(path: Path, what: str) -> None:
+    """Check that a file to load is not empty, a pointer or a web page; `what` is its expected content."""
+    with path.open("rb") as file:
+        start = file.read(100)
+    got = "an empty file" if not start else ""
+    if re.match(POINTER, start):
+        got = "a pointer of Git LFS"
+    elif re.match(WEB_PAGE, start):
+        got = "a web page"
+    if got:
+        raise UserError(f"{path}: contains no {what}; got {got}. Run `git lfs pull` there, or download it again.")
 
 
 def read_json(path: Path, fix: str) -> dict[str, Any]:
