@@ -61,8 +61,8 @@ def mixes_adapters(model: nn.Module, unmixed: str, rows: int | None = None) -> b
             if len(names[-1]) > expected:
                 fix = "Set num_beams in a generation config, not as an argument"
             raise ValueError(
-                f"adapter_names: cannot differ by row in {path}; got {len(names[-1])} names, expected {numbers}. {fix}, "
-                "or decode the texts of each adapter separately."
+                f"adapter_names: cannot differ by row in {path}; got {len(names[-1])} names, expected {numbers}. "
+                f"{fix}, or decode the texts of each adapter separately."
             )
     return mixes
 
