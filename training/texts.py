@@ -55,7 +55,7 @@ CARRIAGE_RETURNS = r"convert the ends of its lines, for example with tr '\r' '\n
 WITHOUT_PAIRS = {  # how they begin
     rb"PK\x03\x04": "is a zip archive; unpack it, or save a workbook of Excel as CSV UTF-8",
     rb"(?s)\xd0\xcf\x11\xe0|7z\xbc\xaf|Rar!|.{257}ustar": "is an archive or a workbook; unpack it, or save it as CSV",
-    POINTER: ("is a pointer of Git LFS or git-annex, not the file; run git lfs pull or git annex get"),
+    POINTER: "is a pointer of Git LFS or git-annex, not the file; run git lfs pull or git annex get",
     rb"(?s)\x1f[\x8b\x9d]|BZh[1-9]1AY|\xfd7zXZ|\x28\xb5\x2f\xfd|\x04\x22M\x18|LZIP\x01|\x89LZO|\x5d\0\0": (
         "is compressed twice, or in a format that is not supported; decompress it"
     ),
