@@ -112,6 +112,7 @@ def test_merged_model_is_not_saved_into_its_adapters_folder(tmp_path: Path) -> N
         ("cmlm", "q_proj", {"length_beam_size": 2}),
         ("cmlm", "lm_head", {}),
         ("ctc", "lm_head", {}),
+        ("ctc", "q_proj", {"num_beams": 2}),
     ],
     ids=str,
 )

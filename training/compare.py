@@ -20,7 +20,8 @@ from sacrebleu.metrics import BLEU, CHRF
 from training.card import read_results
 from training.models import RECIPE
 from training.recipe import bleu_tokenizer, language_code, read_yaml
-from training.tasks import Metric, bleu_metric, nfc, p_value, paired_test, task_class, text_statistics
+from training.tasks import Metric, bleu_metric, p_value, paired_test, task_class, text_statistics
+from training.texts import nfc
 from training.train import FREE, TRANSLATIONS, flat
 from vaswani_transformer.support.command import CommandParser, UserError, exit_on_user_error
 from vaswani_transformer.support.files import check_new_file, write_atomically, write_errors

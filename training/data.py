@@ -23,7 +23,7 @@ from transformers import AddedToken, PreTrainedConfig, PreTrainedTokenizerBase
 
 from training.machine import allowed_cores
 from training.recipe import FileData, Recipe, bleu_tokenizer
-from training.texts import SIDES, draw_key, read_files, read_split, whole_tables
+from training.texts import SIDES, draw_key, nfc, read_files, read_split, whole_tables
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.batching.pairs import ArrowRows
 from vaswani_transformer.batching.sampler import Lengths
@@ -267,7 +267,7 @@ def hold_out(train: Dataset, sizes: dict[str, int], seed: int, max_length: int) 
         start = rows.stop
         for side in SIDES:
             texts = table[side].to_pylist()
-            keys[side][rows] = [draw_key(f"{seed} {text}") for text in texts]
+            keys[side][rows] = [draw_key(f"{seed} {text}") for text in nfc(texts)]
 
             # Without a vocabulary, count at least a token a word, and at most TOKEN_LETTERS letters a token.
             can_draw[rows] &= [max(len(text.split()), len(text) / TOKEN_LETTERS) + 1 <= max_length for text in texts]
@@ -300,6 +300,11 @@ def fingerprint(pairs: Dataset) -> Fingerprint:
     return {"pairs": len(pairs), "sha256": digest.hexdigest()}
 
 
+def in_nfc(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return texts in the normal form NFC, in which the tokenizer reads them."""
+    return pc.call_function("utf8_normalize", [texts], pc.Utf8NormalizeOptions("NFC"))
+
+
 def count_seen(pairs: Dataset, learned: Learned) -> dict[str, int] | None:
     """Count the `pairs` of a split that are training pairs too, and those whose `sources` are training sources.
 
@@ -307,10 +312,11 @@ def count_seen(pairs: Dataset, learned: Learned) -> dict[str, int] | None:
     """
     if not learned.pairs:
         return None
-    rows = list(zip(pairs["source"][:], pairs["target"][:], strict=True))
+    rows = list(zip(*(nfc(pairs[side][:]) for side in SIDES), strict=True))
     among_sources = pc.SetLookupOptions(pa.array({source for source, _ in rows}, pa.string()))
     seen: set[tuple[str, str]] = set()
     for table in itertools.chain(*map(whole_tables, learned.pairs)):
+        table = pa.table({side: in_nfc(table[side]) for side in SIDES})
         matches = table.filter(pc.call_function("is_in", [table["source"]], among_sources))
         seen.update(zip(matches["source"].to_pylist(), matches["target"].to_pylist(), strict=True))
     seen_sources = {source for source, _ in seen}
@@ -361,7 +367,7 @@ def find_rows(pairs: Dataset) -> dict[str, Rows]:
     keys = [np.empty(0, dtype=np.uint64)]
     ratios = [np.empty(0)]
     for table in whole_tables(pairs):
-        texts = [table[side] for side in SIDES]
+        texts = [in_nfc(table[side]) for side in SIDES]
         for name, pattern in PATTERNS.items():
             options = pc.MatchSubstringOptions(pattern)
             matches = [pc.call_function("match_substring_regex", [side], options).to_numpy() for side in texts]

@@ -427,7 +427,8 @@ OTHER_NAMES = {  # what Transformers, its scripts or other toolkits call a field
     "training.warmup_steps": "warmup warmup_ratio warmup_updates",
     "training.optimizer": "optim lr_scheduler lr_scheduler_type adam_beta1 adam_beta2 adam_epsilon",
     "training.precision": "fp16 bf16 tf32 half amp dtype torch_dtype mixed_precision",
-    "training.source_tokens": "batch_size train_batch_size max_tokens batch_tokens",
+    "training.source_tokens": "batch_size train_batch_size max_tokens batch_tokens gradient_accumulation",
+    "training.max_grad_norm": "clip_norm gradient_clipping grad_clip clip_grad_norm gradient_clip_val",
     "training.device_tokens": "per_device_train_batch_size gradient_accumulation_steps update_freq",
     "training.evaluation_batch_size": "per_device_eval_batch_size eval_batch_size",
     "training.evaluation_steps": "eval_steps eval_strategy evaluation_strategy valid_steps eval_interval",
@@ -437,6 +438,8 @@ OTHER_NAMES = {  # what Transformers, its scripts or other toolkits call a field
     "training.patience": "early_stopping early_stopping_patience",
     "training.start_from": "model_name_or_path finetune_from_model init_from",
     "decoding.num_beams": "beam beams beam_size generation_num_beams",
+    "decoding.max_source_relative_length": "max_length max_new_tokens max_len max_len_b",
+    "model.dropout": "dropout_rate dropout_prob",
     "model.label_smoothing": "label_smoothing_factor",
     "data.max_length": "max_source_length max_target_length max_seq_length max_len",
     "data.train": "train_file",
@@ -482,6 +485,7 @@ class RecipeParser(ArgumentParser):
     def suggestion(self, name: str) -> str:
         """Return the end of an error's sentence, with the field that an unknown option or field probably means."""
         last = name.lstrip("-").rpartition(".")[2].replace("-", "_")
+        group = name.lstrip("-").rpartition(".")[0]
         known = [*self.get_defaults().keys(), *self.command_options, *self.model_fields]
         same = [field for field in known if field.rpartition(".")[2] == last]
         others = [field for field, names in OTHER_NAMES.items() if last in names.split() and field in known]
@@ -491,9 +495,10 @@ class RecipeParser(ArgumentParser):
                 groups = (record.recipe.training, record.recipe.decoding) if isinstance(record, Family) else (record,)
                 if any(field.name == last for group in groups for field in dataclasses.fields(group)):
                     other_kinds.append(f"{kind}={choice}")
-        if meant := [*same, *others, *other_kinds]:
+        in_group = [field for field in known if group and field.startswith(f"{group}.")]
+        if meant := [*(field for field in others if field in in_group), *same, *others, *other_kinds]:
             return f"; did you mean {'--' * name.startswith('--')}{meant[0]}?"
-        return did_you_mean(name, known)
+        return did_you_mean(name, in_group or known)
 
 
 def kinds_of(tree: Mapping[str, object], arguments: list[str]) -> dict[str, str]:

@@ -3,7 +3,6 @@
 import math
 import re
 import tempfile
-import unicodedata
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -19,16 +18,12 @@ from sacrebleu.significance import PairedTest
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from training.recipe import Recipe, bleu_tokenizer
+from training.texts import nfc
 from vaswani_transformer.parsing import BracketScores, delinearize, score_trees
 from vaswani_transformer.parsing.constraint import tree_constraint
 from vaswani_transformer.parsing.linear import place_count
 from vaswani_transformer.support.command import UserError, one_line
 from vaswani_transformer.translation.translator import Constraint
-
-
-def nfc(texts: Iterable[str]) -> list[str]:
-    """Return texts in the normal form NFC, in which tokenizers write; every metric reads texts in this form."""
-    return [unicodedata.normalize("NFC", text) for text in texts]
 
 
 class Score(TypedDict):

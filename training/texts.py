@@ -19,6 +19,7 @@ import logging
 import lzma
 import re
 import sys
+import unicodedata
 import warnings
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -38,7 +39,7 @@ from vaswani_transformer.parsing import linear, trees
 from vaswani_transformer.parsing.linear import linearize
 from vaswani_transformer.parsing.trees import ROOT, Tree, evaluation_tree, read_trees
 from vaswani_transformer.support.command import UserError, one_line
-from vaswani_transformer.support.files import atomic_folder, write_errors
+from vaswani_transformer.support.files import POINTER, WEB_PAGE, atomic_folder, write_errors
 
 logger = logging.getLogger(__name__)
 SIDES = ("source", "target")
@@ -48,19 +49,23 @@ CLONE = Path(__file__).parents[1]
 ROWS = 1000  # pairs written to Arrow at a time
 CHUNK = 1 << 16  # compressed bytes read at a time
 TABS = {".tsv", ".tab"}  # ends of the names of tab-separated files
+BINARY = re.compile(rb"[\0-\x08\x0e-\x19\x1c-\x1f]")  # no text has them
 CONVERT = "Convert the file, for example with iconv -f {} -t utf-8."
+CARRIAGE_RETURNS = r"convert the ends of its lines, for example with tr '\r' '\n'."
 WITHOUT_PAIRS = {  # how they begin
     rb"PK\x03\x04": "is a zip archive; unpack it, or save a workbook of Excel as CSV UTF-8",
     rb"(?s)\xd0\xcf\x11\xe0|7z\xbc\xaf|Rar!|.{257}ustar": "is an archive or a workbook; unpack it, or save it as CSV",
-    rb"version https://(git-lfs|hawser)\.github\.com/|/annex/objects/": (
-        "is a pointer of Git LFS or git-annex, not the file; run git lfs pull or git annex get"
+    POINTER: "is a pointer of Git LFS or git-annex, not the file; run git lfs pull or git annex get",
+    rb"(?s)\x1f[\x8b\x9d]|BZh[1-9]1AY|\xfd7zXZ|\x28\xb5\x2f\xfd|\x04\x22M\x18|LZIP\x01|\x89LZO|\x5d\0\0": (
+        "is compressed twice, or in a format that is not supported; decompress it"
     ),
-    rb"(?i)<(!doctype html|html)\b": "is a web page, not the file; download the file itself",
-    rb"(?i)<(!doctype|\?xml|srcset|refset|tstset|mteval|doc|url)\b": (
+    WEB_PAGE: "is a web page, not the file; download the file itself",
+    rb"(?i)<(!--|(!doctype|\?xml|srcset|refset|tstset|mteval|doc|url|tmx|xliff)\b)": (
         "is SGML or XML; write its sentences, without tags, to a text file with a line each"
     ),
 }
 DAMAGED = r"[\x{80}-\x{9f}\x{fffd}]"
+DOUBLED = r"[ÃÂÐÑ][\x{a1}-\x{aa}\x{ac}-\x{ba}\x{bc}-\x{bf}]|â€"  # UTF-8 that was read as cp1252
 QUOTED = r'(?s)^"([^"]|"")*(,|"")([^"]|"")*"$'  # cells that Excel or pandas enclosed in quotation marks
 CODE = [Path(str(file)).read_text(encoding="utf-8") for file in (__file__, linear.__file__, trees.__file__)]
 """The code that reads files; after a change of it, no pairs in the cache are used."""
@@ -69,6 +74,11 @@ Row = tuple[str, object, object]
 """Location of a pair, such as "pairs.csv, line 3", with its source and target as they are read."""
 Names = tuple[str, str]
 """Names of the columns of source and target."""
+
+
+def nfc(texts: Iterable[str]) -> list[str]:
+    """Return texts in the normal form NFC, in which tokenizers write, and metrics and comparisons read them."""
+    return [unicodedata.normalize("NFC", text) for text in texts]
 
 
 def draw_key(text: str) -> int:
@@ -158,6 +168,18 @@ def wide_encoding(start: bytes) -> str | None:
     return max(spaces, key=spaces.__getitem__) if any(spaces.values()) else None
 
 
+def how_to_convert(line: bytes, rest: Iterable[bytes]) -> str:
+    """Return the advice for a file without a letter in UTF-8, by the first line that is not ASCII and the others."""
+    if BINARY.search(line):
+        return "It is not a text; decompress or export it, and see data.kind."
+    high = len(re.findall(rb"[\x80-\xff]", line))
+    if high > len(re.findall(b"[A-Za-z]", line)):
+        return CONVERT.format("ENCODING") + " ENCODING is that of its language, such as cp1251, gb18030 or shift_jis."
+    is_windows = any(re.search(rb"[\x80-\x9f]", more) for more in itertools.chain([line], rest))
+    fix = CONVERT.format("cp1252" if is_windows else "latin1")
+    return f"{fix} Languages outside Western Europe have other encodings, such as cp1250 or cp1251."
+
+
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     r"""Yield the lines of a UTF-8 file with their numbers and ends; only \n ends a line, also as \r\n."""
     with open_file(path) as file:
@@ -168,15 +190,12 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
             raise UserError(f"{path}, line 1: is not UTF-8; got {encoding}. {CONVERT.format(encoding)}")
         is_utf8 = False  # by letters outside ASCII
         for number, line in enumerate(file, start=1):
+            if number == 1 and b"\r" in line.rstrip() and not line.endswith(b"\n"):
+                raise UserError(f"{path}: has no line feed; {CARRIAGE_RETURNS}")
             try:
                 text = (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode()
             except UnicodeDecodeError as error:
-                if is_utf8:
-                    fix = "The lines before it are; correct this line."
-                else:
-                    rest = itertools.chain([line], file)
-                    is_windows = any(re.search(rb"[\x80-\x9f]", more) for more in rest)
-                    fix = CONVERT.format("cp1252" if is_windows else "latin1")
+                fix = "The lines before it are; correct this line." if is_utf8 else how_to_convert(line, file)
                 problem = f"is not UTF-8; got the byte {line[error.start]:#x}"
                 raise UserError(f"{path}, line {number}: {problem}. {fix}") from error
             is_utf8 = is_utf8 or not text.isascii()
@@ -204,6 +223,7 @@ def find_delimiter(path: Path, data: FileData) -> str:
     if TABS & {suffix.lower() for suffix in path.suffixes}:
         return "\t"
     header = next((line for _, line in read_lines(path) if line.rstrip("\r\n")), "")
+    header = re.sub('"[^"]*"', "", header)  # quoted names
     others = [] if "," in header else [delimiter for delimiter in ";\t" if delimiter in header]
     return max(others, key=header.count, default=",")
 
@@ -438,6 +458,7 @@ def csv_rows_of_card(paths: list[str], config: Any, columns: tuple[str, str]) ->
     if options["index_col"] is None:
         options["index_col"] = False  # pandas would shift the names if there are fewer than cells
     for path in paths:
+        open_file(Path(path)).close()  # an error if it has no pairs
         frames: Any = pandas.read_csv(path, **options)
         tables = (pa.Table.from_pandas(frame, preserve_index=False) for frame in frames)
         for table in tables:  # the first; all are numbered together
@@ -594,6 +615,13 @@ def log_damaged(pairs: Dataset, field: str) -> None:
             "such as %a. A wrong conversion leaves them; convert the original file again, for example with iconv -f "
             "cp1252 -t utf-8.",
             *(field, f"{sources:,}", f"{targets:,}", example[start : start + 40]),
+        )
+    (sources, targets), example = matches(pairs, DOUBLED)
+    if example:
+        logger.warning(
+            "%s: letters that were converted to UTF-8 twice, as Ã¼ for ü: %s in source, %s in target, such as %.60r. "
+            "Convert the file back, for example with iconv -f utf-8 -t cp1252.",
+            *(field, f"{sources:,}", f"{targets:,}", example),
         )
 
 

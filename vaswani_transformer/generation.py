@@ -57,9 +57,12 @@ def mixes_adapters(model: nn.Module, unmixed: str, rows: int | None = None) -> b
         expected = len(names[-1]) if rows is None or "encoder" in parents else rows
         if re.fullmatch(unmixed, name) or len(names[-1]) != expected:
             numbers = "one adapter" if re.fullmatch(unmixed, name) else f"{expected}, one for each row"
+            fix = "Pass num_beams as an argument, not in a generation config"  # for which PEFT repeats the names
+            if len(names[-1]) > expected:
+                fix = "Set num_beams in a generation config, not as an argument"
             raise ValueError(
-                f"adapter_names: cannot differ by row in {path}; got {len(names[-1])} names, expected {numbers}. Pass "
-                "num_beams as an argument, not in a generation config, or decode the texts of each adapter separately."
+                f"adapter_names: cannot differ by row in {path}; got {len(names[-1])} names, expected {numbers}. "
+                f"{fix}, or decode the texts of each adapter separately."
             )
     return mixes
 

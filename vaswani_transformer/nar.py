@@ -234,7 +234,8 @@ class NarHead(ProjectedModel, GenerationMixin):
             source["input_ids"] = inputs
         settings = self.read_settings(generation_config, {name: call[name] for name in call.keys() - IGNORED})
         has_row_per_source = settings.length_beam_size * settings.num_latent_samples == 1
-        mixes_adapters(self, self.unmixed if has_row_per_source else ".*")
+        given = [len(source[name]) for name in ("input_ids", "inputs_embeds") if source[name] is not None]
+        mixes_adapters(self, self.unmixed if has_row_per_source else ".*", rows=given[0] if given else None)
         encoder_outputs = self.encode(**source)
         return self.decode(encoder_outputs[0], source["attention_mask"], settings)
 

@@ -301,7 +301,8 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 19000
 NO_WEIGHTS: dict[bytes, str] = {
     POINTER: "contains no weights; got a pointer of Git LFS. Run `git lfs pull` there, or download it again",
     b"": "contains no weights; got an empty file. Run",
-    b"<!DOCTYPE html><html></html>": "cannot be loaded: .*header",
+    b"<!DOCTYPE html><html></html>": "contains no weights; got a web page. Run",
+    b"no weights": "cannot be loaded: .*header",
 }
 
 
@@ -314,6 +315,13 @@ def test_file_of_weights_that_contains_none_is_named_as_that(copy: Path, content
     (next(copy.glob("model-*.safetensors")) if is_shard else copy / WEIGHTS).write_bytes(content)
     with user_error(rf"^(?!.*{CONFIG}).*{NO_WEIGHTS[content]}"):
         load_model(str(copy))
+
+
+@pytest.mark.parametrize("file", [CONFIG, "generation_config.json", "tokenizer.json"])
+def test_pointer_in_place_of_a_file_of_settings_is_named_as_that(copy: Path, file: str) -> None:
+    (copy / file).write_bytes(POINTER)
+    with user_error(rf"^[^\n]*{file}: contains no JSON; got a pointer of Git LFS\. Run `git lfs pull` there"):
+        (load_tokenizer if file == "tokenizer.json" else load_model)(str(copy))
 
 
 def test_truncated_weights_are_an_error_of_the_file(copy: Path) -> None:

@@ -15,7 +15,10 @@ from tests.commands import user_error
 from training import data as data_module
 from training.data import (
     PAIRS_A_PROCESS,
+    Learned,
+    count_seen,
     count_unknown,
+    find_rows,
     fingerprint,
     hold_out,
     load_data,
@@ -70,6 +73,17 @@ def test_held_out_sentences_occur_in_no_other_pair() -> None:
     assert list(splits["train"]["source"]) == ["a", "a", "b", "c"]
     with user_error("hold out 3 of 6 pairs, of which 2 have sentences that no other pair has and are within data"):
         hold_out(train, {"validation": 2, "test": 1}, seed=1, max_length=9)
+
+
+def test_texts_in_another_normal_form_are_the_same_texts() -> None:
+    composed = datasets.Dataset.from_dict({"source": ["\xe9", "a"], "target": ["\xe4", "b"]})
+    decomposed = datasets.Dataset.from_dict({"source": ["e\u0301", "c"], "target": ["a\u0308", "d"]})
+    for pairs, learned in ((composed, decomposed), (decomposed, composed)):
+        assert count_seen(pairs, Learned([learned])) == {"pairs": 1, "sources": 1}
+    both = datasets.concatenate_datasets([composed, decomposed])
+    assert find_rows(both)["duplicates"].tolist() == [2]
+    splits = hold_out(both, {"test": 2}, seed=1, max_length=9)
+    assert list(splits["test"]["source"]) == ["a", "c"]
 
 
 def test_held_out_pairs_stay_when_pairs_are_added_anywhere() -> None:

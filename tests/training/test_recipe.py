@@ -183,6 +183,9 @@ def test_invalid_file_is_an_error_of_one_line(tmp_path: Path, text: str, message
         (["--training.num_train_epochs=2"], r"; did you mean --training\.steps\?"),
         (["--training.weight_decay=0.1"], r"; did you mean --training\.optimizer=radam\?"),
         (["--training.max_length=9"], r"; did you mean --data\.max_length\?"),
+        (["--decoding.max_length=9"], r"; did you mean --decoding\.max_source_relative_length\?"),
+        (["--training.gradient_clipping=1"], r"; did you mean --training\.max_grad_norm\?"),
+        (["--training.num_workers=1"], r"unrecognized arguments: --training\.num_workers=1\. --help"),
         (["--model.lr=1"], r"^model: lr: not a field of .*; did you mean training\.learning_rate_scale\?$"),
         (
             ["--data.validation=0.1"],

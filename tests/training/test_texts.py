@@ -343,6 +343,20 @@ COLUMNS = r"Set data\.source and data\.target\.$"
         ("a.csv", b"\n<!DOCTYPE html>\n", r"a\.csv: is a web page, not the file; download the file itself"),
         ("a.csv", gzip.compress(b"<HTML lang=en>\n", mtime=0), r"a\.csv: is a web page"),
         ("a.csv", b'<refset setid="x">\n', r"a\.csv: is SGML or XML; write its sentences, without tags"),
+        (
+            "a.csv",
+            "en,de\n你好,你好".encode("gb18030"),
+            r"line 2: is not UTF-8; .* iconv -f ENCODING .* such as cp1251",
+        ),
+        ("a.csv", b"en,de\n\x02\x80", r"line 2: is not UTF-8; .*It is not a text; decompress or export it"),
+        (
+            "a.csv",
+            gzip.compress(gzip.compress(b"en,de\n", mtime=0), mtime=0),
+            r"a\.csv: is compressed twice, or in a format that",
+        ),
+        ("a.csv", lzma.compress(b"en,de\na,b\n", format=lzma.FORMAT_ALONE), r"a\.csv: is compressed .* decompress it"),
+        ("a.csv", b"en,de\ra,b\r", r"a\.csv: has no line feed; convert the ends of its lines"),
+        ("a.csv", b'<tmx version="1.4">\n', r"a\.csv: is SGML or XML"),
         ("a.csv", b"PAR1", r"a\.csv: is a Parquet file; set data\.kind=parquet"),
         ("a.csv", b"PK\x03\x04\xff", r"a\.csv: is a zip archive; unpack it"),
         (
@@ -386,6 +400,7 @@ def test_padding_and_skippable_frames_are_no_text(folder: Path) -> None:
     [
         ("a.csv", b"en;de\r\na, c;b\r\n", {}),
         ("a.csv", b"sep=;\r\nen;de\r\na, c;b\r\n", {}),
+        ("a.csv", b'en;de;"x, y"\na, c;b;\n', {}),
         ("a.txt", b"en\tde\na, c\tb\n", {}),
         ("A.TSV", b"en\tde\tx, y\na, c\tb\t\n", {}),
         ("a.Tab.GZ", gzip.compress(b"en\tde\tx, y\na, c\tb\t\n", mtime=0), {}),
@@ -468,6 +483,14 @@ def test_characters_of_a_wrong_conversion_are_counted(folder: Path, caplog: pyte
     assert r"(U+FFFD): 2 in source, 1 in target, such as 'a \x93b\x94'." in caplog.messages[1]
 
 
+def test_texts_that_were_converted_twice_are_counted(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    twice = "grün \u2019".encode().decode("cp1252")
+    (folder / "a.jsonl").write_text(json_lines([(twice, "ÑO Ã»"), ("NÃO Ñ", twice)]).decode(), encoding="utf-8")
+    read(recipe_for(folder, "json", "a.jsonl"))
+    (line,) = caplog.messages
+    assert "converted to UTF-8 twice, as Ã¼ for ü: 2 in source, 2 in target, such as 'grÃ¼n" in line
+
+
 def test_data_set_of_the_hub_is_loaded_by_split(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     pairs = [("007", "1.50"), ("NA", " ü\r")]
     rows = [{"translation": {"en": source, "de": target}, "id": 1} for source, target in pairs]
@@ -536,8 +559,9 @@ def test_filter_of_a_card_is_that_of_the_reader(folder: Path) -> None:
             *("1;A\n", "column_names: [en, de]", {"delimiter": ";"}),
             r"data\.delimiter: the card of .* sets the options of its reader; got ';' beside column_names, names\.",
         ),
+        ("version https://git-lfs.github.com/spec/v1\n", "column_names: [en, de]", {}, r"is a pointer of Git LFS"),
     ],
-    ids=["more cells than names", "an empty text", "a missing split", "a field of the recipe"],
+    ids=["more cells than names", "an empty text", "a missing split", "a field of the recipe", "a pointer"],
 )
 def test_options_of_a_card_that_do_not_fit_are_an_error(
     folder: Path, content: str, options: str, fields: dict[str, str], error: str

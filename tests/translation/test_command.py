@@ -444,6 +444,17 @@ def test_invalid_option_or_input_ends_the_command_with_one_line(run: Run, argume
 
 
 @pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"cat\0", "line 1: contains a NUL character, as UTF-16 and damaged files do; correct the line, or convert"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "line 1: is a pointer of Git LFS, not the file; run git lfs"),
+    ],
+)
+def test_input_that_is_no_text_ends_the_command_with_one_line(run: Run, line: bytes, message: str) -> None:
+    assert message in error_line(run(stdin=line))
+
+
+@pytest.mark.parametrize(
     ("family", "option", "message"),
     [
         ("nat", "--nbest=2", "--nbest: more than the search finds; got 2, expected at most 1. Use a larger --length_b"),

@@ -14,7 +14,7 @@ from transformers import FSMTConfig, FSMTForConditionalGeneration, PreTrainedMod
 
 from ..config import VaswaniTransformerConfig
 from ..support.command import UserError
-from ..support.loading import check_finite, load_errors
+from ..support.loading import check_content, check_finite, load_errors
 from .fairseq_tokenizer import SPECIAL_TOKENS, fairseq_tokenizer
 from .foreign import TABLES, ForeignModel, ImportResult, build_model, check_equivalence, concatenated_sinusoids
 
@@ -52,6 +52,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
     It may contain only tensors, NumPy numbers and arrays, plain containers and `argparse.Namespace`.
     """
+    check_content(path, "weights")
     with torch.serialization.safe_globals([argparse.Namespace, *numpy_globals()]):
         content = torch.load(path, map_location="cpu", weights_only=True)
     if "model" not in content:

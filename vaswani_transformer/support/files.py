@@ -22,6 +22,11 @@ logger = logging.get_logger(__name__)
 FAILED_WRITE = re.compile(r"PytorchStreamWriter|inline_container|iostream error|\(os error \d+\)")
 """In errors of torch (the first three), safetensors and tokenizers, which do not have a class for it."""
 
+POINTER = rb"version https://(git-lfs|hawser)\.github\.com/|/annex/objects/"
+"""Beginning of the file that Git LFS or git-annex leaves in place of a large one."""
+WEB_PAGE = rb"(?i)\s*<(!doctype html|html)\b"
+"""Beginning of a web page, which a failed download may leave."""
+
 MODEL_MARKER = "config.json"
 """File in every model folder; `atomic_folder` replaces only folders with it."""
 

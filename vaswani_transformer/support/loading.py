@@ -38,7 +38,7 @@ from ..nar import NarHead
 from ..settings import check_setting
 from ..tokenizer import check_vocabulary
 from .command import UserError, one_line
-from .files import read_json
+from .files import POINTER, WEB_PAGE, read_json
 
 logger = logging.get_logger(__name__)
 
@@ -48,9 +48,9 @@ MODEL_FILES = (
 )  # fmt: skip
 """Files of a saved model: weights, settings, code and tokenizer."""
 GENERATION_CONFIG = "generation_config.json"
+JSON_FILES = ("*config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.json", "vocab.json")
 TOKENIZER_FILES = ("tokenizer*", "*vocab*", "*.model", "*.spm", "merges.txt")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-LFS_POINTER = b"version https://git-lfs"  # first bytes of the file that Git leaves in place of a large one
 SOURCE = {"revision", "local_files_only", "trust_remote_code"}  # settings that select files
 SPARE_NUMBERS = 1 << 24  # weights that a file may omit, such as a table of positions
 MOST_NUMBERS = 2  # in a byte: weights of four bits
@@ -91,6 +91,25 @@ def find_file(name: str, file: str, revision: str = "main", local_files_only: bo
         return None
 
 
+def check_content(path: Path, what: str) -> None:
+    """Check that a file to load is not empty, a pointer or a web page; `what` is its expected content."""
+    with path.open("rb") as file:
+        start = file.read(100)
+    got = "an empty file" if not start else ""
+    if re.match(POINTER, start):
+        got = "a pointer of Git LFS"
+    elif re.match(WEB_PAGE, start):
+        got = "a web page"
+    if got:
+        raise UserError(f"{path}: contains no {what}; got {got}. Run `git lfs pull` there, or download it again.")
+
+
+def check_json_files(name: str) -> None:
+    """Check that files of a model's folder, which the libraries parse, are no pointers or web pages."""
+    for path in (path for pattern in JSON_FILES for path in sorted(Path(name).glob(pattern))):
+        check_content(path, "JSON")
+
+
 def check_registered(name: str, fields: dict[str, Any]) -> None:
     """Check that the family of a configuration's fields is registered, or comes with its code."""
     model_type = fields.get("model_type")
@@ -105,6 +124,7 @@ def check_registered(name: str, fields: dict[str, Any]) -> None:
 def load_config(name: str, trust_remote_code: bool = False, **settings: Any) -> PreTrainedConfig:
     """Return the configuration of a model, without loading its weights."""
     with load_errors(name if Path(name).is_dir() else f"{name}: no folder here, so a name on the Hub"):
+        check_json_files(name)
         try:
             return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **settings)
         except ValueError:
@@ -114,11 +134,7 @@ def load_config(name: str, trust_remote_code: bool = False, **settings: Any) -> 
 
 def size_of_weights(path: Path) -> int:
     """Return the size of a file of weights; one that contains something else is an error."""
-    with path.open("rb") as file:
-        begin = file.read(len(LFS_POINTER))
-    if begin in (b"", LFS_POINTER):
-        got = "a pointer of Git LFS" if begin else "an empty file"
-        raise UserError(f"{path}: contains no weights; got {got}. Run `git lfs pull` there, or download it again.")
+    check_content(path, "weights")
     if path.suffix == ".safetensors":
         with safe_open(path, "pt"):  # raises for a damaged header, or if the file is too short
             pass
@@ -284,6 +300,7 @@ def load_tokenizer(name: str, tokenizer_class: Any = AutoTokenizer, **settings: 
         raise UserError(f"{name}: does not contain a tokenizer; save the model's tokenizer there with save_pretrained.")
     settings.setdefault("trust_remote_code", False)
     with load_errors(f"{name}: its tokenizer"):
+        check_json_files(name)
         return tokenizer_class.from_pretrained(name, **settings)
 
 

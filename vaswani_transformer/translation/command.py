@@ -33,7 +33,7 @@ from ..support.command import (
     one_line,
     positive_argument,
 )
-from ..support.files import ResumableFile, StreamOutput
+from ..support.files import POINTER, ResumableFile, StreamOutput
 from ..support.loading import (
     LoadOptions,
     add_load_options,
@@ -184,11 +184,16 @@ class LineFormat(Generic[Options]):
 
     def read(self, line: bytes, where: str) -> str:
         """Return the text of an input line, which `where` names in an error."""
+        fix = "correct the line, or convert the file, for example with iconv."
         try:
-            return line.decode("utf-8-sig").strip()  # without a byte order mark
+            text = line.decode("utf-8-sig").strip()  # without a byte order mark
         except UnicodeDecodeError as error:
-            fix = "correct the line, or convert the file, for example with iconv."
             raise UserError(f"{where}: not UTF-8 ({error}); {fix}") from error
+        if "\0" in text:  # UTF-16 may look like UTF-8
+            raise UserError(f"{where}: contains a NUL character, as UTF-16 and damaged files do; {fix}")
+        if re.match(POINTER, line):
+            raise UserError(f"{where}: is a pointer of Git LFS, not the file; run git lfs pull.")
+        return text
 
     def read_all(self, lines: Iterable[bytes], name: str) -> Iterator[Input]:
         """Yield what each line of the input `name` asks for."""
