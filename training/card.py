@@ -19,7 +19,12 @@ from training.train import RESULTS, flat
 from vaswani_transformer.support.command import CommandParser, UserError, exit_on_user_error
 from vaswani_transformer.support.files import check_new_file, read_json
 
-FOLDERS = ("data.path", "data.distilled", "tokenizer.path", *(f"training.{name}" for name in (*STARTS, "energy_from")))
+FOLDERS = (
+    "data.path",
+    "data.distilled",
+    "tokenizer.path",
+    *(f"training.{name}" for name in (*STARTS, "energy_from")),
+)
 """Fields of a recipe that name a folder; all but `data.path` may also name a model on the Hub."""
 TEMPLATE = Path(__file__).parent / "card_template.md"
 EXAMPLE = "Two dogs play in the snow."  # for results without a test sentence

@@ -20,8 +20,7 @@ from sacrebleu.metrics import BLEU, CHRF
 from training.card import read_results
 from training.models import RECIPE
 from training.recipe import bleu_tokenizer, language_code, read_yaml
-from training.tasks import Metric, bleu_metric, p_value, paired_test, task_class, text_statistics
-from training.texts import nfc
+from training.tasks import Metric, bleu_metric, nfc, p_value, paired_test, task_class, text_statistics
 from training.train import FREE, TRANSLATIONS, flat
 from vaswani_transformer.support.command import CommandParser, UserError, exit_on_user_error
 from vaswani_transformer.support.files import check_new_file, write_atomically, write_errors
@@ -173,7 +172,10 @@ def report_pair(result: dict[str, Any], sentences: int) -> None:
     print(f"\n{'':<14} {'A':>7} {'95% interval':>16} {'B':>8} {'95% interval':>16} {'B - A':>8} {'p':>7}")
     for name, test in result["tests"].items():
         cells = [(test[system]["score"], test[system]["mean"], test[system]["interval"]) for system in "AB"]
-        shown = [f"{score:8.2f} {f'{mean - half:.2f} to {mean + half:.2f}':>16}" for score, mean, half in cells]
+        shown = []
+        for score, mean, half in cells:
+            interval = f"{mean - half:.2f} to {mean + half:.2f}"
+            shown.append(f"{score:8.2f} {interval:>16}")
         print(f"{name:<13} {' '.join(shown)} {cells[1][0] - cells[0][0]:+8.2f} {test['p']:7.3f}")
     ratio = result["length_ratio"]
     print(f"{'length ratio':<13} {ratio['A']:8.3f} {'':>16} {ratio['B']:8.3f}\n")

@@ -23,7 +23,7 @@ from transformers import AddedToken, PreTrainedConfig, PreTrainedTokenizerBase
 
 from training.machine import allowed_cores
 from training.recipe import FileData, Recipe, bleu_tokenizer
-from training.texts import SIDES, draw_key, nfc, read_files, read_split, whole_tables
+from training.texts import SIDES, draw_key, read_files, read_split, whole_tables
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.batching.pairs import ArrowRows
 from vaswani_transformer.batching.sampler import Lengths
@@ -266,8 +266,8 @@ def hold_out(train: Dataset, sizes: dict[str, int], seed: int, max_length: int) 
         rows = slice(start, start + len(table))
         start = rows.stop
         for side in SIDES:
-            texts = table[side].to_pylist()
-            keys[side][rows] = [draw_key(f"{seed} {text}") for text in nfc(texts)]
+            texts = in_nfc(table[side]).to_pylist()
+            keys[side][rows] = [draw_key(f"{seed} {text}") for text in texts]
 
             # Without a vocabulary, count at least a token a word, and at most TOKEN_LETTERS letters a token.
             can_draw[rows] &= [max(len(text.split()), len(text) / TOKEN_LETTERS) + 1 <= max_length for text in texts]
@@ -300,7 +300,7 @@ def fingerprint(pairs: Dataset) -> Fingerprint:
     return {"pairs": len(pairs), "sha256": digest.hexdigest()}
 
 
-def in_nfc(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+def in_nfc(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Return texts in the normal form NFC, in which the tokenizer reads them."""
     return pc.call_function("utf8_normalize", [texts], pc.Utf8NormalizeOptions("NFC"))
 
@@ -312,7 +312,8 @@ def count_seen(pairs: Dataset, learned: Learned) -> dict[str, int] | None:
     """
     if not learned.pairs:
         return None
-    rows = list(zip(*(nfc(pairs[side][:]) for side in SIDES), strict=True))
+    texts = [in_nfc(pa.array(pairs[side][:], pa.string())).to_pylist() for side in SIDES]
+    rows = list(zip(*texts, strict=True))
     among_sources = pc.SetLookupOptions(pa.array({source for source, _ in rows}, pa.string()))
     seen: set[tuple[str, str]] = set()
     for table in itertools.chain(*map(whole_tables, learned.pairs)):

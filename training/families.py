@@ -422,7 +422,8 @@ class FlowTrainer(PaperTrainer):
         super().check_evaluations()
         training = self.training
         search = cast(LatentSearch, self.recipe.decoding)
-        if search.latent_temperature > 0 and training.decoder_steps >= training.steps and training.start_from is None:
+        has_no_flow = training.decoder_steps >= training.steps and training.start_from is None
+        if search.latent_temperature > 0 and has_no_flow:
             raise UserError(
                 f"decoding.latent_temperature: the model would have no prior; got {search.latent_temperature} with "
                 f"training.decoder_steps {training.decoder_steps} of training.steps {training.steps}, expected fewer. "

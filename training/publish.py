@@ -40,7 +40,8 @@ def write_repository(folder: Path, results: dict[str, Any], options: argparse.Na
     # The scores are those of this search, or `training.score --save` chose it.
     search = CallSettings(None, model, {}).search()
     if "test" in results and (scored := results.get("chosen_search", results["test"]["search"])) != search:
-        name = next(name for name in sorted(scored.keys() | search.keys()) if search.get(name) != scored.get(name))
+        names = sorted(scored.keys() | search.keys())
+        name = next(name for name in names if search.get(name) != scored.get(name))
         raise UserError(
             f"{run}: {name} in its generation_config.json is not that of {RESULTS}; got {search.get(name)!r}, "
             f"expected {scored.get(name)!r}. Restore the file."

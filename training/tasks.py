@@ -3,6 +3,7 @@
 import math
 import re
 import tempfile
+import unicodedata
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,12 +19,16 @@ from sacrebleu.significance import PairedTest
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from training.recipe import Recipe, bleu_tokenizer
-from training.texts import nfc
 from vaswani_transformer.parsing import BracketScores, delinearize, score_trees
 from vaswani_transformer.parsing.constraint import tree_constraint
 from vaswani_transformer.parsing.linear import place_count
 from vaswani_transformer.support.command import UserError, one_line
 from vaswani_transformer.translation.translator import Constraint
+
+
+def nfc(texts: Iterable[str]) -> list[str]:
+    """Return texts in the normal form NFC, in which tokenizers write; every metric reads texts in this form."""
+    return [unicodedata.normalize("NFC", text) for text in texts]
 
 
 class Score(TypedDict):
@@ -139,11 +144,13 @@ def text_statistics(predictions: list[str], references: list[str]) -> dict[str, 
     """
     words, bigrams = words_and_bigrams(predictions)
     reference_words, reference_bigrams = words_and_bigrams(references)
+    repeats = sum(left == right for left, right in bigrams)
+    reference_repeats = sum(left == right for left, right in reference_bigrams)
     return {
         "distinct_1": len(set(words)) / max(1, len(words)),
         "distinct_2": len(set(bigrams)) / max(1, len(bigrams)),
-        "repeats": sum(left == right for left, right in bigrams) / max(1, len(words)),
-        "reference_repeats": sum(left == right for left, right in reference_bigrams) / max(1, len(reference_words)),
+        "repeats": repeats / max(1, len(words)),
+        "reference_repeats": reference_repeats / max(1, len(reference_words)),
         "length_ratio": len(words) / max(1, len(reference_words)),
     }
 

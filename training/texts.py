@@ -19,7 +19,6 @@ import logging
 import lzma
 import re
 import sys
-import unicodedata
 import warnings
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -74,11 +73,6 @@ Row = tuple[str, object, object]
 """Location of a pair, such as "pairs.csv, line 3", with its source and target as they are read."""
 Names = tuple[str, str]
 """Names of the columns of source and target."""
-
-
-def nfc(texts: Iterable[str]) -> list[str]:
-    """Return texts in the normal form NFC, in which tokenizers write, and metrics and comparisons read them."""
-    return [unicodedata.normalize("NFC", text) for text in texts]
 
 
 def draw_key(text: str) -> int:

@@ -520,7 +520,10 @@ class PaperTrainer(Seq2SeqTrainer):
         start = time.perf_counter()
         self.check_finite()
         scores = self.translate_split("validation", self.search).scores
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in scores.items() if isinstance(value, float)}
+        metrics = {}
+        for name, value in scores.items():
+            if isinstance(value, float):
+                metrics[f"{metric_key_prefix}_{name}"] = value
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         self.log_time += time.perf_counter() - start  # exclude evaluation from the training time

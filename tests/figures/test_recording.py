@@ -10,7 +10,7 @@ from tests.batches import FLOAT32
 from tests.models import WITH_SCORES, family_of_pairs, model_of_pairs, small_model
 from vaswani_transformer import prepare_for_inference
 from vaswani_transformer.figures.recording import Candidate, best_finished, record_search, recorded_steps
-from vaswani_transformer.translation.details import token_log_probabilities
+from vaswani_transformer.translation.translator import token_log_probabilities
 
 END = 2
 

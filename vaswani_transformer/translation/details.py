@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..loss import token_cross_entropy
 from ..support.command import UserError
 from ..support.loading import eager_attention, eval_mode
 from ..tokenizer import source_encoder
@@ -89,42 +90,6 @@ def align(weights: Tensor, source_words: Sequence[int], target_words: Sequence[i
     return sorted(zip(sources[best].tolist(), targets.tolist(), strict=True))
 
 
-def chosen_log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the log-probabilities (R, T), in float32, of `labels` (R, T) under `logits` (R, T, V); 0 at -100."""
-    logits = logits.float()
-    chosen = logits.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)  # (R, T)
-    return (chosen - logits.logsumexp(-1)).masked_fill(labels == -100, 0.0)
-
-
-@torch.no_grad()
-def token_log_probabilities(
-    model: PreTrainedModel,
-    input_ids: Tensor,
-    attention_mask: Tensor,
-    labels: Tensor,
-    decoder_input_ids: Tensor | None = None,
-) -> Tensor:
-    """Return log P (R, T) in nats of each token of the targets, including `</s>`, and 0 at padding.
-
-    Args:
-        model: any encoder-decoder of Transformers, in evaluation mode.
-        input_ids, attention_mask: (R, S), the sources.
-        labels: (R, T), the targets including the end tokens, padded with -100.
-        decoder_input_ids: (R, T), the decoder's input; None for the labels shifted by the model.
-    """
-    rows = max(1, SCORING_TOKENS // labels.shape[1])
-    scores = []
-    for start in range(0, labels.shape[0], rows):
-        batch = slice(start, start + rows)
-        gold = labels[batch]
-        inputs = {"input_ids": input_ids[batch], "attention_mask": attention_mask[batch], "labels": gold}
-        if decoder_input_ids is not None:
-            inputs["decoder_input_ids"] = decoder_input_ids[batch]
-        logits = model(**inputs).logits  # (rows, T, V)
-        scores.append(chosen_log_probabilities(logits, gold))
-    return torch.cat(scores)
-
-
 @torch.no_grad()
 def forced_pass(
     model: PreTrainedModel, tokens: Tensor, mask: Tensor, labels: Tensor, inputs: Tensor, layer: int | None = None
@@ -155,7 +120,7 @@ def forced_pass(
                 problem = f"not one of the model's decoder layers; got {layer}, expected 1 to {len(layers)}"
                 raise UserError(f"alignment_layer: {problem}. Choose a different one.")
             weights = layers[-1 if layer is None else layer - 1].float().mean(1)  # (rows, T, S)
-            results.append((chosen_log_probabilities(output.logits, labels[batch]), weights))
+            results.append((-token_cross_entropy(output.logits, labels[batch]), weights))
     log_probabilities, weights = zip(*results, strict=True)
     return torch.cat(log_probabilities), torch.cat(weights)
 

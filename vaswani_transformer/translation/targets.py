@@ -14,11 +14,20 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..lengths import LengthHead
+from ..loss import token_cross_entropy
 from ..support.command import UserError
 from ..support.loading import eval_mode, has_likelihood, is_non_autoregressive
 from ..tokenizer import check_text, text_encoder
-from .details import chosen_log_probabilities, token_log_probabilities
-from .translator import NanError, Pair, TooLong, Translator, batches_by_length, pad_rows, pairs_of
+from .translator import (
+    NanError,
+    Pair,
+    TooLong,
+    Translator,
+    batches_by_length,
+    pad_rows,
+    pairs_of,
+    token_log_probabilities,
+)
 
 ESTIMATE_SAMPLES = 8  # of FlowSeq's latents
 
@@ -70,7 +79,7 @@ def length_head_scores(model: LengthHead, tokens: Tensor, mask: Tensor, labels: 
     """Return the scores of a model that predicts a length, from one parallel pass at the length of each target."""
     encoded = model.encode(tokens, mask)
     logits = model(encoder_outputs=encoded, attention_mask=mask, labels=labels, skip_logits=False).logits
-    of_tokens = chosen_log_probabilities(logits, labels)  # (B, T)
+    of_tokens = -token_cross_entropy(logits, labels)  # (B, T)
     source = model.read_source(encoded[0], mask)
     counts = labels.ne(-100).sum(1)
     classes = source.length_classes(counts)[:, None]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..loss import token_cross_entropy
 from ..search import length_penalty
 from ..settings import CallSettings, as_token_ids, default_limit
 from ..support.command import UserError
@@ -28,7 +29,7 @@ from ..tokenizer import (
     source_encoder,
     text_encoder,
 )
-from .details import Details, forced_pass, make_details, token_log_probabilities, words_of_source
+from .details import SCORING_TOKENS, Details, forced_pass, make_details, words_of_source
 
 DEFAULT_MAX_SOURCE_TOKENS = 1024  # for models without a limit of positions
 MIN_TEXT_TOKENS = 16  # smallest size of a text in a batch, to limit the number of beams
@@ -293,6 +294,35 @@ def nan_errors(indices: Sequence[int]) -> Generator[None]:
         yield
     except NanSourcesError as error:
         raise NanError(min(indices[row] for row in error.rows)) from None
+
+
+@torch.no_grad()
+def token_log_probabilities(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    labels: Tensor,
+    decoder_input_ids: Tensor | None = None,
+) -> Tensor:
+    """Return log P (R, T) in nats of each token of the targets, including `</s>`, and 0 at padding.
+
+    Args:
+        model: any encoder-decoder of Transformers, in evaluation mode.
+        input_ids, attention_mask: (R, S), the sources.
+        labels: (R, T), the targets including the end tokens, padded with -100.
+        decoder_input_ids: (R, T), the decoder's input; None for the labels shifted by the model.
+    """
+    rows = max(1, SCORING_TOKENS // labels.shape[1])
+    scores = []
+    for start in range(0, labels.shape[0], rows):
+        batch = slice(start, start + rows)
+        gold = labels[batch]
+        inputs = {"input_ids": input_ids[batch], "attention_mask": attention_mask[batch], "labels": gold}
+        if decoder_input_ids is not None:
+            inputs["decoder_input_ids"] = decoder_input_ids[batch]
+        logits = model(**inputs).logits  # (rows, T, V)
+        scores.append(-token_cross_entropy(logits, gold))
+    return torch.cat(scores)
 
 
 class Translator:
