@@ -67,6 +67,22 @@ def test_folder_or_file_is_written_and_its_path_printed(
     assert "page.html: cannot be written: No such file or directory" in error
 
 
+def test_browser_that_leaves_before_its_answer_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def errors_after(error: Exception) -> str:
+        try:
+            raise error
+        except Exception:
+            server.handle_error(None, ("127.0.0.1", 1))
+        return capsys.readouterr().err
+
+    with start_server(tmp_path, "127.0.0.1", get_free_port()) as server:
+        assert errors_after(ConnectionResetError()) == ""
+        assert errors_after(BrokenPipeError()) == ""
+        assert "RuntimeError" in errors_after(RuntimeError())
+
+
 def answers(host: str, port: str) -> bool:
     """Return whether a server answers at an address."""
     try:

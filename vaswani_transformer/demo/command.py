@@ -1,6 +1,7 @@
 """The command `vaswani-demo MODEL`, also `python -m vaswani_transformer.demo`, which writes and serves a web page."""
 
 import argparse
+import sys
 import tempfile
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -26,6 +27,15 @@ class Handler(SimpleHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Write nothing."""
+
+
+class Server(ThreadingHTTPServer):
+    """Serves each request in a thread of its own."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Write the traceback of an error, but nothing if a browser has left, as those of phones do."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 def is_empty_folder(path: Path) -> bool:
@@ -61,10 +71,10 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def start_server(folder: Path, host: str, port: int) -> ThreadingHTTPServer:
+def start_server(folder: Path, host: str, port: int) -> Server:
     """Return a server of a folder's files at an address."""
     try:
-        return ThreadingHTTPServer((host, port), partial(Handler, directory=folder))
+        return Server((host, port), partial(Handler, directory=folder))
     except (OSError, OverflowError) as error:
         address = f"--host={host} --port={port}"
         raise UserError(f"{address}: is in use or not permitted; choose a different port or host.") from error
