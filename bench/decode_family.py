@@ -546,6 +546,8 @@ def main(arguments: list[str] | None = None) -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     with torch.inference_mode(), exit_on_user_error(ValueError):
+        if {pair.partition("=")[0] for pair in options.model} <= set(options.untimed):
+            raise UserError("--untimed: names every model; expected one that is timed. Leave one out.")
         sources, references = read_data(options)
         arms = load_arms(options)
         rows = encode(arms, sources)

@@ -227,6 +227,11 @@ def test_comparison_with_a_limit_that_no_training_has_is_not_begun(
     assert not (tmp_path / "runs").exists()
 
 
+def test_comparison_that_times_no_model_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--model=A=runs/a", "--model=B=runs/b", "--data=FOLDER", "--untimed", "A", "B"]
+    assert "--untimed: names every model" in error_line(run_main(decode_family.main, arguments, capsys))
+
+
 def test_comparison_resumes_with_a_different_spelling_of_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
