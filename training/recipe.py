@@ -427,9 +427,11 @@ OTHER_NAMES = {  # what Transformers, its scripts or other toolkits call a field
     "training.warmup_steps": "warmup warmup_ratio warmup_updates",
     "training.optimizer": "optim lr_scheduler lr_scheduler_type adam_beta1 adam_beta2 adam_epsilon",
     "training.precision": "fp16 bf16 tf32 half amp dtype torch_dtype mixed_precision",
-    "training.source_tokens": "batch_size train_batch_size max_tokens batch_tokens gradient_accumulation",
+    "training.source_tokens": "batch_size train_batch_size max_tokens batch_tokens",
     "training.max_grad_norm": "clip_norm gradient_clipping grad_clip clip_grad_norm gradient_clip_val",
-    "training.device_tokens": "per_device_train_batch_size gradient_accumulation_steps update_freq",
+    "training.device_tokens": (
+        "per_device_train_batch_size gradient_accumulation gradient_accumulation_steps update_freq"
+    ),
     "training.evaluation_batch_size": "per_device_eval_batch_size eval_batch_size",
     "training.evaluation_steps": "eval_steps eval_strategy evaluation_strategy valid_steps eval_interval",
     "training.checkpoint_steps": "save_steps save_strategy save_interval save_checkpoint_steps",
@@ -484,19 +486,19 @@ class RecipeParser(ArgumentParser):
 
     def suggestion(self, name: str) -> str:
         """Return the end of an error's sentence, with the field that an unknown option or field probably means."""
-        last = name.lstrip("-").rpartition(".")[2].replace("-", "_")
-        group = name.lstrip("-").rpartition(".")[0]
+        group, _, last = name.lstrip("-").replace("-", "_").rpartition(".")
         known = [*self.get_defaults().keys(), *self.command_options, *self.model_fields]
         same = [field for field in known if field.rpartition(".")[2] == last]
         others = [field for field, names in OTHER_NAMES.items() if last in names.split() and field in known]
         other_kinds = []
         for kind, choices in KINDS.items():
             for choice, record in choices.items():
-                groups = (record.recipe.training, record.recipe.decoding) if isinstance(record, Family) else (record,)
-                if any(field.name == last for group in groups for field in dataclasses.fields(group)):
+                types = (record.recipe.training, record.recipe.decoding) if isinstance(record, Family) else (record,)
+                if any(field.name == last for one in types for field in dataclasses.fields(one)):
                     other_kinds.append(f"{kind}={choice}")
         in_group = [field for field in known if group and field.startswith(f"{group}.")]
-        if meant := [*(field for field in others if field in in_group), *same, *others, *other_kinds]:
+        others_in_group = [field for field in others if field in in_group]
+        if meant := [*others_in_group, *same, *others, *other_kinds]:
             return f"; did you mean {'--' * name.startswith('--')}{meant[0]}?"
         return did_you_mean(name, in_group or known)
 

@@ -30,10 +30,10 @@ class Handler(SimpleHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """Serves each request in a thread of its own."""
+    """Server with a thread for each request."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Write the traceback of an error, but nothing if a browser has left, as those of phones do."""
+        """Write the traceback of an error, unless the browser has closed the connection, as phones often do."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
