@@ -48,6 +48,8 @@ COMPARISONS = (  # model and search each; those that the page makes
     ("ctc, beam 8", "ctc, best path"),
     ("ctc-glat, beam 8", "ctc, beam 8"),
     ("student, beam 1", "teacher, beam 4"),
+    ("dag, lookahead", "ctc-raw, beam 8"),
+    ("dag, lookahead", "autoregressive-raw, beam 4"),
     (f"{OURS}, l = 1", "glat-by-layer, l = 1"),
     (f"{OURS}, l = 1", "glat, l = 1"),
     (f"{OURS}, l = 1", "nat, l = 1"),
