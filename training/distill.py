@@ -57,7 +57,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
     shard: dict[str, Any] = {"type": shard_argument, "default": (1, 1)}
     parser.add_argument("--shard", metavar="i/n", help="write the i-th of n shares (1/1)", **shard)
     parser.add_argument("--beams", type=positive_argument, metavar="N", help="beams; 1 for greedy search")
-    parser.add_argument("--length_penalty", type=number_argument, metavar="ALPHA", help="alpha of lp(Y)")
+    parser.add_argument("--length_penalty", type=number_argument, metavar="ALPHA", help="alpha of the length penalty")
     difference = "tokens of a translation minus those of its source, at"
     parser.add_argument("--min_length_difference", type=int, default=-20, metavar="N", help=f"{difference} least (-20)")
     parser.add_argument("--max_length_difference", type=int, default=20, metavar="N", help=f"{difference} most (20)")

@@ -66,7 +66,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
         type=positive_argument,
         default=2048,
         metavar="N",
-        help="tokens at once, of the longer side (2048)",
+        help="source or target tokens in a batch (2048)",
     )
     searches = parser.add_argument_group("several searches", "in place of the recipe's values; a table compares them")
     searches.add_argument(

@@ -233,7 +233,7 @@ class CtcGenerateOutput(SlotGenerateOutput):
 
     The `token_scores` (B, T) add up to it: that of a word includes the blanks before it, that of `</s>` the rest. With
     `num_beams` above 1 a source has n targets, scored by their log-probability, the sum over all alignments, plus
-    `length_bonus` a word; then there are neither token scores nor a path.
+    `length_bonus` a token; then there are neither token scores nor a path.
     """
 
 
@@ -349,7 +349,7 @@ class VaswaniCtcForConditionalGeneration(SlotHead, GenerationMixin):
     def search(self, states: Tensor, mask: Tensor, limits: Tensor, settings: NarSettings) -> Tensor | NarGenerateOutput:
         """Return the n best targets that `prefix_beam_search` finds in states (B, U, d_model), within `limits` (B,).
 
-        They are ranked by log p of the loss, the sum over all alignments, plus `length_bonus` a word.
+        They are ranked by log p of the loss, the sum over all alignments, plus `length_bonus` a token.
         """
         logits = self.lm_head(states)  # (B, U, V)
         log_probs = logits.to(accumulation_dtype(logits.dtype)).log_softmax(-1)

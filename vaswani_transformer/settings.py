@@ -96,7 +96,7 @@ class NarSettings(SharedSettings):
     """
 
     num_beams: int = number(1, least=1)  # k, prefixes of CTC's search; 1 for the most likely path
-    length_bonus: float = number(0.0, least=-math.inf)  # added to log p for each word, in CTC's search
+    length_bonus: float = number(0.0, least=-math.inf)  # added to log p for each token, in CTC's search
     decoding_strategy: str = "lookahead"  # how a path through a graph is chosen
     num_iterations: int = number(1, least=1)  # R, decoder passes of a refining model
     length_beam_size: int = number(1, least=1)  # l, the number of best lengths to decode

@@ -153,7 +153,7 @@ def make_parser(prog: str, description: str, texts: str, results: str) -> tuple[
     for name, (metavar, text) in counts.items():
         search.add_argument(name, type=positive_argument, metavar=metavar, help=text)
     numbers = {
-        "--length_penalty": ("ALPHA", "alpha of lp(Y)"),
+        "--length_penalty": ("ALPHA", "alpha of the length penalty"),
         "--length_bonus": ("B", "added to log P for each token, in CTC's beam search"),
     }
     for name, (metavar, text) in numbers.items():
