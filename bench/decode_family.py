@@ -11,8 +11,8 @@ Models of `--untimed`, such as those of further seeds, are only scored. `--count
 with the counts of each sentence, from which `bench.family_table` computes all scores. They include the likelihood under
 a language model of the targets in `--lm`, the folder of a distillation.
 
-The search of CTC adds a `length_bonus` for each token. Of several `--length_bonuses` all CTC models get the one with the
-highest mean BLEU on validation.jsonl.gz.
+The search of CTC adds a `length_bonus` for each token. Of several `--length_bonuses` all CTC models get the one with
+the highest mean BLEU on validation.jsonl.gz.
 
 Models are prepared for the CPU. A time is that of one `generate()`, from token ids to token ids. All arms translate a
 sentence, or a batch, before the next one, and each time a different arm begins. The first `--warmup` sentences do not
