@@ -339,6 +339,19 @@ def test_narrow_search_ranks_distinct_targets_by_their_loss() -> None:
         assert alone[0][0][0] == results[0][0]
 
 
+def test_saved_bonus_is_that_of_the_saved_search() -> None:
+    model, tokens = tiny_ctc(), random_tokens(2, 4)
+    best_paths = model.generate(tokens)
+    model.generation_config = model.config.make_generation_config(num_beams=4, length_bonus=0.5)
+    assert torch.equal(model.generate(tokens, num_beams=1), best_paths)
+
+
+def test_search_whose_targets_are_all_empty_finds_the_empty_target() -> None:
+    generated = tiny_ctc().generate(random_tokens(2, 4), num_beams=4, max_new_tokens=1, return_dict_in_generate=True)
+    assert generated.sequences[:, 1:].tolist() == [[END]] * 2
+    assert generated.sequences_scores.isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [

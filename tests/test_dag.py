@@ -193,6 +193,16 @@ def test_decoding_follows_the_path_of_its_strategy(seed: int, strategy: str, alp
         assert float(generated.sequences_scores[row]) == pytest.approx(sum(parts))
 
 
+@pytest.mark.parametrize("strategy", ["greedy", "lookahead"])
+def test_saved_length_penalty_is_that_of_the_saved_strategy(strategy: str) -> None:
+    model, tokens = tiny_dag(), random_tokens(2, 4)
+    expected = model.generate(tokens, decoding_strategy=strategy)
+    model.generation_config = model.config.make_generation_config(decoding_strategy="viterbi", length_penalty=1.5)
+    assert torch.equal(model.generate(tokens, decoding_strategy=strategy), expected)
+    with pytest.raises(ValueError, match=r"length_penalty: only Viterbi decoding has one; got 2\.0"):
+        model.generate(tokens, decoding_strategy=strategy, length_penalty=2.0)
+
+
 @pytest.mark.parametrize("strategy", ["greedy", "lookahead", "viterbi"])
 def test_limit_drops_later_words_and_viterbi_keeps_to_it(strategy: str) -> None:
     model, batch = sharp(vocab_size=6, upsampling=3), three_sources()

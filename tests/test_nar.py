@@ -465,6 +465,25 @@ def test_setting_made_on_the_models_generation_config_is_saved(family: str, tmp_
     assert again.generation_config.max_source_relative_length == 3
 
 
+@pytest.mark.parametrize(
+    ("family", "search"), [("nat", {"length_beam_size": 5}), ("cmlm", {}), ("dag", {"decoding_strategy": "viterbi"})]
+)
+def test_length_penalty_is_saved_without_beams(family: str, search: dict[str, Any], tmp_path: Path) -> None:
+    """Transformers would refuse it, also after a change of a loaded one."""
+    model = EVERY_FAMILY[family]()
+    for penalty in (1.5, 0.5):
+        model.generation_config = model.config.make_generation_config(**search, length_penalty=penalty)
+        model.save_pretrained(tmp_path)
+        model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+        assert model.generation_config.length_penalty == penalty
+        model.generation_config.length_penalty = penalty + 1
+        model.save_pretrained(tmp_path)
+        assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path).generation_config.length_penalty == penalty + 1
+    model.generation_config.temperature = 0.5
+    with pytest.raises(ValueError, match="temperature"):
+        model.save_pretrained(tmp_path)
+
+
 @pytest.mark.parametrize("family", FAMILY)
 def test_generate_accepts_a_complete_batch_of_a_trainer(family: str) -> None:
     model, source = FAMILY[family](), random_tokens(3, 5)

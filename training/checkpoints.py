@@ -63,6 +63,14 @@ def damage(checkpoint: Path) -> str:
     return changed_file(checkpoint, digests)
 
 
+def is_skipped(checkpoint: Path) -> bool:
+    """Return whether a complete checkpoint is damaged, after logging its problem."""
+    problem = damage(checkpoint)
+    if problem:
+        logger.warning("Skipping %s: %s.", checkpoint, problem)
+    return bool(problem)
+
+
 def changed_file(folder: Path, digests: dict[str, str]) -> str:
     """Return the problem with the first file that differs from its SHA-256 in `digests`; "" if none does."""
     for name, digest in digests.items():
@@ -109,13 +117,12 @@ def last_checkpoint(run: Path) -> Path | None:
     """Return the newest complete checkpoint with undamaged files, or None if the run has never had a complete one."""
     checkpoints = complete_checkpoints(run)
     for checkpoint in reversed(checkpoints):
-        if not (problem := damage(checkpoint)):
+        if not is_skipped(checkpoint):
             return checkpoint
-        logger.warning("Skipping %s: %s.", checkpoint, problem)
     if checkpoints:
         raise UserError(
-            f"{checkpoint}: {problem}, and no other checkpoint is complete and undamaged; restore one, or choose "
-            "a different --output_dir."
+            f"{checkpoint}: {damage(checkpoint)}, and no other checkpoint is complete and undamaged; restore one, or "
+            "choose a different --output_dir."
         )
     if (run / STARTED).exists() or (run / WEIGHTS).exists():
         raise UserError(
@@ -131,11 +138,17 @@ def mean_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
     Raises:
         UserError: a file of a checkpoint is missing or was altered.
     """
-    sums: dict[str, Tensor] = {}
-    dtypes: dict[str, torch.dtype] = {}
     for checkpoint in checkpoints:
         if problem := damage(checkpoint):
             raise UserError(f"{checkpoint}: {problem}; restore it, or average others with training.average.")
+    return mean_of_undamaged(checkpoints)
+
+
+def mean_of_undamaged(checkpoints: list[Path]) -> dict[str, Tensor]:
+    """Return the same mean of checkpoints whose files are not checked."""
+    sums: dict[str, Tensor] = {}
+    dtypes: dict[str, torch.dtype] = {}
+    for checkpoint in checkpoints:
         for name, weight in load_file(checkpoint / WEIGHTS).items():
             dtypes[name] = weight.dtype
             sums[name] = sums[name].add_(weight) if name in sums else weight.double()
@@ -147,6 +160,16 @@ def load_weights(model: PreTrainedModel, weights: dict[str, Tensor]) -> None:
     set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True, strict=False))
 
 
-def load_mean(model: PreTrainedModel, checkpoints: list[Path]) -> None:
-    """Load the mean of checkpoints, which have tied matrices only once, into a model that may be sharded."""
-    load_weights(model, mean_weights(checkpoints))
+def load_mean(model: PreTrainedModel, checkpoints: list[Path]) -> list[Path]:
+    """Load the mean of the undamaged ones of a run's checkpoints into a model that may be sharded, and return these.
+
+    Raises:
+        UserError: all are damaged.
+    """
+    undamaged = [checkpoint for checkpoint in checkpoints if not is_skipped(checkpoint)]
+    if not undamaged:
+        raise UserError(
+            f"{checkpoints[-1]}: {damage(checkpoints[-1])}; restore it, or choose a different --output_dir."
+        )
+    load_weights(model, mean_of_undamaged(undamaged))
+    return undamaged

@@ -240,6 +240,10 @@ def distilled_files(name: str) -> list[Path]:
     if not os.path.isdir(name):
         return [Path(name)]
     files = sorted(Path(name).glob("*.jsonl"))
+    others = [file.name for file in files if not re.fullmatch(r"\d+-of-\d+", file.stem)]
+    if others:
+        problem = f"contains other files than those of training.distill; got {others[0]}"
+        raise UserError(f"data.distilled: {name} {problem}. Name one file, or its folder.")
     shares = int(files[0].stem.rpartition("-of-")[2]) if files else 1
     finished = 0
     for file in files:

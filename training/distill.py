@@ -8,6 +8,7 @@ process; the same command resumes an interrupted one. `accelerate launch -m` sha
 
 import argparse
 import contextlib
+import dataclasses
 import itertools
 import json
 import logging
@@ -24,7 +25,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from training.data import load_pairs
 from training.machine import commit, init_processes, versions
-from training.recipe import Recipe, load_recipe
+from training.recipe import Recipe, Variants, load_recipe
 from vaswani_transformer.parsing.constraint import tree_constraint
 from vaswani_transformer.support.command import (
     CommandParser,
@@ -114,10 +115,11 @@ def write_share(
     """Write the pairs of the remaining sources, a window at a time, and count dropped pairs in the record."""
     encode = text_encoder(translator.tokenizer)
     dropped = dropped_pairs(output)
+    first = output.done
     with tqdm(initial=output.done, unit="line", disable=None) as bar:  # None: shown in a terminal
         while window := list(itertools.islice(sources, options.window)):
             lines = []
-            for translation in translator(window, progress=bar.update):
+            for translation in translator.translate_window(window, first, progress=bar.update):
                 text = translation.text.strip()
                 tokens = len(encode(text_target=text, split_special_tokens=True)["input_ids"])
                 if reason := drop_reason(translation, tokens, options, recipe.data.max_length):
@@ -127,6 +129,7 @@ def write_share(
                     lines.append(json.dumps({"translation": pair}, ensure_ascii=False))
             output.record["dropped"] = dropped
             output.write(window, lines)
+            first += len(window)
     output.finish()
 
 
@@ -167,7 +170,8 @@ def distill(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     check_shares(folder, shares)
     folder.mkdir(parents=True, exist_ok=True)
     with state.main_process_first():
-        sources = load_pairs(recipe, ["train"])["train"]["source"][share::shares]
+        data = dataclasses.replace(recipe.data, variants=Variants())  # training copies the translations
+        sources = load_pairs(dataclasses.replace(recipe, data=data), ["train"])["train"]["source"][share::shares]
 
     # Translate what an earlier command has not.
     path = folder / f"{share:05d}-of-{shares:05d}.jsonl"

@@ -165,14 +165,15 @@ class Evaluator:
     def log_probability(self, hypothesis: Hypothesis) -> float | None:
         """Return log P of a translation in nats: its score, without the division by the length penalty.
 
-        It is that of the tokens and `</s>`. A model that predicts the length m adds `length_weight` log p(m). That of a
-        CTC or DAG model is that of the path.
+        It is that of the tokens and `</s>`. A model that predicts the length m adds `length_weight` log p(m). For DAG,
+        and for CTC without a search, it is that of the path.
         """
         if hypothesis.score is None:
             return None
-        if is_non_autoregressive(self.model) and has_likelihood(self.model):
-            return hypothesis.score  # that of a path, which is not divided
         settings = self.translator.settings.values
+        if is_non_autoregressive(self.model) and has_likelihood(self.model):
+            bonus = settings.get("length_bonus", 0.0) if settings.get("num_beams", 1) > 1 else 0.0
+            return hypothesis.score - bonus * (hypothesis.tokens - 1)  # which is not divided
         alpha = float(settings.get("length_penalty", 1.0))
         penalty_type = settings.get("length_penalty_type", "power")
         return hypothesis.score * float(length_penalty(max(1, hypothesis.tokens), alpha, penalty_type))

@@ -515,7 +515,7 @@ def kinds_of(tree: Mapping[str, object], arguments: list[str]) -> dict[str, str]
         fields = tree.get(group)
         default = next(iter(choices))
         in_file = fields.get(member, default) if isinstance(fields, dict) else default
-        kinds[name] = in_arguments[name] or in_file
+        kinds[name] = in_file if in_arguments[name] is None else in_arguments[name]
         if kinds[name] not in list(choices):
             raise UserError(f"{name}: got {kinds[name]!r}, expected one of {', '.join(choices)}.")
     return kinds
@@ -631,6 +631,8 @@ def checked(parser: RecipeParser, values: Namespace) -> Recipe:
     if data.path is None:
         what = "the name of a data set" if data.kind == "hub" else "the folder of its data"
         raise UserError(f"data.path: the recipe {recipe.name!r} needs {what}; give --data.path=...")
+    if data.train == []:
+        raise UserError("data.train: names no file; got []. Name at least one.")
     if data.kind != "trees" and data.source == data.target:
         raise UserError(
             f"data.source, data.target: name the same texts, so a model would learn to copy; got {data.source!r} for "

@@ -172,6 +172,8 @@ def check_options(options: argparse.Namespace) -> None:
         check_new_file(name, getattr(options, name))
     if options.output is None:
         check_open("stdout", "set --output")
+    elif options.output == options.translations:
+        raise UserError(f"--translations: the file of --output; got {options.output} for both. Name two files.")
     if options.save and options.split != "validation":
         problem = "a search scores too high on the set where it was chosen"
         raise UserError(f"--save: {problem}; got --split={options.split}, expected validation. Add --split=validation.")

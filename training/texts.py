@@ -334,6 +334,8 @@ def arrow_rows(name: str, schema: pa.Schema, tables: Iterable[pa.Table], names: 
     for column in names:
         if column not in types:
             raise missing_column(name, f"{column!r} is missing", types)
+        if schema.names.count(column) > 1:
+            raise missing_column(name, f"has {schema.names.count(column)} columns {column!r}", schema.names)
         if not str(types[column]).startswith(STRINGS):
             raise UserError(f"{name}: the column {column!r} is of type {types[column]}, expected string; convert it.")
     number = 0

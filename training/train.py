@@ -106,7 +106,7 @@ def flat(tree: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, ob
 def check_same_run(recipe: Recipe, folder: Path) -> None:
     """Check that a folder is new, or has an unfinished run of the same recipe with its tokenizer."""
     if not (folder / RECIPE).exists() and not (folder / CHECKPOINTS).exists():
-        has_begun = (folder / DATA).exists()  # killed before it wrote its recipe
+        has_begun = isinstance(recorded(folder, TOKENIZER, None), dict)  # killed before it wrote its recipe
         if not has_begun and any(path.name != LOCK and path.suffix != ".part" for path in folder.iterdir()):
             raise UserError(f"{folder}: contains files that are not a run; choose a different --output_dir.")
         return
@@ -267,6 +267,8 @@ def without_folders(tree: Any) -> Any:
     """Replace local paths in a recipe's values by their last component."""
     if isinstance(tree, dict):
         return {name: without_folders(value) for name, value in tree.items()}
+    if isinstance(tree, list):
+        return [without_folders(value) for value in tree]
     if not isinstance(tree, str):
         return tree
     if tree.startswith((".", "/", "~")) or ("/" in tree and os.path.exists(tree)):

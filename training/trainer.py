@@ -606,7 +606,7 @@ class PaperTrainer(Seq2SeqTrainer):
         if last is not None:
             saved = complete_checkpoints(self.run, with_interrupted=False, last_step=self.state.global_step)[-last:]
             checkpoints = [checkpoint for checkpoint in saved if self.can_be_averaged(step_of(checkpoint))]
-        load_mean(self.model, checkpoints)
+        checkpoints = load_mean(self.model, checkpoints)
 
         steps = [step_of(checkpoint) for checkpoint in checkpoints]
         if last is None:

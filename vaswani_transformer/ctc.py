@@ -298,6 +298,8 @@ class VaswaniCtcForConditionalGeneration(SlotHead, GenerationMixin):
     def read_settings(self, generation_config: GenerationConfig | None, call: dict[str, Any]) -> NarSettings:
         """Return the settings of `generate()`, which may predict the blank."""
         settings = super().read_settings(generation_config, call)
+        if settings.num_beams == 1 and "num_beams" in call and "length_bonus" not in call:
+            settings.length_bonus = 0.0  # a saved one is for the saved search
         if settings.num_beams == 1 and settings.length_bonus != 0:
             refuse("length_bonus", "the most likely path has none", settings.length_bonus, "0, or num_beams above 1")
         if settings.num_return_sequences > settings.num_beams:
@@ -365,7 +367,7 @@ class VaswaniCtcForConditionalGeneration(SlotHead, GenerationMixin):
             targets += [*found, *[()] * missing]
             is_missing += [False] * len(found) + [True] * missing
         counts = slots.new_tensor([len(target) for target in targets])  # (k B,)
-        width = max(map(len, targets))
+        width = max(1, *map(len, targets))
         rows = [[*target, *[self.blank] * (width - len(target))] for target in targets]
         words = slots.new_tensor(rows)  # (k B, T)
 

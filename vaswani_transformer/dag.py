@@ -364,6 +364,8 @@ class VaswaniDagForConditionalGeneration(SlotHead, GenerationMixin):
     def read_settings(self, generation_config: GenerationConfig | None, call: dict[str, Any]) -> NarSettings:
         """Return the settings of `generate()`, of which only Viterbi decoding has a length penalty."""
         settings = super().read_settings(generation_config, call)
+        if settings.decoding_strategy != "viterbi" and "decoding_strategy" in call and "length_penalty" not in call:
+            settings.length_penalty = 1.0  # a saved one is for the saved strategy
         if settings.decoding_strategy != "viterbi" and settings.length_penalty != 1.0:
             expected = '1.0, or decoding_strategy="viterbi"'
             refuse("length_penalty", "only Viterbi decoding has one", settings.length_penalty, expected)

@@ -5,6 +5,7 @@ positions, V vocabulary, R iterations or refining layers. For lengths, n and m a
 tokens, both including `</s>`.
 """
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -78,6 +79,17 @@ IGNORED = {
     "synced_gpus",  # every process runs the same number of passes
 }
 """Arguments that `generate()` ignores, so that a trainer can pass a complete batch."""
+
+
+class NarGenerationConfig(GenerationConfig):
+    """A generation config whose `length_penalty` needs no beams, since it ranks lengths or paths."""
+
+    def validate(self, *args: Any, **kwargs: Any) -> None:
+        length_penalty, self.length_penalty = self.length_penalty, None
+        try:
+            super().validate(*args, **kwargs)
+        finally:
+            self.length_penalty = length_penalty
 
 
 class NarHead(ProjectedModel, GenerationMixin):
@@ -205,6 +217,13 @@ class NarHead(ProjectedModel, GenerationMixin):
         for states_of_chunk, *values_of_chunk in zip(*chunks, strict=True):
             logits = self.lm_head(states_of_chunk)  # (N, V)
             yield logits.to(accumulation_dtype(logits.dtype)), *values_of_chunk
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """Save the model, as every model of the package, with any valid search."""
+        if type(self.generation_config) is GenerationConfig:
+            self.generation_config = copy.copy(self.generation_config)
+            self.generation_config.__class__ = NarGenerationConfig
+        super().save_pretrained(*args, **kwargs)
 
     @torch.no_grad()
     def generate(

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import TrainerState
 
 from tests.commands import user_error
+from tests.models import tiny_model
 from training.checkpoints import (
     CHECKPOINTS,
     COMPLETE,
@@ -23,6 +24,7 @@ from training.checkpoints import (
     complete_checkpoints,
     finish_checkpoint,
     last_checkpoint,
+    load_mean,
     mean_weights,
     step_of,
 )
@@ -177,6 +179,19 @@ def test_mean_over_an_altered_checkpoint_is_an_error(tmp_path: Path) -> None:
     flip_bit(folders[0] / WEIGHTS)
     with user_error(r"checkpoint-3: model\.safetensors was altered; restore it, or average others with training\.ave"):
         mean_weights(folders)
+
+
+def test_mean_that_ends_a_run_leaves_damaged_checkpoints_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny_model()
+    name = next(iter(model.state_dict()))
+    weights = model.state_dict()[name].clone()
+    folders = [finish(tmp_path, step, weights={name: step * weights}) for step in (1, 2, 3)]
+    flip_bit(folders[1] / WEIGHTS)
+    assert load_mean(model, folders) == [folders[0], folders[2]]
+    assert torch.allclose(model.state_dict()[name], 2 * weights)
+    assert f"Skipping {folders[1]}: model.safetensors was altered." in caplog.messages
+    with user_error(r"checkpoint-2: model\.safetensors was altered; restore it, or choose a different --output_dir"):
+        load_mean(model, folders[1:2])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -17,7 +17,7 @@ from training.recipe import load_recipe
 from vaswani_transformer.cpu.linear import timed_layouts
 from vaswani_transformer.support.files import ResumableFile
 from vaswani_transformer.translation import Hypothesis, Translation
-from vaswani_transformer.translation.translator import Translator
+from vaswani_transformer.translation.translator import NanError, Translator
 
 SOURCES = list(PAIRS) * 2
 RECORD = "00000-of-00001.jsonl.record"
@@ -184,6 +184,32 @@ def test_distillation_that_cannot_be_written_ends_the_command_with_one_line(
     shard = [] if "--shard=1/2" in arguments else ["--shard=1/4"]
     assert message in error_line(distill(*shard, *arguments))
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_copies_in_other_letters_are_those_of_the_translations(distill: Run, recipe: Path, folder: Path) -> None:
+    upper = "--data.variants.upper=1"
+    assert json.loads(distill(upper)[0])["kept"] == 12
+    pairs = load_pairs(load_recipe(recipe, [upper, f"--data.distilled={folder}"]), ["train"])["train"]
+    capitals = [(source.upper(), target.upper()) for source, target in PAIRS.items()]
+    assert list(zip(pairs["source"], pairs["target"], strict=True)) == list(PAIRS.items()) * 2 + capitals * 2
+
+
+def test_folder_of_other_files_is_an_error(recipe: Path) -> None:
+    with user_error(r"contains other files than those of training\.distill; got data\.jsonl\. Name one file"):
+        (recipe.parent / "other").mkdir()
+        (recipe.parent / "other" / "data.jsonl").touch()
+        load_pairs(load_recipe(recipe, [f"--data.distilled={recipe.parent / 'other'}"]), ["train"])
+
+
+def test_error_names_the_place_of_a_text_in_the_whole_input(distill: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(translator: Translator, texts: list[str], first: int, **_: Any) -> list[Translation]:
+        if first:
+            raise NanError(first)
+        return translate_window(translator, texts, first)
+
+    translate_window = Translator.translate_window
+    monkeypatch.setattr(Translator, "translate_window", fail)
+    assert "Text 3: the scores of its translation are NaN" in error_line(distill())
 
 
 def test_another_teacher_of_the_same_name_is_an_error(distill: Run, saved: Path, tmp_path: Path) -> None:

@@ -194,6 +194,8 @@ def test_invalid_file_is_an_error_of_one_line(tmp_path: Path, text: str, message
         (["--data.test=10%"], r"^data\.test: got 10%, expected a number of pairs"),
         (["--data.test=0"], r"^data\.test: got 0, expected a number of pairs"),
         (["--data.delimiter=ab"], r"^data\.delimiter: Not of type Delimiter: .*, got ab\. --help"),
+        (["--data.train=[]"], r"^data\.train: names no file; got \[\]\. Name at least one"),
+        (["--model.kind="], r"^model\.kind: got '', expected one of autoregressive, "),
         (["--training.optimizer=radam"], r"does not accept option 'warmup_steps'"),
         (["--seed=4294967296"], r"^seed: Not of type Seed: 4294967296 does not conform to restriction v>=0 and v<42"),
         (

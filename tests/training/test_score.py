@@ -356,6 +356,7 @@ def test_searches_that_cannot_be_compared_or_saved_are_an_error(
             "--output=/nothing/scores.json: the file exists, or its folder does not",
         ),
         (["--output={recipe}"], "--output={recipe}: the file exists, or its folder does not; choose a new file.\n"),
+        (["--output=new", "--translations=new"], "--translations: the file of --output; got new for both. Name two"),
         (["--translations={recipe}"], "--translations={recipe}: the file exists, or its folder does not; choose"),
         (["--translation=new"], "unrecognized arguments: --translation=new; did you mean --translations? --help lists"),
         (
@@ -396,6 +397,8 @@ def test_log_probability_is_not_divided_by_the_length_penalty(family: str) -> No
         search |= {"num_beams": 2, "length_penalty": 1.5}
     elif family in LENGTH_FAMILY:
         search |= {"length_beam_size": 2, "length_penalty": 1.5}
+    elif family == "ctc":
+        search |= {"num_beams": 3, "length_bonus": 2.0}
     inputs = tokenizer(SOURCES[:1], text_target=REFERENCES[:1], return_tensors="pt")
     pair = TokenizedPair(inputs["input_ids"][0].tolist(), inputs["labels"][0].tolist(), SOURCES[0])
     result = Evaluator(model, tokenizer, scores=True, **search)([pair])[0]
@@ -406,6 +409,8 @@ def test_log_probability_is_not_divided_by_the_length_penalty(family: str) -> No
         expected = logits.log_softmax(-1).gather(-1, output.sequences[:, 1:, None]).sum()
     else:
         expected = output.sequences_scores[0] * (output.lengths[0] ** 1.5 if family in LENGTH_FAMILY else 1)
+    if family == "ctc":
+        expected = -model(inputs["input_ids"], labels=output.sequences[:, 1:]).sentence_losses[0]
     assert result.log_probability == pytest.approx(expected.item(), rel=1e-4)
     assert Evaluator(model, tokenizer, **search)([pair])[0].log_probability is None
 

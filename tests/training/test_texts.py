@@ -438,6 +438,9 @@ def test_parquet_error_names_the_column_and_the_row(folder: Path) -> None:
     pq.write_table(pa.table({"en": ["a"], "de": [7]}), folder / "a.parquet")
     with user_error(r"a\.parquet: the column 'de' is of type int64, expected string; convert it"):
         read(recipe_for(folder, "parquet", "a.parquet"))
+    pq.write_table(pa.table([["a"], ["b"], ["c"]], names=["en", "de", "en"]), folder / "a.parquet")
+    with user_error(r"a\.parquet: has 2 columns 'en'; got en, de, en"):
+        read(recipe_for(folder, "parquet", "a.parquet"))
     pq.write_table(pa.table({"en": ["a", "b", None], "de": ["a"] * 3}), folder / "a.parquet")
     with user_error(r"a\.parquet, row 3, 'en': the text is empty"):
         read(recipe_for(folder, "parquet", "a.parquet"))

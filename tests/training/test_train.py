@@ -383,11 +383,21 @@ def test_expected_score_is_shown_only_for_the_data_that_it_is_about(
     assert ("The recipe as shipped: 99 BLEU." in caplog.messages) is is_shown
 
 
+def test_results_name_files_without_their_folders() -> None:
+    data = {"path": "/home/somebody/pairs", "train": ["/home/somebody/a.jsonl", "b.jsonl"], "validation": 9}
+    assert train.without_folders({"data": data}) == {
+        "data": {"path": "pairs", "train": ["a.jsonl", "b.jsonl"], "validation": 9}
+    }
+
+
 def test_folder_with_other_files_is_an_error(arguments: list[str], tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").touch()
-    with user_error(r"contains files that are not a run; choose a different --output_dir"):
-        runs.begin_in(arguments, tmp_path / "run")
+    for content in (None, '{"tokenizer": "mine"}'):
+        if content is not None:
+            (tmp_path / "run" / "data.json").write_text(content)
+        with user_error(r"contains files that are not a run; choose a different --output_dir"):
+            runs.begin_in(arguments, tmp_path / "run")
     with user_error(r"output_dir: a run needs a folder"):
         train.run(runs.load_recipe(arguments[0], arguments[1:]))
 

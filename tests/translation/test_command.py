@@ -455,6 +455,24 @@ def test_input_that_is_no_text_ends_the_command_with_one_line(run: Run, line: by
 
 
 @pytest.mark.parametrize(
+    ("family", "option"),
+    [
+        ("autoregressive", "--iterations=1"),
+        ("autoregressive", "--length_beam=1"),
+        ("autoregressive", "--length_bonus=0"),
+        ("nat", "--beams=1"),
+        ("ctc", "--iterations=1"),
+        ("dag", "--length_beam=1"),
+    ],
+)
+def test_option_that_asks_for_what_a_model_does_anyway_changes_nothing(
+    run: Run, tmp_path: Path, family: str, option: str
+) -> None:
+    save(tmp_path, *family_of_pairs(family))
+    assert run(option, stdin=b"cat\n", model=tmp_path) == run(stdin=b"cat\n", model=tmp_path)
+
+
+@pytest.mark.parametrize(
     ("family", "option", "message"),
     [
         ("nat", "--nbest=2", "--nbest: more than the search finds; got 2, expected at most 1. Use a larger --length_b"),

@@ -57,6 +57,17 @@ def test_trained_teacher_chooses_the_right_translation_and_never_one_without_a_w
     assert [row[2] for row in scores] == [-math.inf] * 2
 
 
+def test_candidate_that_is_too_long_for_the_teacher_is_not_chosen() -> None:
+    tokenizer = model_of_pairs()[1]
+    short = tiny_model(vocab_size=len(tokenizer), position_embedding="learned", max_position_embeddings=16)
+    scorer = TargetScorer(short, tokenizer)
+    longest = " ".join(TARGETS * 9)
+    (scores,) = teacher_scores(scorer, SOURCES[:1], [[longest, TARGETS[0]]])
+    assert scores[0] == -math.inf < scores[1]
+    with user_error(r"^Target 1 \(the first is 1\): too long for the model's learned positions"):
+        list(score_targets(short, tokenizer, SOURCES[:1], [longest]))
+
+
 @pytest.mark.parametrize(
     ("family", "search", "message"),
     [

@@ -29,7 +29,8 @@ def teacher_scores(
 ) -> list[list[float]]:
     """Return a teacher's mean log-probability of a token of each candidate (B, n), in nats, from one parallel pass.
 
-    Candidates are read as texts, so the teacher may have a different vocabulary. One without a word has -inf.
+    Candidates are read as texts, so the teacher may have a different vocabulary. One without a word, or one that is too
+    long for the teacher's learned positions, has -inf.
 
     Args:
         teacher: scorer of the teacher's own likelihood.
@@ -40,7 +41,7 @@ def teacher_scores(
     count = len(candidates[0])
     pairs = []
     for source, texts in zip(sources, candidates, strict=True):
-        pairs += [Pair(source, text) for text in texts]
+        pairs += [Pair(source, text) for text in teacher.without_long(texts)]
     try:
         scored = teacher.score_window(pairs)
     except TooLongError as error:

@@ -104,6 +104,23 @@ class TargetScorer:
         self.model = model
         self.settings = self.translator.settings
 
+    def encode_targets(self, targets: list[str]) -> list[list[int]]:
+        """Return the token ids of targets."""
+        encoder = text_encoder(self.translator.tokenizer)
+        return encoder(text_target=targets, return_attention_mask=False, verbose=False)["input_ids"]
+
+    def is_too_long(self, target: list[int]) -> bool:
+        """Return whether the model has too few learned positions for a target's token ids."""
+        limit = self.translator.max_positions
+        return limit is not None and len(target) > limit and not is_non_autoregressive(self.model)
+
+    def without_long(self, targets: Sequence[str]) -> list[str]:
+        """Return targets, with an empty one for each that the model has too few learned positions for."""
+        if self.translator.max_positions is None:
+            return list(targets)
+        encoded = self.encode_targets(list(targets))
+        return ["" if self.is_too_long(tokens) else text for text, tokens in zip(targets, encoded, strict=True)]
+
     def score_window(
         self, pairs: Sequence[Pair], first: int = 0, progress: Callable[[int], object] | None = None
     ) -> list[TargetScore]:
@@ -111,13 +128,11 @@ class TargetScorer:
         encoded = self.translator.encode_window([pair.source for pair in pairs], first, keeps_empty=True)
         for index, pair in enumerate(pairs, start=first):
             check_text(pair.target, f"Target {index}")
-        encoder = text_encoder(self.translator.tokenizer)
-        words = [pair.target for pair in pairs]
-        targets = encoder(text_target=words, return_attention_mask=False, verbose=False)["input_ids"]
-        limit = self.translator.max_positions
+        targets = self.encode_targets([pair.target for pair in pairs])
         for number, target in enumerate(targets, start=first + 1):
-            if limit is not None and len(target) > limit and not is_non_autoregressive(self.model):
+            if self.is_too_long(target):
                 problem = f"too long for the model's learned positions; got {len(target)} tokens"
+                limit = self.translator.max_positions
                 raise UserError(f"Target {number} (the first is 1): {problem}, expected at most {limit}. Shorten it.")
 
         scores: list[Any] = [None] * len(pairs)
