@@ -47,7 +47,7 @@ from vaswani_transformer import prepare_for_inference, score_targets
 from vaswani_transformer.settings import DECODING_STRATEGIES
 from vaswani_transformer.support.command import UserError, exit_on_user_error
 from vaswani_transformer.support.loading import is_non_autoregressive, load_model, load_tokenizer
-from vaswani_transformer.tokenizer import check_vocabulary, text_encoder
+from vaswani_transformer.tokenizer import check_vocabulary, source_encoder, text_encoder
 from vaswani_transformer.translation.reranking import teacher_scores
 from vaswani_transformer.translation.targets import TargetScorer
 from vaswani_transformer.translation.translator import Translator, width_setting
@@ -202,7 +202,7 @@ def encode(arms: list[Arm], sources: list[str]) -> list[list[int]]:
     """Return the token ids of the sources, which every model must share."""
     encoded = None
     for arm in last_arms(arms):
-        ids = text_encoder(arm.tokenizer)(sources)["input_ids"]
+        ids = source_encoder(arm.tokenizer)(sources)["input_ids"]
         if encoded is not None and ids != encoded:
             raise UserError(
                 f"--model={arm.model_name}: its tokenizer returns different tokens from that of {arms[0].model_name}. "

@@ -3,6 +3,7 @@
 import functools
 import gc
 import itertools
+import re
 import statistics
 import time
 import warnings
@@ -38,7 +39,7 @@ from vaswani_transformer import paper_adam
 from vaswani_transformer.convert import to_ctranslate2
 from vaswani_transformer.loss import projected_cross_entropy
 
-PEAKS = {"H100": 989, "H200": 989, "A100": 312, "L4": 121, "L40": 181, "4090": 165}  # dense TFLOP/s in bf16
+PEAKS = {"H100": 989, "H200": 989, "A100": 312, "L4": 121, "L40": 181, "L40S": 362, "4090": 165}  # TFLOP/s in bf16
 WARM_UP = 3
 GIB = 2**30
 
@@ -58,7 +59,7 @@ def seconds_of(setting: Setting, call: Any) -> float:
 def peak_teraflops(setting: Setting) -> int | None:
     """Return the peak of this GPU by `PEAKS`; None of one that is not in it."""
     name = torch.cuda.get_device_name() if setting.is_cuda else ""
-    return next((teraflops for gpu, teraflops in PEAKS.items() if gpu in name), None)
+    return next((PEAKS[word] for word in re.split(r"[\s-]+", name) if word in PEAKS), None)
 
 
 def training_flops(config: Any, pairs: Pairs) -> int:

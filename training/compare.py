@@ -236,11 +236,23 @@ def load_run(path: Path) -> ScoredRun:
         path=str(path),
         name=results["name"],
         seed=tree["seed"],
-        recipe={name: value for name, value in flat(tree) if name not in unused},
+        recipe={name: value for name, value in flat(tree) if name not in unused} | pairs_of(results),
         data={"split": split, **results["data"][split]},
         scores={metric.title: results[split][metric.key] for metric in metrics},
         signatures={metric.title: results[split][metric.signature_key] for metric in metrics},
     )
+
+
+def pairs_of(results: dict[str, Any]) -> dict[str, str]:
+    """Return the SHA-256 of the pairs that a model depends on, as further fields of its recipe.
+
+    Pairs that each seed holds out differently are none of it.
+    """
+    data = results["data"]
+    settings = results["recipe"]["data"]
+    if settings.get("split_seed") is None and any(isinstance(settings.get(split), int) for split in data):
+        return {}
+    return {f"data.{split}.sha256": data[split]["sha256"] for split in ("train", "validation") if split in data}
 
 
 def group_runs(runs: list[ScoredRun]) -> dict[str, list[ScoredRun]]:

@@ -5,6 +5,8 @@ TensorBoard's files and checkpoints to `output_dir`. The same command resumes an
 """
 
 import contextlib
+import gzip
+import hashlib
 import json
 import logging
 import os
@@ -247,11 +249,26 @@ def write_results(trainer: PaperTrainer, results: dict[str, Any]) -> None:
 
 
 def prepared_name(recipe: Recipe) -> str | None:
-    """Return the name of the public data set that `training.prepare` wrote to the run's data folder, if it did."""
+    """Return the name of the public data set that `training.prepare` wrote to the files of a run, if it did."""
     folder = find_folder(recipe.data)
     if folder is None or not (folder / PREPARED).is_file():
         return None
-    return read_json(folder / PREPARED, "repeat training.prepare.").get("name")
+    record = read_json(folder / PREPARED, "repeat training.prepare.")
+    digests = record.get("files")
+    data = recipe.data
+    named = [*([data.train] if isinstance(data.train, str) else data.train), data.validation, data.test]
+    files = [name for name in named if isinstance(name, str)]
+    if digests is not None and not all(has_text(folder / name, digests.get(name)) for name in files):
+        return None
+    return record.get("name")
+
+
+def has_text(path: Path, digest: str | None) -> bool:
+    """Return whether the SHA-256 of the text in a compressed file is `digest`."""
+    if digest is None or not path.is_file():
+        return False
+    with gzip.open(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == digest
 
 
 def has_known_data(recipe: Recipe, arguments: list[str]) -> bool:

@@ -155,7 +155,7 @@ class TorchEngine:
 
         torch.set_num_threads(options.threads)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-        self.model = prepare_for_inference(AutoModelForSeq2SeqLM.from_pretrained(folder), "int8")
+        self.model = prepare_for_inference(AutoModelForSeq2SeqLM.from_pretrained(folder, dtype="float32"), "int8")
         self.tokens = options.tokens
 
     def length(self, sentence: str) -> int:

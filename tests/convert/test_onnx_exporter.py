@@ -165,6 +165,7 @@ def test_every_setting_of_the_papers_model_is_exported_and_the_model_is_not_chan
     assert all(weight.requires_grad for weight in model.parameters())
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
     assert json.loads((result.folder / "config.json").read_text())["eos_token_id"] == [2, 4]
+    assert json.loads((result.folder / "generation_config.json").read_text())["max_new_tokens"] == 9  # the positions
 
 
 @pytest.mark.parametrize(

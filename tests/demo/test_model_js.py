@@ -414,6 +414,7 @@ def test_saved_options_are_those_of_the_generation_config(node: Call) -> None:
     power = {"beams": 1, "alpha": 1, "penalty": "power"}
     assert node("savedOptions", saved={}) == power
     assert node("savedOptions", saved={"max_length": 20}) == power  # Transformers' default
+    assert node("savedOptions", saved={"length_bonus": 0.5}) == {**power, "bonus": 0.5}
     saved = {"max_length": 30, "suppress_tokens": [3], "early_stopping": True, "eos_token_id": [2, 4]}
     limited = {**power, "maxTokens": 29, "maxSourceRelative": None}
     assert node("savedOptions", saved=saved) == {**limited, "suppressed": [3], "earlyStopping": True, "ends": [2, 4]}

@@ -43,6 +43,20 @@ def test_folder_has_all_files_that_the_page_names(saved: Path, tmp_path: Path, d
     assert ("float16" in page.partition("<footer>")[2]) == (dtype == "float16")
 
 
+@pytest.mark.parametrize(
+    ("family", "name", "value"), [("autoregressive", "no_repeat_ngram_size", 2), ("ctc", "max_new_tokens", 9)]
+)
+def test_saved_search_that_the_page_does_not_have_is_an_error(
+    saved: Path, tmp_path: Path, family: str, name: str, value: int
+) -> None:
+    model, tokenizer = family_of_pairs(family)
+    setattr(model.generation_config, name, value)
+    save(tmp_path, model, tokenizer)
+    models = [str(tmp_path)] if family == "autoregressive" else [str(saved), str(tmp_path)]
+    with user_error(f"was saved with {name}, which the page's search does not have"):
+        load_site(*models)
+
+
 def test_single_file_contains_what_the_folder_does(saved: Path, tmp_path: Path) -> None:
     load_site(str(saved)).write(tmp_path)
     page = load_site(str(saved)).single_file()

@@ -16,7 +16,14 @@ from safetensors.torch import save_file
 from tests.commands import user_error
 from tests.models import model_of_pairs
 from vaswani_transformer.support.command import OutputError, UserError
-from vaswani_transformer.support.files import ResumableFile, atomic_folder, staged_files, write_atomically, write_errors
+from vaswani_transformer.support.files import (
+    ResumableFile,
+    atomic_folder,
+    check_new_folder,
+    staged_files,
+    write_atomically,
+    write_errors,
+)
 from vaswani_transformer.support.loading import LoadOptions
 
 
@@ -61,6 +68,22 @@ def test_error_leaves_the_folder_as_it_was(tmp_path: Path, error: type[BaseExcep
         fail()
     assert [path.name for path in tmp_path.iterdir()] == (["out"] if force else [])
     assert not force or (tmp_path / "out" / "config.json").read_text() == "old"
+
+
+def test_folder_that_is_filled_meanwhile_stays(tmp_path: Path) -> None:
+    with user_error("the folder is in use; choose a different one"), atomic_folder(tmp_path / "out") as first:
+        write_model(first, "first")
+        with atomic_folder(tmp_path / "out") as second:
+            write_model(second, "second")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out" / "config.json").read_text() == "second"
+
+
+def test_run_is_never_replaced(tmp_path: Path) -> None:
+    write_model(tmp_path, "first")
+    (tmp_path / "checkpoints").mkdir()
+    with user_error("contains more than a model; got the folder checkpoints. Choose a different one"):
+        check_new_folder(tmp_path, force=True)
 
 
 def test_force_replaces_the_complete_model(tmp_path: Path) -> None:

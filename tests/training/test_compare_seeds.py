@@ -22,11 +22,13 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     return lambda *arguments: run_main(main, arguments, capsys)
 
 
-def write_run(folder: Path, seed: int, bleu: float | None, sha256: str = "0" * 64, **recipe: Any) -> Path:
+def write_run(
+    folder: Path, seed: int, bleu: float | None, sha256: str = "0" * 64, split: str = "test", **recipe: Any
+) -> Path:
     """Write what the command reads of a finished run."""
     folder.mkdir()
     results = results_of(test=bleu, seed=seed, **recipe)
-    results["data"]["test"]["sha256"] = sha256
+    results["data"][split]["sha256"] = sha256
     (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
     return folder
 
@@ -72,6 +74,23 @@ def test_folder_of_the_data_does_not_separate_runs_but_distillation_does(run: Ru
     assert "data.distilled: A pairs, B not set\n" in output
     assert "BLEU               B         1    22.00             22.00    22.00\n" in output
     assert "BLEU               B - A          +1.50\n" in output
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_runs_on_other_pairs_are_two_groups_unless_the_seed_holds_them_out(
+    run: Run, tmp_path: Path, split: str
+) -> None:
+    for validation in ("validation.jsonl", 9):
+        data = FileData(path="here", validation=validation)
+        names = [f"{validation}-{seed}" for seed in range(3)]
+        paths = [
+            write_run(tmp_path / name, seed, 20.0, "1" * 64 if seed else "0" * 64, split, data=data)
+            for seed, name in enumerate(names)
+        ]
+        output = run(*paths)[0]
+        is_split = validation != 9
+        assert (f"data.{split}.sha256: A {'0' * 64}, B {'1' * 64}\n" in output) == is_split
+        assert ("BLEU               B         2" in output) == is_split
 
 
 def test_settings_that_learn_a_vocabulary_do_not_count_where_one_is_loaded(run: Run, tmp_path: Path) -> None:

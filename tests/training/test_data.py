@@ -1,5 +1,6 @@
 """Pairs are read in every format, checked, tokenized, and fingerprinted."""
 
+import gzip
 import hashlib
 import json
 import re
@@ -256,6 +257,20 @@ def test_folder_of_data_is_looked_up_here_and_then_in_the_clone(
         load_pairs(recipe_for(Path("nothing")))
     with user_error(rf"^data\.path: no such folder; looked for {folder}/training/all\.jsonl\. Set"):
         load_pairs(recipe_for(folder / "training" / "all.jsonl"))
+
+
+def test_name_of_a_public_set_is_that_of_its_own_files(folder: Path) -> None:
+    text = b"".join(f"{json_line(f'a {number}', f'b {number}')}\n".encode() for number in range(9))
+    for name in ("train", "test"):
+        (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress(text))
+    digest = hashlib.sha256(text).hexdigest()
+    files = {"train.jsonl.gz": digest, "test.jsonl.gz": digest}
+    (folder / "prepared.json").write_text(json.dumps({"name": "multi30k", "files": files}))
+    recipe = recipe_for(folder, "train.jsonl.gz", validation=2, test="test.jsonl.gz")
+    assert prepared_name(recipe) == "multi30k"
+    assert prepared_name(recipe_for(folder, "others.jsonl.gz", validation=2, test="test.jsonl.gz")) is None
+    (folder / "test.jsonl.gz").write_bytes(gzip.compress(text[:-5]))
+    assert prepared_name(recipe) is None
 
 
 def test_splits_behind_published_scores_are_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

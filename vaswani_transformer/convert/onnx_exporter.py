@@ -305,7 +305,11 @@ def write_settings(model: VaswaniTransformerForConditionalGeneration, folder: Pa
     sizes = {"d_model": config.d_model, "vocab_size": config.vocab_size}
     kind = {"model_type": "marian", "architectures": ["MarianMTModel"], "is_encoder_decoder": True}
     write_json(folder / "config.json", kind | sizes | layers | heads | ids)
-    search = model.generation_config.to_diff_dict() | {"num_beams": 1, "max_new_tokens": LIMIT}
+    limits = [LIMIT, model.generation_config.max_new_tokens]
+    if config.position_embedding == "learned":
+        limits.append(config.max_position_embeddings)
+    longest = min(limit for limit in limits if limit is not None)
+    search = model.generation_config.to_diff_dict() | {"num_beams": 1, "max_new_tokens": longest}
     write_json(folder / "generation_config.json", ids | search)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from transformers.utils import logging
 
 from ..support.command import MODEL_HELP, CommandParser, UserError, exit_on_user_error, positive_argument, say
-from ..support.files import write_errors
+from ..support.files import atomic_folder, write_atomically, write_errors
 from .site import DTYPES, load_site
 
 
@@ -96,13 +96,12 @@ def main(arguments: list[str] | None = None) -> None:
         site = load_site(options.model, options.ctc_model, options.dtype, options.revision)
         fix = "make room, or choose a different place"
         if options.output is not None:
-            with write_errors(options.output, fix):
-                options.output.mkdir(parents=True, exist_ok=True)
-                site.write(options.output)
+            with write_errors(options.output, fix), atomic_folder(options.output) as folder:
+                site.write(folder)
             say(str(options.output))
         elif options.single is not None:
             with write_errors(options.single, fix):
-                options.single.write_text(site.single_file(), encoding="utf-8")
+                write_atomically(options.single, site.single_file())
             say(str(options.single))
         else:
             with tempfile.TemporaryDirectory() as folder:

@@ -11,19 +11,29 @@ from typing import Any
 
 import torch
 from huggingface_hub import metadata_load
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
 from ..figures.assets import FOLDER as SHARED
 from ..figures.assets import fill_template, inline_modules, json_for_html, modules_in_order, modules_of, read
 from ..figures.style import head_colors
 from ..parsing.linear import is_parser
+from ..settings import CallSettings
 from ..support.command import UserError
 from ..support.loading import find_file, load_model, load_tokenizer
 from ..tokenizer import check_vocabulary
 
 HERE = Path(__file__).parent
 FAMILIES = {"model": "vaswani_transformer", "ctc": "vaswani_ctc"}  # by the folder of the files
+SEARCHES = {
+    "model": {"max_source_relative_length", "max_new_tokens", "max_length", "early_stopping"},
+    "ctc": {"length_bonus"},
+}
+"""Settings of a saved search that the page has, by the same folders, besides those of `EVERY_SEARCH`."""
+EVERY_SEARCH = {
+    *("num_beams", "num_return_sequences", "length_penalty", "length_penalty_type", "suppress_tokens"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"),
+}
 FILES = ("config.json", "generation_config.json", "tokenizer.json", "model.safetensors")
 DTYPES = {"float16": torch.float16, "float32": torch.float32}
 POLICY = (
@@ -223,6 +233,13 @@ def load_part(name: str, folder: str, **source: Any) -> tuple[PreTrainedModel, P
         raise UserError(f"{name}: has an attention window, which the page does not support. Choose a different model.")
     if is_parser(tokenizer):
         raise UserError(f"{name}: is a parser, whose trees vaswani-parse writes. Choose a model that translates.")
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        problem = "has no tokenizer.json, which the page reads"
+        raise UserError(f"{name}: {problem}; got a {type(tokenizer).__name__}. Choose a different model.")
+    others = CallSettings(None, model, {}).search().keys() - SEARCHES[folder] - EVERY_SEARCH
+    if others:
+        problem = "the page's search does not have; take it out of generation_config.json"
+        raise UserError(f"{name}: was saved with {min(others)}, which {problem}.")
     return model, tokenizer
 
 

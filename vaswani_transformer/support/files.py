@@ -29,6 +29,8 @@ WEB_PAGE = rb"(?i)\s*<(!doctype html|html)\b"
 
 MODEL_MARKER = "config.json"
 """File in every model folder; `atomic_folder` replaces only folders with it."""
+MODEL_FOLDERS = ("onnx", ".cache")
+"""Folders in a model's folder: of an export, and of a download."""
 
 
 @contextlib.contextmanager
@@ -80,27 +82,29 @@ def check_new_file(option: str, path: Path | None) -> None:
         raise UserError(f"--{option}={path}: the file exists, or its folder does not; choose a new file.")
 
 
-def check_new_folder(path: Path, force: bool = False) -> None:
-    """Check that a model folder can be written to `path`; with `force` it may replace a model."""
+def check_new_folder(path: Path, force: bool | None = None) -> None:
+    """Check that a model folder can be written to `path`; with `force` it may replace a model, but not a run."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{path}: is a file; choose a folder.")
     if not path.exists() or not any(path.iterdir()):
         return
     if not force:
-        raise UserError(
-            f"{path}: the folder is in use; choose a different one, or replace the model in it with --force."
-        )
+        option = ", or replace the model in it with --force" if force is False else ""
+        raise UserError(f"{path}: the folder is in use; choose a different one{option}.")
     if not (path / MODEL_MARKER).is_file():
         raise UserError(
             f"{path}: the folder does not contain a model ({MODEL_MARKER} is missing); choose a different one."
         )
+    if others := [each.name for each in path.iterdir() if each.is_dir() and each.name not in MODEL_FOLDERS]:
+        raise UserError(f"{path}: contains more than a model; got the folder {min(others)}. Choose a different one.")
 
 
 @contextlib.contextmanager
-def atomic_folder(path: str | os.PathLike[str], force: bool = False) -> Generator[Path]:
+def atomic_folder(path: str | os.PathLike[str], force: bool | None = None) -> Generator[Path]:
     """Yield a staging folder that becomes `path` on success; an error leaves `path` unchanged.
 
-    Missing parents are created. With `force` the folder may replace a model. A link at `path` is followed.
+    Missing parents are created. With `force` the folder may replace a model. A link at `path` is followed. What is
+    written to `path` meanwhile stays, and is an error.
     """
     target = Path(path).resolve()
     check_new_folder(target, force)
@@ -111,6 +115,7 @@ def atomic_folder(path: str | os.PathLike[str], force: bool = False) -> Generato
         with write_errors(path, "choose a different folder"):
             staging.mkdir(parents=True)
         yield staging
+        check_new_folder(target, force)
         if target.exists():
             target.rename(backup)
         staging.rename(target)

@@ -37,6 +37,7 @@ export function savedOptions(saved) {
     maxSourceRelative: hasLimit || maxLength != null ? (relative ?? null) : undefined,
     earlyStopping: saved.early_stopping ?? undefined,
     suppressed: saved.suppress_tokens ?? undefined,
+    bonus: saved.length_bonus ?? undefined, // of CTC
     start: saved.decoder_start_token_id ?? saved.bos_token_id ?? undefined,
     ends: saved.eos_token_id ?? undefined,
   };

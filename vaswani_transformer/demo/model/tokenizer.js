@@ -258,8 +258,8 @@ export class Tokenizer {
     return this.encode(text.replace(/\p{Zs}/gu, " "));
   }
 
-  /** Return the text of ids, without special tokens. */
+  /** Return the text of ids, without special tokens, and without ids that no token has. */
   decode(ids) {
-    return this.join(ids.filter((id) => !this.special.has(id)).map((id) => this.tokens[id]));
+    return this.join(ids.filter((id) => !this.special.has(id) && this.tokens[id] !== undefined).map((id) => this.tokens[id]));
   }
 }
