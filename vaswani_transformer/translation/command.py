@@ -120,12 +120,14 @@ class LineOptions(LoadOptions):
         defaults = {"beams": 1, "iterations": 1, "length_beam": 1, "length_bonus": 0, "decoding_strategy": None}
         for option, default in defaults.items():
             value = getattr(self, option)
+            if value is None:
+                continue
             supported = model.family_settings if is_non_autoregressive(model) else ("num_beams",)
             if SEARCH[option] in supported:
                 continue
             if value == default:  # as the model decodes without the option
-                translator.generate_kwargs.pop(SEARCH[option], None)
-            elif value is not None:
+                del translator.generate_kwargs[SEARCH[option]]
+            else:
                 problem = f"{self.model} is a {type(model).__name__}, which does not support it"
                 raise UserError(f"--{option}={value}: {problem}; leave it out.")
 
