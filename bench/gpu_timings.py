@@ -39,7 +39,7 @@ from vaswani_transformer import paper_adam
 from vaswani_transformer.convert import to_ctranslate2
 from vaswani_transformer.loss import projected_cross_entropy
 
-PEAKS = {"H100": 989, "H200": 989, "A100": 312, "L4": 121, "L40": 181, "L40S": 362, "4090": 165}  # TFLOP/s in bf16
+PEAKS = {"H100": 989, "H200": 989, "A100": 312, "L4": 121, "L40": 181, "L40S": 362, "4090": 165}  # dense bf16 TFLOP/s
 WARM_UP = 3
 GIB = 2**30
 

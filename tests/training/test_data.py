@@ -269,8 +269,9 @@ def test_name_of_a_public_set_is_that_of_its_own_files(folder: Path) -> None:
     recipe = recipe_for(folder, "train.jsonl.gz", validation=2, test="test.jsonl.gz")
     assert prepared_name(recipe) == "multi30k"
     assert prepared_name(recipe_for(folder, "others.jsonl.gz", validation=2, test="test.jsonl.gz")) is None
-    (folder / "test.jsonl.gz").write_bytes(gzip.compress(text[:-5]))
-    assert prepared_name(recipe) is None
+    for content in (gzip.compress(text[:-5]), gzip.compress(text)[:-9], text):
+        (folder / "test.jsonl.gz").write_bytes(content)
+        assert prepared_name(recipe) is None
 
 
 def test_splits_behind_published_scores_are_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
