@@ -140,8 +140,12 @@ def mean_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
     """
     for checkpoint in checkpoints:
         if problem := damage(checkpoint):
-            raise UserError(f"{checkpoint}: {problem}; restore it, or average others with training.average.")
+            raise damaged(checkpoint, problem)
     return mean_of_undamaged(checkpoints)
+
+
+def damaged(checkpoint: Path, problem: str) -> UserError:
+    return UserError(f"{checkpoint}: {problem}; restore it, or average others with training.average.")
 
 
 def mean_of_undamaged(checkpoints: list[Path]) -> dict[str, Tensor]:
@@ -168,8 +172,6 @@ def load_mean(model: PreTrainedModel, checkpoints: list[Path]) -> list[Path]:
     """
     undamaged = [checkpoint for checkpoint in checkpoints if not is_skipped(checkpoint)]
     if not undamaged:
-        raise UserError(
-            f"{checkpoints[-1]}: {damage(checkpoints[-1])}; restore it, or choose a different --output_dir."
-        )
+        raise damaged(checkpoints[-1], damage(checkpoints[-1]))
     load_weights(model, mean_of_undamaged(undamaged))
     return undamaged

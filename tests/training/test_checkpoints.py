@@ -190,7 +190,7 @@ def test_mean_that_ends_a_run_leaves_damaged_checkpoints_out(tmp_path: Path, cap
     assert load_mean(model, folders) == [folders[0], folders[2]]
     assert torch.allclose(model.state_dict()[name], 2 * weights)
     assert f"Skipping {folders[1]}: model.safetensors was altered." in caplog.messages
-    with user_error(r"checkpoint-2: model\.safetensors was altered; restore it, or choose a different --output_dir"):
+    with user_error(r"checkpoint-2: model\.safetensors was altered; restore it, or average others with training"):
         load_mean(model, folders[1:2])
 
 
