@@ -86,6 +86,7 @@ def test_page_opens_with_an_example_and_translates_what_is_typed(open_page: Open
 def test_address_of_a_part_opens_the_page_there(open_page: OpenPage, address: str) -> None:
     page = open_page(f"{address}#attention", viewport={"width": 390, "height": 500})
     page.wait_for_function("() => Math.abs(document.getElementById('attention').getBoundingClientRect().top) < 2")
+    page.wait_for_load_state("networkidle")  # what is still loading when a page closes is an error in its console
 
 
 def test_file_opens_without_a_server(open_page: OpenPage, saved: Path, tmp_path: Path) -> None:
