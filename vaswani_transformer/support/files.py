@@ -83,7 +83,10 @@ def check_new_file(option: str, path: Path | None) -> None:
 
 
 def check_new_folder(path: Path, force: bool | None = None) -> None:
-    """Check that a model folder can be written to `path`; with `force` it may replace a model, but not a run."""
+    """Check that a model folder can be written to `path`; with `force` it may replace a model, but not a run.
+
+    `force` is None if the command has no option `--force`, which the error would name.
+    """
     if path.exists() and not path.is_dir():
         raise UserError(f"{path}: is a file; choose a folder.")
     if not path.exists() or not any(path.iterdir()):
