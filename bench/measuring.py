@@ -131,6 +131,7 @@ def report(rows: Sequence[Row], options: argparse.Namespace) -> None:
     print(", ".join(f"{name} {value}" for name, value in machine.items()), table(rows), sep="\n\n", flush=True)
     if options.output is not None:
         tree = {"about": machine, "options": vars(options), "rows": rows}
+        options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(json.dumps(tree, indent=2, default=str) + "\n", encoding="utf-8")
 
 

@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bench import decode_family, family, family_table, kills, layer_complexity, serving, table3
 from bench.kills import write_recipe
+from bench.measuring import report
 from tests import ROOT
 from tests.commands import error_line, run_main, write_pairs
 from tests.forks import ForkedCommand, run_forked
@@ -96,6 +97,12 @@ def test_figures_of_the_service_appear_when_they_are_measured(capsys: pytest.Cap
     assert serving.medians({"torch": lambda: {"ms": next(seconds)}}, rounds=3) == {"torch": {"ms": 2.0}}
     lines = [f"torch: {text}" for ms in (1, 5, 2) for text in ("starts", f"ms {ms}")]
     assert capsys.readouterr().err.splitlines() == lines
+
+
+def test_figures_may_go_into_a_new_folder(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "figures.json"
+    report([{"ms": 1.0}], argparse.Namespace(output=path))
+    assert json.loads(path.read_text(encoding="utf-8"))["rows"] == [{"ms": 1.0}]
 
 
 def test_missing_lines_are_an_error_of_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
