@@ -160,9 +160,9 @@ def searches(model: Any, options: argparse.Namespace) -> Iterator[tuple[str, str
         for length_beam in options.lengths:
             for iterations in iteration_counts:
                 settings = {"num_iterations": iterations, "length_beam_size": length_beam}
-                name = f"l = {length_beam}"
+                name = counted(length_beam, "length")
                 if len(iteration_counts) > 1:
-                    name += f"; i = {iterations}"
+                    name += f"; {counted(iterations, 'iteration')}"
                 yield name, str(iterations), settings
         return
 
@@ -179,6 +179,10 @@ def searches(model: Any, options: argparse.Namespace) -> Iterator[tuple[str, str
             max_source_relative_length=50,
         )
         yield f"beam {beams}", "m", {"generation_config": config}
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def read_data(options: argparse.Namespace, split: str = "test") -> tuple[list[str], list[str]]:

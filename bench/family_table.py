@@ -46,20 +46,42 @@ COMPARISONS = (  # model and search each; those that the page makes
     ("ctc, beam 8", "teacher, beam 4"),
     ("ctc, beam 8", "student, beam 1"),
     ("ctc, beam 8", "ctc, best path"),
+    ("ctc, beam 8", "glat, 5 lengths"),
+    ("ctc, beam 8", "cmlm, 5 lengths; 10 iterations"),
     ("ctc-glat, beam 8", "ctc, beam 8"),
     ("student, beam 1", "teacher, beam 4"),
     ("dag, lookahead", "ctc-raw, beam 8"),
     ("dag, lookahead", "autoregressive-raw, beam 4"),
-    (f"{OURS}, l = 1", "glat-by-layer, l = 1"),
-    (f"{OURS}, l = 1", "glat, l = 1"),
-    (f"{OURS}, l = 1", "nat, l = 1"),
-    (f"{OURS}, l = 5", "glat-by-layer, l = 5"),
-    (f"{OURS}, l = 5", "glat, l = 5"),
-    (f"{OURS}, l = 5", "nat, l = 5"),
-    (f"{OURS}, l = 5", "cmlm, l = 5; i = 10"),
-    (f"{OURS}, l = 5", "ctc, beam 8"),
+    (f"{OURS}, 1 length", "glat-by-layer, 1 length"),
+    (f"{OURS}, 1 length", "glat, 1 length"),
+    (f"{OURS}, 1 length", "nat, 1 length"),
+    (f"{OURS}, 5 lengths", "glat-by-layer, 5 lengths"),
+    (f"{OURS}, 5 lengths", "glat, 5 lengths"),
+    (f"{OURS}, 5 lengths", "nat, 5 lengths"),
+    (f"{OURS}, 5 lengths", "cmlm, 5 lengths; 10 iterations"),
+    (f"{OURS}, 5 lengths", "ctc, beam 8"),
 )
-SPEED = ("ms a sentence, median", "sentences a second, batch 32", "MiB of weights", "MiB more, batch 32")
+SPEED = (
+    *("ms a sentence, median", "speed-up over teacher, beam 4", "sentences a second, batch 32"),
+    *("MiB of weights", "MiB more, batch 32"),
+)
+NAMES = {
+    "student": "the student",
+    "teacher": "the teacher",
+    "autoregressive-raw": "autoregressive, no teacher",
+    "nat": "NAT*",
+    "glat": "GLAT",
+    "glat-by-layer": "GLAT by layer",
+    "cmlm": "CMLM",
+    "iterative-vae-revealed": "IterativeVAE",
+    "iterative-vae-discrete": "IterativeVAE, discrete latents",
+    "ctc": "CTC",
+    "ctc-glat": "CTC with glancing",
+    "ctc-raw": "CTC with glancing, no teacher",
+    "dag": "DAG",
+    "flowseq": "FlowSeq",
+}
+"""The names of the models of `bench.family` in tables and pictures."""
 SEED = 2017  # of the samples
 
 
@@ -89,6 +111,12 @@ def model_of(run: str) -> str:
     """Return the name of a run's model, without the seed of a further run."""
     model, _, seed = run.rpartition("-")
     return model if model and seed.isdecimal() else run
+
+
+def shown_name(search: str) -> str:
+    """Return the name of a model and its search for readers."""
+    model, _, rest = search.partition(", ")
+    return f"{NAMES.get(model, model)}, {rest}"
 
 
 def read_searches(folder: Path) -> dict[str, tuple[str, Counts, int | None]]:
@@ -209,7 +237,7 @@ def table_rows(searches: dict[str, Search], measured: dict[str, Row]) -> list[Ro
     rows = []
     for name, search in searches.items():
         speed = {key: measured.get(name, {}).get(key) for key in SPEED}
-        rows.append({"model": name, **quality(search), **speed})
+        rows.append({"model": shown_name(name), **quality(search), **speed})
     return rows
 
 
@@ -222,7 +250,7 @@ def comparison_rows(searches: dict[str, Search]) -> list[Row]:
         difference = statistics.mean(searches[first].scores) - statistics.mean(searches[second].scores)
         samples = searches[first].samples - searches[second].samples
         p_values.append(p_value(samples, difference))
-        rows.append({"comparison": f"{first} - {second}", "BLEU": f"{difference:+.2f}"})
+        rows.append({"comparison": f"{shown_name(first)} - {shown_name(second)}", "BLEU": f"{difference:+.2f}"})
         rows[-1]["95% interval"] = interval(samples)
     for row, p, corrected in zip(rows, p_values, holm(p_values), strict=True):
         row["p"] = f"{p:.4f}"

@@ -190,12 +190,14 @@ def test_comparison_of_the_family_resumes_and_prints_commands_minutes_and_a_tabl
     rows = [line.split(" | ") for line in output.splitlines() if line.startswith("| ") and " - " not in line][2:]
     seeds = {row[0]: row[1] for row in rows if not row[0].startswith("| comparison")}
     searches = ["best path", "beam 8", "beam 8; reranked"]
-    expected = dict.fromkeys(["| teacher, beam 1", "| teacher, beam 4"], "1")
-    expected.update(dict.fromkeys([f"| nat, l = {length}" for length in ("1", "5", "5; reranked")], "1"))
+    expected = dict.fromkeys(["| the teacher, beam 1", "| the teacher, beam 4"], "1")
+    expected.update(
+        dict.fromkeys([f"| NAT*, {search}" for search in ("1 length", "5 lengths", "5 lengths; reranked")], "1")
+    )
     assert {name: count for name, count in seeds.items() if count.isdecimal()} == expected | {
-        f"| ctc, {search}": "2" for search in searches
+        f"| CTC, {search}": "2" for search in searches
     }
-    assert "| ctc, beam 8 - teacher, beam 4 | " in output
+    assert "| CTC, beam 8 - the teacher, beam 4 | " in output
 
     # The table comes from the kept files alone, which have no text.
     kept = tmp_path / "runs" / "kept"
@@ -305,7 +307,12 @@ def test_every_search_of_a_cmlm_has_a_name_of_its_own() -> None:
     model, _ = family_of_pairs("cmlm")
     options = argparse.Namespace(lengths=[1, 5], iterations=[1, 10])
     names = [name for name, *_ in decode_family.searches(model, options)]
-    assert names == ["l = 1; i = 1", "l = 1; i = 10", "l = 5; i = 1", "l = 5; i = 10"]
+    assert names == [
+        "1 length; 1 iteration",
+        "1 length; 10 iterations",
+        "5 lengths; 1 iteration",
+        "5 lengths; 10 iterations",
+    ]
 
 
 def test_teacher_of_the_benchmark_chooses_what_the_command_chooses() -> None:

@@ -59,7 +59,7 @@ def test_summed_counts_give_the_scores_of_the_corpus(texts: list[str]) -> None:
 
 
 def test_file_has_the_counts_and_the_same_bytes_for_the_same_counts(tmp_path: Path) -> None:
-    searches = {"l = 1": counts_of(GOOD), "l = 5; i = 10": counts_of(BAD, TrigramModel(REFERENCES))}
+    searches = {"1 length": counts_of(GOOD), "5 lengths; 10 iterations": counts_of(BAD, TrigramModel(REFERENCES))}
     for name in ("one", "other"):
         write_counts(tmp_path / name, searches)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
@@ -94,20 +94,23 @@ def test_row_has_the_mean_and_deviation_of_the_seeds_and_a_comparison_its_interv
     scores = [bleu(texts, REFERENCES)["score"] for texts in (BAD, GOOD, WORSE)]
     assert searches["ctc, beam 8"].scores == pytest.approx(scores)
     rows = {row["model"]: row for row in family_table.table_rows(searches, family_table.measurement(kept))}
-    row = rows["ctc, beam 8"]
+    row = rows["CTC, beam 8"]
     assert (row["seeds"], row["BLEU"], row["deviation"]) == (
         3,
         f"{np.mean(scores):.2f}",
         f"{np.std(scores, ddof=1):.2f}",
     )
     assert row["ms a sentence, median"] == 6.25
-    assert rows["ctc, best path"]["ms a sentence, median"] is None
-    assert (rows["teacher, beam 4"]["BLEU"], rows["teacher, beam 4"]["95% interval"]) == ("100.00", "100.00 to 100.00")
+    assert rows["CTC, best path"]["ms a sentence, median"] is None
+    assert (rows["the teacher, beam 4"]["BLEU"], rows["the teacher, beam 4"]["95% interval"]) == (
+        "100.00",
+        "100.00 to 100.00",
+    )
     low, high = map(float, row["95% interval"].split(" to "))
     assert low < np.mean(scores) < high
 
     comparisons = {row["comparison"]: row for row in family_table.comparison_rows(searches)}
-    assert list(comparisons) == ["ctc, beam 8 - teacher, beam 4", "ctc, beam 8 - ctc, best path"]
+    assert list(comparisons) == ["CTC, beam 8 - the teacher, beam 4", "CTC, beam 8 - CTC, best path"]
     worse, same = comparisons.values()
     assert float(worse["BLEU"]) == pytest.approx(np.mean(scores) - 100, abs=0.01)
     assert (same["BLEU"], same["95% interval"], same["p"]) == ("+0.00", "0.00 to 0.00", "1.0000")
@@ -123,11 +126,11 @@ def test_quarters_are_those_of_the_source_lengths() -> None:
 
 
 def test_more_seeds_that_differ_widen_the_interval(tmp_path: Path) -> None:
-    keep(tmp_path, "nat", 1, {"l = 1": GOOD})
+    keep(tmp_path, "nat", 1, {"1 length": GOOD})
     keep(tmp_path, "ctc", 1, {"best path": GOOD})
     keep(tmp_path, "ctc-2", 2, {"best path": WORSE})
     searches = family_table.bootstrap(family_table.read_searches(tmp_path), 300)
-    assert searches["ctc, best path"].samples.std() > 2 * searches["nat, l = 1"].samples.std()
+    assert searches["ctc, best path"].samples.std() > 2 * searches["nat, 1 length"].samples.std()
 
 
 def test_holm_multiplies_the_smallest_by_their_number_and_never_falls() -> None:
@@ -148,7 +151,7 @@ def test_runs_with_different_test_sets_and_an_empty_folder_are_errors(
 ) -> None:
     counts = counts_of(GOOD)
     counts[0, COLUMNS.index("source_words")] += 1
-    write_counts(kept / "nat.csv.gz", {"l = 1": counts})
+    write_counts(kept / "nat.csv.gz", {"1 length": counts})
     assert "its runs have different test sets" in error_line(run_main(family_table.main, [kept], capsys))
     (tmp_path / "empty").mkdir()
     assert "has no counts" in error_line(run_main(family_table.main, [tmp_path / "empty"], capsys))

@@ -1,9 +1,9 @@
 """Measurements of the non-autoregressive models: `python -m docs.tools.measurements FILE` draws them into docs/images.
 
-FILE is what `bench.decode_family --refinement --output=FILE` writes. One picture has quality against time: each dot is
-a search, with the 95% interval of its BLEU, and a line joins the searches of a model. The other one has BLEU and
-repeats after each layer; a model that predicts words only after its last layer is a horizontal line. IterativeVAE is
-blue.
+FILE is what `bench.decode_family --refinement --output=FILE` writes, or `bench.family` keeps. One picture has quality
+against time: each dot is a search, with the 95% interval of its BLEU, and a line joins the searches of a model. The
+other one has BLEU and repeats after each layer; a model that predicts words only after its last layer is a horizontal
+line. IterativeVAE is blue.
 """
 
 import json
@@ -13,6 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.family_table import shown_name
 from vaswani_transformer.figures.svg import BLUE, GRAY, Drawing
 
 from .pictures import IMAGES
@@ -40,7 +41,7 @@ def searches_of(path: Path) -> dict[str, list[Search]]:
     """Return the searches of each model, by time."""
     models = defaultdict(list)
     for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
-        name = row["model"].rpartition(", ")[0]
+        name = shown_name(row["model"]).rpartition(", ")[0]
         lowest, highest = row["95% interval"].split(" to ")
         milliseconds = row["ms a sentence, median"]
         models[name].append(Search(milliseconds, float(row["BLEU"]), float(lowest), float(highest)))
@@ -114,7 +115,7 @@ def layers_of(path: Path) -> dict[str, dict[str, list[float]]]:
     for row in measured["refinement"]:
         if row["model"] not in single_pass:  # it has iterations
             continue
-        scores = models.setdefault(row["model"].rpartition(", ")[0], {name: [] for name in PANELS})
+        scores = models.setdefault(shown_name(row["model"]).rpartition(", ")[0], {name: [] for name in PANELS})
         scores["BLEU"].append(float(row["BLEU"]))
         scores["repeats, %"].append(float(row["repeats"].rstrip("%")))
     return models
