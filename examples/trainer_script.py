@@ -81,11 +81,11 @@ def main() -> None:
     model.save_pretrained(options.output_dir)
     tokenizer.save_pretrained(options.output_dir)
 
-    sources, targets = zip(*pairs, strict=True)
+    sources, targets = zip(*pairs[-100:], strict=True)
     batch = tokenizer(list(sources), padding=True, return_tensors="pt").to(model.device)
     translations = tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True)
-    print(f"four two: {translations[42]}; nine zero: {translations[90]}")
-    print(f"{sum(map(str.__eq__, translations, targets))} of {len(pairs)} numbers are right")
+    print(f"{sources[-1]}: {translations[-1]}")
+    print(f"{sum(map(str.__eq__, translations, targets))} of {len(targets)} are right")
 
 
 if __name__ == "__main__":

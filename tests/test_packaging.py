@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -51,6 +52,15 @@ def test_wheel_holds_the_package_and_works_where_it_is_installed(distributions: 
     command = [sys.executable, str(ROOT / "tests" / "installed_wheel.py")]
     finished = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
+
+
+@pytest.mark.slow
+def test_source_distribution_holds_every_file_of_the_repository(distributions: Path) -> None:
+    (path,) = distributions.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert set(listed.splitlines()) - held == set()
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)

@@ -267,8 +267,8 @@ class Service:
 
 
 def split_sentences(text: str) -> list[list[str]]:
-    """Return the sentences of each line of a text."""
-    return [[part for part in SENTENCE_END.split(line.strip()) if part] for line in text.strip().splitlines()]
+    """Return the sentences of each line of a text; a line ends with a line feed alone, or after a carriage return."""
+    return [[part for part in SENTENCE_END.split(line.strip()) if part] for line in re.split(r"\r?\n", text.rstrip())]
 
 
 def answer_to(lines: list[list[str]], pairs: list[tuple[str, Translated]]) -> Answer:
