@@ -245,12 +245,15 @@ def config_table(name: str) -> Iterator[str]:
     config_class = getattr(vaswani_transformer, name)
     paper_class = vaswani_transformer.VaswaniTransformerConfig
     further = [one for one in config_class.__mro__ if issubclass(one, paper_class) and one is not paper_class]
-    hints, base = hints_of(config_class), config_class()
+    hints, base, paper = hints_of(config_class), config_class(), paper_class()
     yield f"{FURTHER if further else ''}{HEADER}"
     texts: dict[str, str] = {}
     for owner in further or [paper_class]:
         texts |= {field: text for field, text in described(owner).items() if field not in texts}
-    for field, text in texts.items():
+    changed = {
+        name: text for name, text in described(paper_class).items() if getattr(base, name) != getattr(paper, name)
+    }
+    for field, text in (changed | texts).items():
         yield row(field, hints[field], yaml.safe_dump(getattr(base, field)).splitlines()[0], text)
 
 
