@@ -236,9 +236,10 @@ def test_half_precision_is_finite_and_close(family: str, dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("family", LENGTH_FAMILY)
 def test_learned_positions_bound_the_predicted_length(family: str) -> None:
-    model = FAMILY[family](position_embedding="learned", max_position_embeddings=6)
-    generated = model.generate(random_tokens(8, 6), length_beam_size=5)
+    model, source = FAMILY[family](position_embedding="learned", max_position_embeddings=6), random_tokens(8, 6)
+    generated = model.generate(source, length_beam_size=5)
     assert generated.shape[1] <= 7
+    assert model(input_ids=source).logits.shape[1] == model.generate(source).shape[1] - 1
 
 
 @pytest.mark.parametrize("family", LENGTH_FAMILY)

@@ -416,9 +416,9 @@ class LatentDecoder(PositionalDecoder):
                 hidden_states,
                 mask,
                 memory,
+                positions,
                 encoder_attention_mask=source_mask,
                 past_key_values=past_key_values,
-                positions=positions,
                 self_attention_mask=self_attention_mask,
                 **kwargs,
             )  # (k B, T, d_model)

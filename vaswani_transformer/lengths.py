@@ -44,6 +44,12 @@ class LengthHead(NarHead):
         """Predict a target for each of `lengths` (l B,)."""
         raise NotImplementedError
 
+    @property
+    def longest_target(self) -> int | None:
+        """The largest target length that the learned positions allow; None with other positions."""
+        config = self.config
+        return config.max_position_embeddings if config.position_embedding == "learned" else None
+
     def is_allowed(self, source: MeasuredSource, limits: Tensor | None = None) -> Tensor:
         """Return whether each length class (B, C) is a length from 1 to `limits` (B,)."""
         classes = torch.arange(source.length_logits.shape[1], device=source.memory.device)
@@ -54,10 +60,15 @@ class LengthHead(NarHead):
         return is_allowed
 
     def best_lengths(self, source: MeasuredSource, count: int) -> Tensor:
-        """Return the `count` most likely target lengths (B, l) of each source, best first; impossible ones are 1."""
-        logits = source.length_logits.masked_fill(~self.is_allowed(source), float("-inf"))
+        """Return the `count` most likely target lengths (B, l) of each source, best first.
+
+        Impossible ones are the nearest possible one: 1, or the number of learned positions.
+        """
+        longest = self.longest_target
+        limits = None if longest is None else torch.full_like(source.first_length, longest)  # (B,)
+        logits = source.length_logits.masked_fill(~self.is_allowed(source, limits), float("-inf"))
         classes = logits.sort(dim=1, descending=True, stable=True).indices[:, :count]
-        return (source.first_length[:, None] + classes).clamp(min=1)
+        return (source.first_length[:, None] + classes).clamp(min=1, max=longest)
 
     def read_settings(self, generation_config: GenerationConfig | None, call: dict[str, Any]) -> NarSettings:
         """Return the settings of every model, after checking the number of lengths, samples and returned targets."""
@@ -85,9 +96,7 @@ class LengthHead(NarHead):
     def length_limits(self, source: EncodedSource, settings: NarSettings) -> Tensor:
         """Return the largest target length (B,) of each source by the settings and the positions."""
         limits = super().length_limits(source, settings)
-        if self.config.position_embedding == "learned":
-            limits = limits.clamp(max=self.config.max_position_embeddings)
-        return limits
+        return limits if self.longest_target is None else limits.clamp(max=self.longest_target)
 
     def choose_lengths(self, source: MeasuredSource, settings: NarSettings) -> tuple[Tensor, Tensor]:
         """Return the target lengths (B, l) to decode for each sample, and whether each is a candidate (B, l).

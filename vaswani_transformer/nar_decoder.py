@@ -250,12 +250,11 @@ class PositionalDecoderLayer(NarDecoderLayer):
     def forward(  # ty: ignore[incompatible-method-override] - only `PositionalDecoder` has such layers
         self,
         hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None,
+        encoder_hidden_states: Tensor | None,
+        positions: Tensor,
         encoder_attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
-        *,
-        positions: Tensor,
         self_attention_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
@@ -304,7 +303,7 @@ class PositionalDecoder(NarDecoder):
             memory,
             source_mask,
             past_key_values,
-            positions=positions,
+            positions,
             self_attention_mask=self_attention_mask,
             **kwargs,
         )

@@ -291,13 +291,16 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
         memory: Tensor | None,
         source_mask: Tensor | None,
         past_key_values: Cache | None,
+        *further: Tensor,
         **kwargs: Any,
     ) -> Tensor:
         """Run all layers on `hidden_states` (k B, T, d_model) with `memory` (B, S, d_model).
 
         Args:
             mask, source_mask: masks of self-attention and cross-attention, in the attention implementation's format.
-            **kwargs: further arguments of the layers.
+            *further: tensors that all layers read and that may need a gradient, after the memory; reentrant gradient
+                checkpointing gives one to positional arguments only.
+            **kwargs: other arguments of the layers.
         """
         for index, layer in enumerate(cast(Iterable[Any], self.layers)):
             # A layer's slot in the cache is its index in the list, also after layers were removed.
@@ -307,6 +310,7 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
                 hidden_states,
                 mask,
                 memory,
+                *further,
                 encoder_attention_mask=source_mask,
                 past_key_values=past_key_values,
                 **kwargs,
