@@ -337,9 +337,9 @@ def test_failure_of_an_engine_is_an_answer_in_json() -> None:
 
 
 def test_answer_keeps_the_lines_of_a_text() -> None:
-    text = " One. Two!\n\n  Three\r\nfour. \n"
+    text = "\n One. Two!\n\n  Three\r\nfour\u2028five. \n"
     answers = SERVICE["Service"](Slow(), DEFAULTS).translate_texts([text, "", "Five."], lambda: False)
-    assert [answer["translation"] for answer in answers] == ["One. Two!\n\nThree\nfour.", "", "Five."]
+    assert [answer["translation"] for answer in answers] == ["\nOne. Two!\n\nThree\nfour\u2028five.", "", "Five."]
 
 
 @pytest.mark.parametrize("engine", ["CTranslate2Engine", pytest.param("TorchEngine", marks=pytest.mark.slow)])

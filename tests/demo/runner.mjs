@@ -6,6 +6,7 @@ import { activationFunction } from "./activations.js";
 import { prefixBeamSearch, searchTargets, slotLogits, targetOfBestPath } from "./ctc.js";
 import { Labels } from "./labels.js";
 import { linear } from "./matrix.js";
+import { unknownNote } from "./notes.js";
 import { readSafetensors } from "./safetensors.js";
 import { beamSearch, finish, greedySearch, savedOptions, searchSteps, translate } from "./search.js";
 import { Tokenizer } from "./tokenizer.js";
@@ -51,6 +52,7 @@ const CALLS = {
   encode: ({ folder, texts }) => texts.map((text) => tokenizer(folder).encode(text)),
   encodeSources: ({ folder, texts }) => texts.map((text) => tokenizer(folder).encodeSource(text)),
   decode: ({ folder, rows }) => rows.map((ids) => tokenizer(folder).decode(ids)),
+  unknownNotes: ({ folder, texts }) => texts.map((text) => unknownNote(tokenizer(folder), text)),
   cachedWords: ({ folder }) => tokenizer(folder).encoding.cache.size,
   forward: ({ folder, source, target }) => {
     const { logits, encoder, decoder, cross } = model(folder).forward(source, target);

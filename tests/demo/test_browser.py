@@ -121,6 +121,13 @@ def test_step_is_drawn_and_described_and_the_picture_is_a_file_of_it(open_page: 
     assert picture.tag == "{http://www.w3.org/2000/svg}svg"
     assert {each.get("data-step") for each in picture.iter() if each.get("display") == "inline"} == {"1", "2"}
 
+    # A control character, which no XML file may contain, is none in the file.
+    translate(page, "the cat\a")
+    page.wait_for_function("() => document.querySelector('#drawing svg').ariaLabel.includes('\\x07')")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save as SVG").press("Enter")
+    ElementTree.parse(download.value.path())
+
 
 def test_search_plays_to_its_end_and_stops_on_request(open_page: OpenPage, address: str) -> None:
     page = open_page(address, **REDUCED)
@@ -151,6 +158,13 @@ def test_word_of_the_tree_has_alternatives_and_the_search_continues_from_one(ope
     page.wait_for_selector("#alternatives:not([hidden])")
     choices = page.locator("#choices button")
     assert choices.count() == 5
+
+    # If the slider hides the word that the tab key reached, it reaches one that is shown.
+    slider = page.get_by_label("Step", exact=True)
+    slider.press("Home")
+    assert page.locator("#drawing .node[tabindex='0'][data-step='1']").count() == 1
+    assert page.locator("#drawing .node[tabindex='0']").count() == 1
+    slider.press("End")
     shares = [float(text.removesuffix("%")) for text in page.locator("#choices .share").all_inner_texts()]
     assert shares == sorted(shares, reverse=True)
     assert 0 < sum(shares) <= 101
@@ -164,6 +178,21 @@ def test_word_of_the_tree_has_alternatives_and_the_search_continues_from_one(ope
     assert all(text.startswith(beginning) for text in page.locator("#targets bdi").all_inner_texts())
     page.get_by_role("button", name="Remove").click()
     expect_translation(page, "te amo")
+
+
+def test_beginning_that_is_chosen_for_a_text_is_not_that_of_the_next_text(open_page: OpenPage, address: str) -> None:
+    page = open_page(address)
+    translate(page, "i love you")
+    expect_translation(page, "te amo")
+    page.locator("#drawing .node[data-step='2'][data-row='0']").click()
+    page.wait_for_selector("#alternatives:not([hidden])")
+    page.evaluate("""() => {
+      document.getElementById("source").value = "good morning";
+      document.getElementById("form").requestSubmit();
+      document.querySelector("#choices button:not([disabled])").click(); // before the answer comes
+    }""")
+    expect_translation(page, PAIRS["good morning"])
+    assert page.locator("#prefix").is_hidden()
 
 
 def test_finished_target_that_is_chosen_is_bold_and_has_its_attention(open_page: OpenPage, address: str) -> None:
@@ -210,6 +239,7 @@ def test_source_that_is_empty_or_too_long_and_unknown_characters_get_a_sentence(
     expect_translation(page, PAIRS[SOURCES[0]])
     translate(page, " ")
     expect_sentence(page, "^The source is empty; type a sentence.$")
+    assert page.locator("#took").inner_text() == ""
     translate(page, "q" * 200)
     expect_sentence(page, r"^The source has 201 tokens, more than 128; shorten it\.$")
     page.get_by_label("limit").fill("3")
@@ -290,6 +320,16 @@ def test_missing_or_damaged_file_is_a_sentence(
         (broken / "model" / name).write_bytes(content)
     with served(broken) as address:
         expect_sentence(open_page(address, errors=True), sentence)
+
+
+def test_ctc_model_that_cannot_be_read_leaves_the_translation(open_page: OpenPage, site: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(site, tmp_path / "site")
+    (broken / "ctc" / "model.safetensors").write_bytes(b"html")
+    with served(broken) as address:
+        page = open_page(address, errors=True)
+        page.get_by_text("model.safetensors: damaged; got 4 bytes").wait_for()
+        expect_translation(page, PAIRS[SOURCES[0]])
+        assert page.locator("#results").is_visible()
 
 
 def test_folder_that_is_opened_without_a_server_says_what_it_needs(open_page: OpenPage, site: Path) -> None:

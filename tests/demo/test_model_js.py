@@ -192,6 +192,38 @@ def test_tokenizer_that_the_package_does_not_train_is_an_error(node: Call, tmp_p
             node("encode", folder=tmp_path / name, texts=[""])
 
 
+@pytest.mark.parametrize(
+    ("field", "setting", "value"),
+    [
+        ("pre_tokenizer", "add_prefix_space", True),
+        ("pre_tokenizer", "use_regex", False),
+        ("model", "byte_fallback", True),
+        ("model", "end_of_word_suffix", "</w>"),
+        ("added_tokens", "lstrip", True),
+    ],
+)
+def test_setting_that_would_split_a_text_otherwise_is_an_error(
+    node: Call, tmp_path: Path, field: str, setting: str, value: object
+) -> None:
+    tokenizer = trained_tokenizer("bpe", 330, PHRASES)
+    tokenizer.add_tokens(["<2es>"])
+    tokenizer.save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+    part = fields[field][-1] if field == "added_tokens" else fields[field]
+    part[setting] = value
+    (tmp_path / "tokenizer.json").write_text(json.dumps(fields), encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"^tokenizer\.json: unknown {field}\.{setting}; got {json.dumps(value)}, "):
+        node("encode", folder=tmp_path, texts=[""])
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
+def test_note_names_the_characters_that_no_token_has(node: Call, tmp_path: Path, kind: str) -> None:
+    trained_tokenizer(kind, 330 if kind == "bpe" else 60, ["Über den Äpfeln", "the cat"]).save_pretrained(tmp_path)
+    notes = node("unknownNotes", folder=tmp_path, texts=["the cat", "Über den Äpfeln", "Über 水"])
+    assert notes[:2] == ["", ""]
+    assert notes[2].startswith(f"The vocabulary has 水 {'only as bytes' if kind == 'bpe' else 'not at all'}, ")
+
+
 # Models
 
 

@@ -49,6 +49,14 @@ function splitAt(text, pattern) {
 const unknownType = (field, got, types) => new Error(
   `tokenizer.json: unknown ${field}; got ${got}, expected ${types}. Use a tokenizer that this package has trained.`);
 
+/** Raise an error if a part of tokenizer.json has a setting that no tokenizer of this package has. */
+function expectSettings(field, description, expected) {
+  for (const [name, value] of Object.entries(expected)) {
+    const got = description[name] ?? value;
+    if (got !== value) throw unknownType(`${field}.${name}`, JSON.stringify(got), JSON.stringify(value));
+  }
+}
+
 /** Return the function that a field of tokenizer.json describes, by the `table` of its types. */
 function choose(field, table, description) {
   const type = description?.type;
@@ -72,10 +80,14 @@ const NORMALIZERS = {
 
 /** From a normalized text to the characters of its words. */
 const SPLITTERS = {
-  ByteLevel: () => (text) => (text.match(BYTE_LEVEL_WORDS) ?? []).map(
-    (word) => Array.from(new TextEncoder().encode(word), (byte) => BYTE_CHARACTERS[byte])),
-  Split: ({ pattern }) => {
-    const compiled = readPattern(pattern);
+  ByteLevel: (description) => {
+    expectSettings("pre_tokenizer", description, { add_prefix_space: false, use_regex: true });
+    return (text) => (text.match(BYTE_LEVEL_WORDS) ?? []).map(
+      (word) => Array.from(new TextEncoder().encode(word), (byte) => BYTE_CHARACTERS[byte]));
+  },
+  Split: (description) => {
+    expectSettings("pre_tokenizer", description, { behavior: "Isolated", invert: false });
+    const compiled = readPattern(description.pattern);
     return (text) => splitAt(text, compiled).map((word) => [...word.text]);
   },
 };
@@ -132,8 +144,11 @@ class MinHeap {
 
 /** Byte-pair encoding (Sennrich et al. 2016): from the characters of a word to the ids of its pieces. */
 class BytePairEncoding {
-  constructor({ type, vocab, merges, unk_token: unknown, fuse_unk: fusesUnknown }) {
+  constructor(description) {
+    const { type, vocab, merges, unk_token: unknown, fuse_unk: fusesUnknown } = description;
     if (type !== "BPE") throw unknownType("model", type, "BPE");
+    expectSettings("model", description, {
+      continuing_subword_prefix: "", end_of_word_suffix: "", byte_fallback: false, ignore_merges: false });
     this.ids = new Map(Object.entries(vocab));
     this.unknown = this.ids.get(unknown);
     this.fusesUnknown = fusesUnknown;
@@ -241,6 +256,7 @@ export class Tokenizer {
 
     // Tags are in a text before or after it is normalized; control tokens, such as </s>, are never in a text.
     const tags = added.filter(({ content }) => !CONTROL_TOKENS.has(content));
+    for (const tag of tags) expectSettings("added_tokens", tag, { lstrip: false, rstrip: false, single_word: false });
     const mapTags = (chosen, form) => new Tags(new Map(chosen.map(({ id, content }) => [form(content), id])));
     this.tags = mapTags(tags.filter(({ normalized }) => !normalized), (content) => content);
     this.normalizedTags = mapTags(tags.filter(({ normalized }) => normalized), this.normalize);

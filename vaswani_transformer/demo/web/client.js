@@ -5,25 +5,27 @@ export class ModelClient {
     this.waiting = new Map();
     this.latestId = {};
     this.nextId = 0;
+    this.failure = null; // of the worker: no call gets an answer
     worker.onmessage = ({ data: { id, result, error } }) => {
-      const { resolve, reject } = this.waiting.get(id);
+      const call = this.waiting.get(id);
       this.waiting.delete(id);
-      if (error === undefined) resolve(result);
-      else reject(new Error(error));
+      if (error === undefined) call?.resolve(result);
+      else call?.reject(new Error(error));
     };
-    this.failed = new Promise((_, reject) => {
-      worker.onerror = (event) => reject(new Error(`The model's thread did not start (${event.message ?? "no reason"}). Use a browser of 2023 or later.`));
-    });
-    this.failed.catch(() => {}); // each call reports it
+    worker.onerror = (event) => {
+      this.failure = new Error(`The model's thread did not start (${event.message ?? "no reason"}). Use a browser of 2023 or later.`);
+      for (const { reject } of this.waiting.values()) reject(this.failure);
+      this.waiting.clear();
+    };
   }
 
   /** Call a function of the worker; the buffers of `transfer` are moved there. */
   call(call, values, transfer = []) {
     const id = this.nextId++;
     this.latestId[call] = id;
-    const answer = new Promise((resolve, reject) => this.waiting.set(id, { resolve, reject }));
+    if (this.failure !== null) return Promise.reject(this.failure);
     this.worker.postMessage({ id, call, values }, transfer);
-    return Promise.race([answer, this.failed]);
+    return new Promise((resolve, reject) => this.waiting.set(id, { resolve, reject }));
   }
 
   /** Call a function of the worker; null if it has been called again before it answered. */

@@ -23,7 +23,7 @@ function say(sentence) {
   byId("message").textContent = sentence;
   byId("message").hidden = sentence === "";
   byId("results").hidden = sentence !== "";
-  if (sentence !== "") byId("translation").textContent = "";
+  if (sentence !== "") for (const id of ["translation", "took"]) byId(id).textContent = "";
   byId("app").classList.remove("busy");
 }
 
@@ -32,7 +32,6 @@ async function trying(action) {
   try {
     await action();
   } catch (error) {
-    byId("took").textContent = "";
     say(error.message);
   }
 }
@@ -108,7 +107,7 @@ function chooseTarget(index) {
     byId("targets").querySelectorAll("button").forEach((button, place) => button.setAttribute("aria-pressed", place === index));
     if (index > 0 || view.chosen !== state.targets[0]) view.choose(state.targets[index]);
     const { tokens } = state.targets[index].candidate;
-    const weights = await client.latest("attention", { text: state.text, tokens });
+    const weights = await client.latest("attention", { text: state.recording.source, tokens });
     if (weights !== null) showAttention({ ...weights, colors: settings.colors });
   });
 }
@@ -118,13 +117,19 @@ function chooseTarget(index) {
 /** Show what else could stand at a word of the tree. */
 function askAlternatives(step, row) {
   return trying(async () => {
-    const { tokens, parent } = state.recording.steps[step][row];
+    const { recording } = state;
+    const { tokens, parent } = recording.steps[step][row];
     const before = tokens.slice(0, -1);
-    const beginning = step === 0 ? state.recording.start : state.recording.steps[step - 1][parent].text;
-    const found = await client.latest("alternatives", { text: state.text, before });
-    if (found === null) return;
+    const beginning = step === 0 ? recording.start : recording.steps[step - 1][parent].text;
+    const found = await client.latest("alternatives", { text: recording.source, before });
+    if (found === null || recording !== state.recording) return;
+    const choose = (token) => {
+      Object.assign(state, { text: recording.source, prefix: [...before, token] }); // of this text alone
+      byId("drawing").focus();
+      return search();
+    };
     byId("beginning").textContent = beginning;
-    byId("choices").replaceChildren(...found.map((each) => element("li", {}, choiceButton(each, before, tokens.at(-1)))));
+    byId("choices").replaceChildren(...found.map((each) => element("li", {}, choiceButton(each, tokens.at(-1), choose))));
     byId("alternatives").hidden = false;
   });
 }
@@ -134,11 +139,11 @@ function closeAlternatives() {
   view.mark(null);
 }
 
-function choiceButton({ token, word, probability, isEnd }, before, clicked) {
+function choiceButton({ token, word, probability, isEnd }, clicked, choose) {
   const button = element("button", {
     type: "button", class: `choice${token === clicked ? " clicked" : ""}`, disabled: isEnd,
     title: isEnd ? "The translation ends here" : "Continue from this word",
-    onclick: () => { state.prefix = [...before, token]; byId("drawing").focus(); search(); },
+    onclick: () => choose(token),
   }, element("bdi", {}, word), element("span", { class: "share" }, percent(probability)), element("i", { class: "bar" }));
   button.querySelector(".bar").style.setProperty("--share", probability);
   return button;
@@ -148,11 +153,24 @@ const percent = (share) => (share >= 0.0995 ? `${Math.round(100 * share)}%` : `$
 
 // One pass
 
-/** Translate with the CTC model, if there is one, and show its path. */
+/** Translate with the CTC model, if there is one, and show its path; an error becomes a sentence in its section. */
 async function onePass(text) {
   if (!settings.hasCtc || !byId("ctc-section").dataset.isReady) return;
-  const found = await client.latest("ctc", { text, beams: numberOf("beams") ?? 1 });
-  if (found === null) return;
+  try {
+    const found = await client.latest("ctc", { text, beams: numberOf("beams") ?? 1 });
+    if (found !== null) showOnePass(found);
+  } catch (error) {
+    sayInOnePass(error.message);
+  }
+}
+
+function sayInOnePass(sentence) {
+  for (const id of ["ctc-path", "ctc-text", "ctc-search", "ctc-time"]) byId(id).replaceChildren();
+  byId("ctc-message").textContent = sentence;
+}
+
+function showOnePass(found) {
+  byId("ctc-message").textContent = "";
   byId("ctc-text").textContent = found.text;
   byId("ctc-time").textContent = `${found.milliseconds} ms for all words at once`;
   byId("ctc-path").replaceChildren(...found.slots.map((slot) => {
@@ -204,11 +222,15 @@ async function start() {
   byId("source").value ||= settings.examples[0] ?? "";
   await search();
   document.getElementById(location.hash.slice(1))?.scrollIntoView(); // hidden until now
-  if (!settings.hasCtc) return;
+  if (!settings.hasCtc) return undefined;
   byId("ctc-section").hidden = false;
-  await load("ctc");
+  try {
+    await load("ctc");
+  } catch (error) {
+    return sayInOnePass(error.message);
+  }
   byId("ctc-section").dataset.isReady = true;
-  await onePass(byId("source").value);
+  return onePass(byId("source").value);
 }
 
 trying(start);

@@ -5,9 +5,14 @@ const PERIODS = [3, 4]; // a period of 1 or 2 is one of 4 too
 
 const known = new WeakMap();
 
-/** Return the characters that the tokens of a vocabulary contain whole. */
+const isOfBytes = (tokenizer) => tokenizer.encoding.unknown === undefined;
+
+/** Return the characters of normalized texts that the tokens of a vocabulary contain whole. */
 function knownCharacters(tokenizer) {
-  if (!known.has(tokenizer)) known.set(tokenizer, new Set(tokenizer.tokens.flatMap((_, id) => [...tokenizer.decode([id])])));
+  if (!known.has(tokenizer)) {
+    const texts = isOfBytes(tokenizer) ? tokenizer.tokens.map((_, id) => tokenizer.decode([id])) : tokenizer.tokens;
+    known.set(tokenizer, new Set(texts.flatMap((text) => [...text])));
+  }
   return known.get(tokenizer);
 }
 
@@ -17,7 +22,7 @@ export function unknownNote(tokenizer, source) {
   if (!characters.some((character) => character > "\x7f")) return "";
   const unknown = characters.filter((character) => character > "\x7f" && !knownCharacters(tokenizer).has(character));
   if (unknown.length === 0) return "";
-  const way = tokenizer.encoding.unknown === undefined ? "only as bytes" : "not at all";
+  const way = isOfBytes(tokenizer) ? "only as bytes" : "not at all";
   return `The vocabulary has ${unknown.join(" ")} ${way}, so the translation of such characters is a guess.`;
 }
 

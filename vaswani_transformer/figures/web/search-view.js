@@ -19,6 +19,7 @@ const ROW = { close: 34, scores: 54 }; // pixels from row to row
 const GAP = 36; // between two columns, which the lines cross
 const MARGIN = 14;
 const SECONDS_A_STEP = 0.8;
+const NOT_XML = /[\x00-\x08\v\f\x0e-\x1f\ufffe\uffff]/g; // characters that no XML file may contain
 const LEGENDS = {
   beams: [
     "A column is a step: every open beam gets one more word, best first.",
@@ -236,6 +237,7 @@ export class SearchView {
       part.setAttribute("color", part.dataset.last >= step ? BLUE : GRAY);
       part.classList.toggle("new", isNew && Number(part.dataset.step) === step);
     }
+    this.keepTabStop();
     byId("step-text").textContent = `${step} of ${this.steps.length}: ${this.textAt(step)}`;
     this.showTable(step);
   }
@@ -309,9 +311,20 @@ export class SearchView {
   }
 
   focusWord(word) {
+    this.setTabStop(word);
+    word.focus({ preventScroll: true });
+  }
+
+  /** Let the tab key reach one word. */
+  setTabStop(word) {
     for (const each of byId("drawing").querySelectorAll('.node[tabindex="0"]')) each.setAttribute("tabindex", -1);
     word.setAttribute("tabindex", 0);
-    word.focus({ preventScroll: true });
+  }
+
+  /** Let the tab key reach the first word if the one that it reached is hidden. */
+  keepTabStop() {
+    const reached = byId("drawing").querySelector('.node[tabindex="0"]');
+    if (reached?.getAttribute("display") === "none") this.setTabStop(byId("drawing").querySelector('.node[display="inline"]'));
   }
 
   /** The arrow keys move from word to word: left to the one that it continues, right to a continuation. */
@@ -340,7 +353,7 @@ export class SearchView {
   /** Return the drawing as a complete file. */
   svgText() {
     const copy = byId("drawing").querySelector("svg").cloneNode(true);
-    const title = shape("title", {}, copy.getAttribute("aria-label"));
+    const title = shape("title", {}, copy.getAttribute("aria-label").replace(NOT_XML, "\ufffd"));
     copy.prepend(title);
     copy.setAttribute("role", "img");
     for (const word of copy.querySelectorAll(".node")) {
