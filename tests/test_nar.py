@@ -29,8 +29,10 @@ from tests.models import (
     TINY,
     family_of_pairs,
     tiny_cmlm,
+    tiny_ctc,
     tiny_model,
     tiny_nat,
+    with_normal_weights,
 )
 from vaswani_transformer import (
     MaskingCollator,
@@ -365,12 +367,26 @@ def test_several_targets_of_a_source_come_best_first(family: str) -> None:
     assert torch.equal(model.generate(source, **settings).sequences_scores, scores[:, 0])
 
 
-def test_suppressed_tokens_are_never_predicted() -> None:
-    model: Any = tiny_nat()
-    source = random_tokens(4, 9)
-    plain = model.generate(source, length_beam_size=9)
+LONG_PATHS: dict[str, Any] = {"decoding_strategy": "viterbi", "length_penalty": 9.0}
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "search"),
+    [
+        *((family, {}, {}) for family in FAMILY if family not in ("cmlm", "dag")),
+        ("cmlm", {}, {"num_iterations": 3}),
+        ("dag", {}, LONG_PATHS),
+        ("iterative_vae", {"latent": "discrete"}, {}),
+        ("ctc", {}, {"num_beams": 3}),
+    ],
+    ids=str,
+)
+def test_suppressed_tokens_are_never_predicted(family: str, fields: dict[str, Any], search: dict[str, Any]) -> None:
+    model, source = with_normal_weights(FAMILY[family](**fields), 0), random_tokens(4, 9)
+    plain = model.generate(source, **search)
     words = sorted(set(plain.flatten().tolist()) - BANNED)
-    generated = model.generate(source, length_beam_size=9, suppress_tokens=words)
+    assert words
+    generated = model.generate(source, suppress_tokens=words, **search)
     assert not set(words) & set(generated.flatten().tolist())
 
 
@@ -428,12 +444,34 @@ def test_defaults_that_a_trainer_saves_shorten_no_target(family: str) -> None:
     assert torch.equal(model.generate(source), expected)
 
 
-@pytest.mark.parametrize("family", LENGTH_FAMILY)
-def test_source_relative_length_bounds_each_target_by_its_own_source(family: str) -> None:
+def model_of_different_words(source: Tensor, mask: Tensor) -> Any:
+    """Return a CTC model that predicts a different word at each slot: the states, of equal norms, are their vectors."""
+    model = tiny_ctc(tie_word_embeddings=False)
+    encoded = model.read_source(model.encode(source, mask).last_hidden_state, mask)
+    slots = model.slot_mask(encoded)
+    states = model.slot_states(encoded, slots)[slots.bool()]
+    model.lm_head.weight.data[4 : 4 + len(states)] = states
+    return model
+
+
+@pytest.mark.parametrize(
+    ("family", "search"),
+    [
+        *((family, {}) for family in FAMILY if family != "dag"),
+        ("ctc", {"num_beams": 3}),
+        ("dag", LONG_PATHS),
+    ],
+    ids=str,
+)
+def test_source_relative_length_bounds_each_target_by_its_own_source(family: str, search: dict[str, Any]) -> None:
     model, (source, mask) = FAMILY[family](), padded_batch([9, 3, 5], "right")
-    if family != "cmlm":  # predicts more tokens than two of the sources have
+    if family == "ctc":
+        model = model_of_different_words(source, mask)
+    elif family == "dag":
+        model = with_normal_weights(model, 0)
+    elif family != "cmlm":  # predicts more tokens than two of the sources have
         model.length_difference.proj.bias.data = 1e4 * torch.arange(41.0)
-    call: dict[str, Any] = {"attention_mask": mask, "return_dict_in_generate": True}
+    call: dict[str, Any] = {"attention_mask": mask, "return_dict_in_generate": True, **search}
     free = model.generate(source, **call).lengths
     expected = torch.minimum(free, mask.sum(1) + 1)
     assert (expected < free).sum() >= 2
