@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.distributions import Normal
 from torch.nn import functional
 
-from tests.batches import END, FLOAT32, padded_batch, random_tokens, targets
-from tests.models import tiny_flowseq
+from tests.batches import END, FLOAT32, assert_dropped, padded_batch, random_tokens, targets
+from tests.models import tiny_config, tiny_flowseq
 from vaswani_transformer import VaswaniFlowSeqForConditionalGeneration, prepare_for_inference
-from vaswani_transformer.flowseq import ActNorm, Coupling, FlowError, FlowInputs, HeadLinear
+from vaswani_transformer.flowseq import ActNorm, Coupling, FlowError, FlowInputs, HeadLinear, LatentEmbedding
 from vaswani_transformer.nar_decoder import canvas
 
 NARROW: dict[str, Any] = {"d_model": 8, "num_heads": 2, "d_ff": 16}
@@ -262,6 +262,12 @@ def test_estimate_is_the_mean_weight_of_samples_of_the_posterior() -> None:
         log_weights.append((log_probs * mask).sum(1) - divergence)
     expected = torch.stack(log_weights).exp().mean(0).log()
     torch.testing.assert_close(estimates, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_dropout_applies_to_latents() -> None:
+    latents = torch.randn(1, 200, 32)
+    embedding = LatentEmbedding(tiny_config(dropout=0.25)).train()
+    assert_dropped(embedding(latents, torch.arange(200)[None]), latents, 0.25)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.batches import FLOAT32, padded_batch, random_tokens, targets
+from tests.batches import FLOAT32, assert_dropped, padded_batch, random_tokens, targets
 from tests.models import tiny_iterative_vae
 from vaswani_transformer import VaswaniIterativeVaeConfig, iterative_vae, prepare_for_inference
 from vaswani_transformer.iterative_vae import CommittedWords, RevealedStep, nested_positions
@@ -117,6 +117,17 @@ def test_step_equals_loops() -> None:
         gate = (states[0, i] @ step.gate.weight[0] + step.gate.bias[0]).sigmoid()
         expected = step.norm(gate * states[0, i] + (1 - gate) * latent)
         torch.testing.assert_close(mixed[0, i], expected, **FLOAT32)
+
+
+def test_dropout_applies_to_the_latent_and_not_to_the_state() -> None:
+    step: Any = random_weights(RevealedStep(VaswaniIterativeVaeConfig(d_model=8, num_heads=2), dropout=0.25))
+    step.norm = torch.nn.Identity()
+    words, known = torch.randint(5, (1, 800)), torch.rand(1, 800) < 0.5
+    zeros, table = torch.zeros(1, 800, 8), torch.randn(5, 8)
+    complete = step.eval()(zeros, words, known, table)
+    assert_dropped(step.train()(zeros, words, known, table), complete, 0.25)
+    step.empty.data.zero_()
+    assert (step(zeros + 1, words, known & False, table) != 0).all()
 
 
 def test_training_loss_is_the_loss_of_each_word_after_the_last_layer_without_it_and_the_length() -> None:
