@@ -171,6 +171,20 @@ def test_flow_of_a_prepared_copy_stays_in_float32() -> None:
         torch.testing.assert_close(latents, model.decoder_input(encoded, mask), **FLOAT32)
 
 
+@torch.no_grad()
+def test_flow_computes_in_float32_in_mixed_precision() -> None:
+    model, source, mask = uneven_flow().float(), random_tokens(2, 5), canvas(torch.tensor([4, 2]))
+    encoded = model.read_source(model.encode(source).last_hidden_state, None)
+    posterior, noise = (torch.randn(2, 4, 8), torch.randn(2, 4, 8)), torch.randn(2, 4, 8)
+
+    def results() -> tuple[Tensor, ...]:
+        return *model.sample(encoded, mask, posterior, noise), model.decoder_input(encoded, mask)
+
+    expected = results()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(results(), expected, **FLOAT32)
+
+
 def test_divergence_is_that_of_its_definition_and_the_loss_weighs_it() -> None:
     """The oracle is torch's normal distribution, place by place; other tests check the flow."""
     model = tiny_flowseq(dropout=0.0, label_smoothing=0.0, word_dropout=0.0, length_loss_weight=0.5).train()
