@@ -172,7 +172,7 @@ def test_flow_of_a_prepared_copy_stays_in_float32() -> None:
 
 
 @torch.no_grad()
-def test_flow_computes_in_float32_in_mixed_precision() -> None:
+def test_flow_computes_in_float32_in_mixed_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     model, source, mask = uneven_flow().float(), random_tokens(2, 5), canvas(torch.tensor([4, 2]))
     encoded = model.read_source(model.encode(source).last_hidden_state, None)
     posterior, noise = (torch.randn(2, 4, 8), torch.randn(2, 4, 8)), torch.randn(2, 4, 8)
@@ -180,9 +180,13 @@ def test_flow_computes_in_float32_in_mixed_precision() -> None:
     def results() -> tuple[Tensor, ...]:
         return *model.sample(encoded, mask, posterior, noise), model.decoder_input(encoded, mask)
 
+    started: list[bool] = []
+    monkeypatch.setattr(model.flow, "start", lambda *_: started.append(torch.is_autocast_enabled("cpu")))
     expected = results()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         torch.testing.assert_close(results(), expected, **FLOAT32)
+        model.start_flow(source, targets(4, 2), latent_noise=noise)
+    assert started == [False]
 
 
 def test_divergence_is_that_of_its_definition_and_the_loss_weighs_it() -> None:
