@@ -69,3 +69,11 @@ def labels_of(*rows: Sequence[int]) -> Tensor:
 def assert_equal_at_tokens(logits: Tensor, expected: Tensor, mask: Tensor) -> None:
     """Assert that two tensors (B, T, ...) are close where a mask (B, T) has tokens."""
     torch.testing.assert_close(logits[mask.bool()], expected[mask.bool()], **FLOAT32)
+
+
+def assert_dropped(dropped: Tensor, complete: Tensor, rate: float) -> None:
+    """Assert that dropout with a rate leaves `dropped` of `complete`, both of thousands of numbers that are not 0."""
+    kept = dropped != 0
+    torch.testing.assert_close(dropped[kept], complete[kept] / (1 - rate), **FLOAT32)
+    deviation = (rate * (1 - rate) / kept.numel()) ** 0.5
+    assert abs(1 - float(kept.float().mean()) - rate) < 5 * deviation

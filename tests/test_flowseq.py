@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.distributions import Normal
 from torch.nn import functional
 
-from tests.batches import END, FLOAT32, padded_batch, random_tokens, targets
-from tests.models import tiny_flowseq
+from tests.batches import END, FLOAT32, assert_dropped, padded_batch, random_tokens, targets
+from tests.models import tiny_config, tiny_flowseq
 from vaswani_transformer import VaswaniFlowSeqForConditionalGeneration, prepare_for_inference
-from vaswani_transformer.flowseq import ActNorm, Coupling, FlowError, FlowInputs, HeadLinear
+from vaswani_transformer.flowseq import ActNorm, Coupling, FlowError, FlowInputs, HeadLinear, LatentEmbedding
 from vaswani_transformer.nar_decoder import canvas
 
 NARROW: dict[str, Any] = {"d_model": 8, "num_heads": 2, "d_ff": 16}
@@ -171,6 +171,24 @@ def test_flow_of_a_prepared_copy_stays_in_float32() -> None:
         torch.testing.assert_close(latents, model.decoder_input(encoded, mask), **FLOAT32)
 
 
+@torch.no_grad()
+def test_flow_computes_in_float32_in_mixed_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, source, mask = uneven_flow().float(), random_tokens(2, 5), canvas(torch.tensor([4, 2]))
+    encoded = model.read_source(model.encode(source).last_hidden_state, None)
+    posterior, noise = (torch.randn(2, 4, 8), torch.randn(2, 4, 8)), torch.randn(2, 4, 8)
+
+    def results() -> tuple[Tensor, ...]:
+        return *model.sample(encoded, mask, posterior, noise), model.decoder_input(encoded, mask)
+
+    started: list[bool] = []
+    monkeypatch.setattr(model.flow, "start", lambda *_: started.append(torch.is_autocast_enabled("cpu")))
+    expected = results()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(results(), expected, **FLOAT32)
+        model.start_flow(source, targets(4, 2), latent_noise=noise)
+    assert started == [False]
+
+
 def test_divergence_is_that_of_its_definition_and_the_loss_weighs_it() -> None:
     """The oracle is torch's normal distribution, place by place; other tests check the flow."""
     model = tiny_flowseq(dropout=0.0, label_smoothing=0.0, word_dropout=0.0, length_loss_weight=0.5).train()
@@ -229,6 +247,47 @@ def test_posterior_does_not_see_the_words_that_are_dropped() -> None:
     assert torch.equal(*(model.encode_target(encoded, mask, labels, given)[0] for given in (None, draws)))
 
 
+@torch.no_grad()
+def test_noise_of_the_prior_is_scaled_by_the_temperature() -> None:
+    model, source = uneven_flow(), random_tokens(2, 4)
+    encoded = model.read_source(model.encode(source).last_hidden_state, None)
+    mask = canvas(torch.tensor([20, 20]))
+
+    def noise(temperature: float) -> Tensor:
+        torch.manual_seed(3)
+        return model.flow(model.decoder_input(encoded, mask, temperature), model.flow_inputs(encoded, mask))[0]
+
+    torch.testing.assert_close(noise(0.3), 0.3 * noise(1.0), rtol=1e-9, atol=1e-9)
+    assert 0.8 < float(noise(1.0).std()) < 1.2  # five standard deviations of that of 320 numbers are 0.2
+
+
+@torch.no_grad()
+def test_estimate_is_the_mean_weight_of_samples_of_the_posterior() -> None:
+    """The oracle draws the same two samples; another test checks their divergence."""
+    model, source = uneven_flow(), random_tokens(2, 4)
+    encoded = model.read_source(model.encode(source).last_hidden_state, None)
+    lengths, tokens = torch.tensor([5, 3]), random_tokens(2, 5)
+    mask = canvas(lengths)
+    torch.manual_seed(3)
+    estimates = model.estimate_log_probs(encoded, tokens, lengths, 2)
+    torch.manual_seed(3)
+    posterior = model.encode_target(encoded, mask, tokens)
+    log_weights = []
+    for _ in range(2):
+        latents, divergence, _ = model.sample(encoded, mask, posterior)
+        logits = model(input_ids=source, decoder_inputs_embeds=latents, decoder_attention_mask=mask).logits
+        log_probs = logits.log_softmax(-1).gather(2, tokens[..., None]).squeeze(2)
+        log_weights.append((log_probs * mask).sum(1) - divergence)
+    expected = torch.stack(log_weights).exp().mean(0).log()
+    torch.testing.assert_close(estimates, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_dropout_applies_to_latents() -> None:
+    latents = torch.randn(1, 200, 32)
+    embedding = LatentEmbedding(tiny_config(dropout=0.25)).train()
+    assert_dropped(embedding(latents, torch.arange(200)[None]), latents, 0.25)
+
+
 @pytest.mark.slow
 @torch.no_grad()
 def test_importance_weighted_estimate_is_that_of_a_long_monte_carlo_run() -> None:
@@ -266,9 +325,22 @@ def test_samples_are_ranked_by_estimate_and_length(monkeypatch: pytest.MonkeyPat
     """Two sources with three lengths and two latents of each; the estimates are made up."""
     model, source = tiny_flowseq(), random_tokens(2, 6)
     estimates = torch.tensor([-9.0, -7.0, -8.0, -3.0, -5.0, -6.0, -1.0, -2.0, -9.0, -9.5, -40.0, -8.0])
-    monkeypatch.setattr(model, "estimate_log_probs", lambda *_: estimates)
+    used: list[float] = []
+    decoder_input = model.decoder_input
+
+    def draw(source: Any, mask: Tensor, temperature: float) -> Tensor:
+        used.append(temperature)
+        return decoder_input(source, mask, temperature)
+
+    def estimate(source: Any, tokens: Tensor, lengths: Tensor, samples: int) -> Tensor:
+        used.append(samples)
+        return estimates
+
+    monkeypatch.setattr(model, "decoder_input", draw)
+    monkeypatch.setattr(model, "estimate_log_probs", estimate)
     settings: dict[str, Any] = {"length_beam_size": 3, "num_latent_samples": 2, "latent_temperature": 0.7}
     generated = model.generate(source, **settings, num_return_sequences=6, return_dict_in_generate=True)
+    assert used == [0.7, 2]
     encoded = model.read_source(model.encode(source).last_hidden_state, None)
     log_probs, classes = encoded.length_logits.log_softmax(-1).topk(3)  # (2, 3)
     lengths = (6 + classes - 20).clamp(min=1).repeat_interleave(2, dim=1)

@@ -138,14 +138,22 @@ def test_gradient_of_every_training_loss_is_that_of_finite_differences(mode: str
     assert torch.equal(compute(), compute())  # the draws are fixed
 
 
+CHUNKED_MODES = [
+    *("autoregressive", "GLAT", "CTC with glancing", "DAG with glancing", "CMLM", "revealed latents"),
+    *("GLAT by layer", "relaxed latents, glancing, KL"),
+]
+
+
 @pytest.mark.parametrize(
-    "mode", ["autoregressive", "GLAT", "CTC with glancing", "DAG with glancing", "CMLM", "revealed latents"]
+    ("mode", "recomputes"), [*((mode, False) for mode in CHUNKED_MODES), ("relaxed latents, glancing, KL", True)]
 )
 def test_gradient_of_losses_in_chunks_and_over_a_given_number_of_tokens(
-    mode: str, monkeypatch: pytest.MonkeyPatch
+    mode: str, recomputes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (loss, slots, discrete):
         monkeypatch.setattr(module, "chunk_size", lambda device: 2)
+    if recomputes:
+        monkeypatch.setattr(discrete, "RECOMPUTED", 0)
     family, fields = MODES[mode]
     model = model_of(family, fields)
     assert_gradient(model, loss_of(model, num_items_in_batch=9))

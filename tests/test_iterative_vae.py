@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.batches import FLOAT32, padded_batch, random_tokens, targets
+from tests.batches import FLOAT32, assert_dropped, padded_batch, random_tokens, targets
 from tests.models import tiny_iterative_vae as tiny_of_any_latent
 from vaswani_transformer import VaswaniIterativeVaeConfig, discrete
 from vaswani_transformer.discrete import LatentPass, LatentStep, divergence, gumbel_noise, relaxed_divergence
@@ -55,6 +55,15 @@ def test_step_equals_loops(temperature: float, is_relaxed: bool) -> None:
         expected = {"kl": kl, "losses": -0.9 * p[words[i]] - 0.1 * sum(p) / 5, "prior_weights": a, "hint_weights": b}
         for name, value in expected.items():
             assert math.isclose(float(getattr(tokens, name)[i].detach()), value, rel_tol=1e-9), name
+
+
+def test_dropout_applies_to_the_latent_and_not_to_the_state() -> None:
+    step: Any = LatentStep(VaswaniIterativeVaeConfig(d_model=8, num_heads=2), dropout=0.25)
+    step.norm = torch.nn.Identity()
+    zeros, logits, table = torch.zeros(800, 8), torch.randn(800, 5), torch.randn(5, 8)
+    complete, _ = step.eval()(zeros, logits, table)
+    assert_dropped(step.train()(zeros, logits, table)[0], complete, 0.25)
+    assert (step(zeros + 1, logits, torch.zeros(5, 8))[0] != 0).all()
 
 
 def test_discrete_latent_is_the_embedding_of_one_word_with_the_gradient_of_the_relaxed_one() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.batches import END, FLOAT32, random_tokens, targets
+from tests.batches import END, FLOAT32, assert_dropped, random_tokens, targets
 from tests.models import TINY, tiny_nat
 from vaswani_transformer import VaswaniNatConfig
 from vaswani_transformer.nar_decoder import (
@@ -42,6 +42,13 @@ def test_length_candidates_equal_lists() -> None:
         assert head.best_lengths(source, len(expected)).tolist() == [expected]
         classes = source.length_classes(torch.arange(1, 81))
         assert classes.tolist() == [min(20, max(-20, m - n)) + 20 for m in range(1, 81)]
+
+
+def test_dropout_of_relative_attention_applies_to_its_weights() -> None:
+    module = RelativeSelfAttention(VaswaniNatConfig(**TINY, attention_dropout=0.25), 0, clip=2)
+    states = torch.randn(1, 40, 32)
+    complete, dropped = (module.train(training)(states)[1] for training in (False, True))
+    assert_dropped(dropped, complete, 0.25)
 
 
 @pytest.mark.parametrize("form", ["none", "bool", "float"])

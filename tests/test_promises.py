@@ -25,7 +25,7 @@ from transformers import AutoModelForSeq2SeqLM, pipeline
 from tests import ROOT
 from tests.batches import FLOAT32, assert_equal_at_tokens, source_batch, targets
 from tests.convert.originals import assert_same_probabilities
-from tests.models import EVERY_FAMILY, PAIRS, SLOT_FAMILY, family_of_pairs, save
+from tests.models import EVERY_FAMILY, PAIRS, SLOT_FAMILY, family_of_pairs, save, with_normal_weights
 from tests.published import assert_same_results, load_without_the_package
 from vaswani_transformer.convert.ctranslate2_exporter import to_ctranslate2
 from vaswani_transformer.convert.onnx_exporter import to_onnx
@@ -146,18 +146,33 @@ LORA = LoraConfig(task_type=SEQ_2_SEQ, r=4, target_modules=["q_proj", "v_proj"])
 
 def mixes_adapters(family: str, folder: Path) -> None:
     """A batch with a different adapter for each text has the tokens of each text and adapter alone."""
-    base: Any = EVERY_FAMILY[family]().double()
+    base: Any = with_normal_weights(EVERY_FAMILY[family]().double(), 0)
     config = LoraConfig(task_type=SEQ_2_SEQ, r=4, target_modules=["q_proj", "v_proj", "fc1"], init_lora_weights=False)
     adapted: Any = get_peft_model(base, config, adapter_name="first")
     adapted.add_adapter("second", config)
-    adapted.eval()
+    for name, weight in adapted.eval().named_parameters():
+        if "lora_" in name:
+            weight.data.normal_()  # adapters that change the tokens
     batch = source_batch([6, 4, 5])
     names = ["first", "__base__", "second"]
+    rotated = [*names[1:], names[0]]
+    pad = base.config.pad_token_id
+
+    def words_of(tokens: Tensor) -> list[list[int]]:
+        return [[token for token in row if token != pad] for row in tokens.tolist()]
+
     searches: list[dict[str, Any]] = [{}]
     if family == "autoregressive":  # every second token ends a text
         searches = [{"num_beams": k, "eos_token_id": list(range(2, base.config.vocab_size, 2))} for k in (1, 3)]
+    elif family == "dag":  # long paths
+        searches = [{"decoding_strategy": "viterbi", "length_penalty": 9.0}]
     for search in searches:
-        together = adapted.generate(**batch, **search, adapter_names=names, max_new_tokens=9)
+        together, other = (
+            adapted.generate(**batch, **search, adapter_names=adapters, max_new_tokens=9)
+            for adapters in (names, rotated)
+        )
+        for mine, wrong in zip(words_of(together), words_of(other), strict=True):
+            assert mine != wrong  # otherwise a wrong adapter might have the same tokens
         for row, name in enumerate(names):
             one = {key: value[row : row + 1] for key, value in batch.items()}
             adapted.set_adapter("first" if name == "__base__" else name)
@@ -165,7 +180,7 @@ def mixes_adapters(family: str, folder: Path) -> None:
                 alone = adapted.generate(**one, **search, max_new_tokens=9)
             end = alone.shape[1]
             assert torch.equal(together[row : row + 1, :end], alone)
-            assert bool((together[row, end:] == base.config.pad_token_id).all())
+            assert bool((together[row, end:] == pad).all())
 
 
 def has_dtypes(family: str, folder: Path) -> None:

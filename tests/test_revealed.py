@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.batches import FLOAT32, padded_batch, random_tokens, targets
+from tests.batches import FLOAT32, assert_dropped, padded_batch, random_tokens, targets
 from tests.models import tiny_iterative_vae
 from vaswani_transformer import VaswaniIterativeVaeConfig, iterative_vae, prepare_for_inference
 from vaswani_transformer.iterative_vae import CommittedWords, RevealedStep, nested_positions
@@ -117,6 +117,17 @@ def test_step_equals_loops() -> None:
         gate = (states[0, i] @ step.gate.weight[0] + step.gate.bias[0]).sigmoid()
         expected = step.norm(gate * states[0, i] + (1 - gate) * latent)
         torch.testing.assert_close(mixed[0, i], expected, **FLOAT32)
+
+
+def test_dropout_applies_to_the_latent_and_not_to_the_state() -> None:
+    step: Any = random_weights(RevealedStep(VaswaniIterativeVaeConfig(d_model=8, num_heads=2), dropout=0.25))
+    step.norm = torch.nn.Identity()
+    words, known = torch.randint(5, (1, 800)), torch.rand(1, 800) < 0.5
+    zeros, table = torch.zeros(1, 800, 8), torch.randn(5, 8)
+    complete = step.eval()(zeros, words, known, table)
+    assert_dropped(step.train()(zeros, words, known, table), complete, 0.25)
+    step.empty.data.zero_()
+    assert (step(zeros + 1, words, known & False, table) != 0).all()
 
 
 def test_training_loss_is_the_loss_of_each_word_after_the_last_layer_without_it_and_the_length() -> None:
@@ -303,16 +314,19 @@ def test_scores_are_the_log_probabilities_of_the_order_in_which_words_were_commi
         torch.testing.assert_close(outputs.bound * generated.lengths[row], -scores.sum())
 
 
-@pytest.mark.parametrize("suppressed", [[], [7, 8]])
-def test_generation_is_the_forward_pass(suppressed: list[int]) -> None:
+@pytest.mark.parametrize("suppresses", [False, True])
+def test_generation_is_the_forward_pass(suppresses: bool) -> None:
     """Without suppressed words; a suppressed word, a special one and an early end are never committed."""
     model = random_weights(tiny_iterative_vae(decoder_layers=4))
     source = random_tokens(6, 6)
+    suppressed = []
+    if suppresses:
+        suppressed = sorted(set(model.generate(source).flatten().tolist()) - {0, 1, 2})
     settings: dict[str, Any] = {"return_history": True, "return_dict_in_generate": True}
     generated = model.generate(source, suppress_tokens=suppressed, **settings)
     inner = generated.committed[-1].cumsum(1) < generated.lengths[:, None]
     assert not torch.isin(generated.history[:, :, 1:][:, inner], torch.tensor([0, 1, 2, *suppressed])).any()
-    if not suppressed:
+    if not suppresses:
         logits = model(input_ids=source, decoder_attention_mask=generated.committed[-1].long()).logits
         words = logits.index_fill(2, torch.tensor([0, 1, 2]), float("-inf")).argmax(-1)
         assert torch.equal(words[inner], generated.sequences[:, 1:][inner])

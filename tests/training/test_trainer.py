@@ -128,24 +128,37 @@ def test_log_of_a_step_has_its_loss_and_its_parts(arguments: list[str], tmp_path
     [
         ("cmlm", [], ["labels", "decoder_input_ids"]),
         ("nat", ["--training.glancing=[0.5,0.3]"], ["glancing_draws"]),
+        ("ctc", ["--training.glancing=[0.5,0.3]"], ["glancing_draws"]),
+        ("dag", ["--training.glancing=[0.5,0.3]"], ["glancing_draws"]),
+        ("iterative_vae", ["--model.decoder_layers=2"], ["reveal_draws"]),
         ("flowseq", ["--training.decoder_steps=1"], ["word_draws", "latent_noise"]),
     ],
 )
-def test_random_choices_depend_on_the_seed_and_the_step_alone(
+def test_random_choices_depend_on_the_seed_the_step_and_the_pair_alone(
     arguments: list[str], tmp_path: Path, kind: str, more: list[str], names: list[str]
 ) -> None:
+    """They are the same in one batch and in two micro-batches, each with every second pair."""
     trainer = runs.trainer_in(arguments, tmp_path / "run", f"--model.kind={kind}", *more)
     batch = next(iter(trainer.get_train_dataloader()))
 
-    def choices(step: int) -> dict[str, Tensor]:
+    def choices(step: int, *batches: dict[str, Tensor]) -> list[dict[str, Tensor]]:
         trainer.state.global_step = step
         torch.rand(3)  # of the process, which decides nothing
-        (chosen,), _ = PaperTrainer.get_batch_samples(trainer, iter([batch]), 1, trainer.args.device)
+        chosen, _ = PaperTrainer.get_batch_samples(trainer, iter(batches), len(batches), trainer.args.device)
         return chosen
 
+    halves = []
+    for first in range(2):
+        half = {name: values[first::2] for name, values in batch.items()}
+        half["labels"] = half["labels"][:, : half["labels"].ne(-100).sum(1).max()]
+        halves.append(half)
+    (whole,), (again,), (other,) = choices(5, batch), choices(5, batch), choices(6, batch)
+    parts = choices(5, *halves)
     for name in names:
-        assert torch.equal(choices(5)[name], choices(5)[name])
-        assert not torch.equal(choices(5)[name], choices(6)[name])
+        assert torch.equal(again[name], whole[name])
+        assert not torch.equal(other[name], whole[name])
+        for first, part in enumerate(parts):
+            assert torch.equal(part[name], whole[name][first::2, : part[name].shape[1]])
 
 
 @pytest.mark.parametrize("is_sharded", [False, True])
