@@ -1,12 +1,14 @@
 """The kept counts give sacreBLEU's scores, and the table's tests are those of a bootstrap over sentences and seeds."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bench import family_table
+from bench.measuring import spell
 from bench.sentence_counts import (
     BLEU_COUNTS,
     CHRF_COUNTS,
@@ -157,15 +159,32 @@ def test_runs_with_different_test_sets_and_an_empty_folder_are_errors(
     assert "has no counts" in error_line(run_main(family_table.main, [tmp_path / "empty"], capsys))
 
 
-def test_page_of_the_kept_comparison_has_what_its_files_give() -> None:
-    """The rows without the intervals, which depend on the bootstrap's samples."""
+def rows_on(page: Path) -> Iterator[dict[str, str]]:
+    """Yield the cells of each row of the tables of a page, by their headings."""
+    headings: list[str] = []
+    for line in page.read_text(encoding="utf-8").splitlines():
+        cells = line.strip("| ").split(" | ") if line.startswith("|") else []
+        if cells and headings:
+            yield dict(zip(headings, cells, strict=False))
+        headings = (headings or cells) if cells else []
+
+
+def test_pages_of_the_kept_comparison_have_what_its_files_give() -> None:
+    """Every row is on a page; of its cells the intervals depend on the bootstrap's samples."""
     folder = ROOT / "training" / "recipes" / "results" / "multi30k-sixty-minutes"
-    cells = ("BLEU", "BP", "chrF", "repeats", "LM")
-    rows = family_table.table_rows(family_table.bootstrap(family_table.read_searches(folder), samples=2), {})
-    page = [line.strip("| ").split(" | ") for line in (folder / "README.md").read_text("utf-8").splitlines()]
-    shown = {line[0]: line[1:2] + line[3:] for line in page if len(line) == 1 + len(cells) + 1}
-    assert {row["model"]: [row[cell] for cell in cells] for row in rows}.items() <= shown.items()
+    searches = family_table.bootstrap(family_table.read_searches(folder), samples=2)
+    shown = {
+        row["model"]: {heading: cell for heading, cell in row.items() if heading != "95% interval"}
+        for page in (ROOT / "docs" / "non-autoregressive.md", folder / "README.md")
+        for row in rows_on(page)
+        if "model" in row
+    }
+    for row in family_table.table_rows(searches, family_table.measurement(folder)):
+        cells = shown[row["model"]]
+        assert {"BLEU", "BP", "chrF", "repeats", "LM"} <= cells.keys()
+        assert cells == {heading: spell(row[heading]) for heading in cells}
     for path in folder.glob("*.json"):
         kept = json.loads(path.read_text("utf-8"))
-        assert "examples" not in kept["test"]  # no text of a data set
-        assert not kept["commit"]["dirty"]
+        if path.name != "decoding.json":
+            assert "examples" not in kept["test"]  # no text of a data set
+            assert not kept["commit"]["dirty"]
