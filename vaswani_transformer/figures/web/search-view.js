@@ -353,8 +353,9 @@ export class SearchView {
   /** Return the drawing as a complete file. */
   svgText() {
     const copy = byId("drawing").querySelector("svg").cloneNode(true);
-    const title = shape("title", {}, copy.getAttribute("aria-label").replace(NOT_XML, "\ufffd"));
-    copy.prepend(title);
+    const title = copy.getAttribute("aria-label").replace(NOT_XML, "\ufffd");
+    copy.prepend(shape("title", {}, title));
+    copy.setAttribute("aria-label", title);
     copy.setAttribute("role", "img");
     for (const word of copy.querySelectorAll(".node")) {
       for (const name of ["role", "tabindex", "aria-label", "class"]) word.removeAttribute(name);
