@@ -303,7 +303,7 @@ class PositionalDecoder(NarDecoder):
             memory,
             source_mask,
             past_key_values,
-            positions,
+            further=(positions,),
             self_attention_mask=self_attention_mask,
             **kwargs,
         )

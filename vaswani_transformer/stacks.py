@@ -291,15 +291,16 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
         memory: Tensor | None,
         source_mask: Tensor | None,
         past_key_values: Cache | None,
-        *further: Tensor,
+        *,
+        further: tuple[Tensor, ...] = (),
         **kwargs: Any,
     ) -> Tensor:
         """Run all layers on `hidden_states` (k B, T, d_model) with `memory` (B, S, d_model).
 
         Args:
             mask, source_mask: masks of self-attention and cross-attention, in the attention implementation's format.
-            *further: tensors that all layers read and that may need a gradient, after the memory; reentrant gradient
-                checkpointing gives one to positional arguments only.
+            further: positional arguments of the layers after the memory; reentrant gradient checkpointing gives a
+                gradient to positional arguments only.
             **kwargs: other arguments of the layers.
         """
         for index, layer in enumerate(cast(Iterable[Any], self.layers)):
