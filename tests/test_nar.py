@@ -217,7 +217,7 @@ def test_target_or_mask_that_does_not_fit_the_source_is_an_error(
 
 def relative_error(logits: Tensor, expected: Tensor) -> float:
     """Return the norm of the error relative to that of `expected`."""
-    return float((logits - expected).norm() / expected.norm())
+    return float((logits - expected).detach().norm() / expected.detach().norm())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

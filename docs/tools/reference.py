@@ -250,10 +250,12 @@ def config_table(name: str) -> Iterator[str]:
     texts: dict[str, str] = {}
     for owner in further or [paper_class]:
         texts |= {field: text for field, text in described(owner).items() if field not in texts}
-    changed = {
-        name: text for name, text in described(paper_class).items() if getattr(base, name) != getattr(paper, name)
+    texts |= {  # inherited, with a default of its own
+        field: text
+        for field, text in described(paper_class).items()
+        if field not in texts and getattr(base, field) != getattr(paper, field)
     }
-    for field, text in (changed | texts).items():
+    for field, text in texts.items():
         yield row(field, hints[field], yaml.safe_dump(getattr(base, field)).splitlines()[0], text)
 
 

@@ -27,12 +27,12 @@ function say(sentence) {
   byId("app").classList.remove("busy");
 }
 
-/** Run what may fail; its error becomes a sentence on the page. */
-async function trying(action) {
+/** Run what may fail; its error becomes a sentence on the page, instead of all results unless `report` shows it. */
+async function trying(action, report = say) {
   try {
     await action();
   } catch (error) {
-    say(error.message);
+    report(error.message);
   }
 }
 
@@ -154,14 +154,12 @@ const percent = (share) => (share >= 0.0995 ? `${Math.round(100 * share)}%` : `$
 // One pass
 
 /** Translate with the CTC model, if there is one, and show its path; an error becomes a sentence in its section. */
-async function onePass(text) {
-  if (!settings.hasCtc || !byId("ctc-section").dataset.isReady) return;
-  try {
+function onePass(text) {
+  return trying(async () => {
+    if (!settings.hasCtc || !byId("ctc-section").dataset.isReady) return;
     const found = await client.latest("ctc", { text, beams: numberOf("beams") ?? 1 });
     if (found !== null) showOnePass(found);
-  } catch (error) {
-    sayInOnePass(error.message);
-  }
+  }, sayInOnePass);
 }
 
 function sayInOnePass(sentence) {
@@ -222,15 +220,13 @@ async function start() {
   byId("source").value ||= settings.examples[0] ?? "";
   await search();
   document.getElementById(location.hash.slice(1))?.scrollIntoView(); // hidden until now
-  if (!settings.hasCtc) return undefined;
+  if (!settings.hasCtc) return;
   byId("ctc-section").hidden = false;
-  try {
+  await trying(async () => {
     await load("ctc");
-  } catch (error) {
-    return sayInOnePass(error.message);
-  }
-  byId("ctc-section").dataset.isReady = true;
-  return onePass(byId("source").value);
+    byId("ctc-section").dataset.isReady = true;
+  }, sayInOnePass);
+  await onePass(byId("source").value);
 }
 
 trying(start);
