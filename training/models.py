@@ -1,6 +1,7 @@
 """The model of a run: new, or initialized with trained weights, whose licenses and training pairs the run records."""
 
 import contextlib
+import logging
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,12 +13,14 @@ from training.checkpoints import CHECKPOINTS
 from training.data import Learned, fingerprint, load_pairs
 from training.machine import uses_cpu
 from training.recipe import HubData, Recipe, read_yaml, recipe_of
+from training.vocabulary import starting_entries
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.model import ProjectedModel
 from vaswani_transformer.support.command import UserError
 from vaswani_transformer.support.files import read_json
 from vaswani_transformer.support.loading import load_model, load_tokenizer
 
+logger = logging.getLogger(__name__)
 Model = TypeVar("Model", bound=ProjectedModel)
 RECIPE = "recipe.yaml"
 DATA = "data.json"
@@ -44,18 +47,12 @@ def make_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, is_new: bool 
     # A resumed run gets its weights from a checkpoint.
     set_seed(recipe.seed)
     model = recipe.family.model_class(recipe.model_config(vocab_size=entries, **ids))
-    training = recipe.training
-    if is_new and training.start_from is not None:
-        field = "training.start_from"
-        trained = load_trained(training.start_from, recipe.family.model_class, tokenizer, field)
-        copy_weights(model, trained, field)
-    if is_new and training.encoder_from is not None:
-        field = "training.encoder_from"
-        trained = load_trained(training.encoder_from, VaswaniTransformerForConditionalGeneration, tokenizer, field)
-        copy_weights(model, trained, field, only_encoder=True)
+    for field in starts(recipe) if is_new else ():
+        copy_start(model, recipe, tokenizer, field)
 
     # The recipe decides how the model computes and decodes.
     model.generation_config = recipe.generation_config(model.config, tokenizer)
+    training = recipe.training
     attention = training.attention
     if attention == "auto":
         attention = "eager" if uses_cpu() else "sdpa"
@@ -85,6 +82,23 @@ def start_licenses(recipe: Recipe) -> dict[str, str]:
     return licenses
 
 
+def copy_start(model: ProjectedModel, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, field: str) -> None:
+    """Copy the weights of the trained model that a `field` of the recipe's group `training` names."""
+    name = getattr(recipe.training, field)
+    only_encoder = field == "encoder_from"
+    trained_class = VaswaniTransformerForConditionalGeneration if only_encoder else recipe.family.model_class
+    if not recipe.training.new_vocabulary:
+        trained = load_trained(name, trained_class, tokenizer, f"training.{field}")
+        copy_weights(model, trained, f"training.{field}", only_encoder)
+        return
+    entries, common = starting_entries(tokenizer, load_tokenizer(name))
+    logger.info(
+        "training.%s: %s of %s tokens are in the vocabulary of %s; %s others start from its tokens for their texts.",
+        *(field, f"{common:,}", f"{len(tokenizer):,}", name, f"{len(entries) - common:,}"),
+    )
+    copy_weights(model, load_model(name, trained_class), f"training.{field}", only_encoder, entries)
+
+
 def load_trained(name: str, model_class: type[Model], tokenizer: PreTrainedTokenizerBase, field: str) -> Model:
     """Load the trained model that a recipe's `field` names.
 
@@ -98,16 +112,23 @@ def load_trained(name: str, model_class: type[Model], tokenizer: PreTrainedToken
         expected[tokenizer.mask_token] = vocabulary[tokenizer.mask_token]
     if vocabulary != expected:
         raise UserError(
-            f"{field}: the vocabulary of {name} differs from the run's; set --tokenizer.path={name} and choose a "
-            "different --output_dir."
+            f"{field}: the vocabulary of {name} differs from the run's; set --tokenizer.path={name}, or "
+            "--training.new_vocabulary=true for the run's own, and choose a different --output_dir."
         )
     return trained
 
 
-def copy_weights(model: PreTrainedModel, trained: PreTrainedModel, field: str, only_encoder: bool = False) -> None:
+def copy_weights(
+    model: PreTrainedModel,
+    trained: PreTrainedModel,
+    field: str,
+    only_encoder: bool = False,
+    entries: dict[int, list[int]] | None = None,
+) -> None:
     """Copy the weights of a trained model of the same shape, or only those of its encoder and embeddings.
 
-    The embeddings of common tokens are copied; an added `<mask>` keeps its random embedding. A deeper encoder keeps its
+    The embeddings of common tokens are copied; an added `<mask>` keeps its random embedding. `entries` has the ids in
+    another vocabulary whose mean each token gets; the others keep their random embeddings. A deeper encoder keeps its
     random layers above those of the trained one.
 
     Raises:
@@ -135,7 +156,10 @@ def copy_weights(model: PreTrainedModel, trained: PreTrainedModel, field: str, o
         has_row_per_token = weight.shape[:1] == (model.config.vocab_size,)
         trained_has_row_per_token = trained_weight.shape[:1] == (trained.config.vocab_size,)
         is_of_tokens = has_row_per_token and trained_has_row_per_token
-        if is_of_tokens or name.endswith("positions.table.weight"):
+        if is_of_tokens and entries is not None:
+            for index, ids in entries.items():
+                weight[index] = trained_weight[ids].mean(0)
+        elif is_of_tokens or name.endswith("positions.table.weight"):
             rows = min(len(weight), len(trained_weight))
             weight[:rows] = trained_weight[:rows]
         elif weight.shape == trained_weight.shape:
