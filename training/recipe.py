@@ -242,8 +242,8 @@ class TrainingRecipe:
         encoder_from: trained autoregressive model with the same vocabulary and shape, possibly with fewer encoder
             layers, that initializes the encoder and the embeddings.
         start_from: trained model of the same kind and shape that initializes all weights.
-        new_vocabulary: let the vocabulary differ from that of the model to start from; a token that it lacks starts from
-            the mean of those that write its text there.
+        new_vocabulary: let the vocabulary differ from that of the model to start from; a token that is not in that one
+            starts as the mean of the tokens that write its text there.
         precision: fp32; bf16 for mixed precision; or auto for bf16 if the hardware trains faster with it.
         gradient_checkpointing: recompute activations in the backward pass, to save memory at the cost of time.
         torch_compile: compile the model.

@@ -13,9 +13,9 @@ def starting_entries(
     """Return the ids in the trained vocabulary from whose mean each id of the new one starts.
 
     A common token starts from itself, and any other from the fewest tokens that write its text in the trained
-    vocabulary (Gee et al. 2022, "Fast Vocabulary Transfer"), as it is, in small letters or with a capital at its
-    beginning, so that HOUSE starts from house. Other special tokens, and texts that the trained vocabulary cannot
-    write, have no entry.
+    vocabulary (Gee et al. 2022, "Fast Vocabulary Transfer"), as it is, in small letters, with a capital at its
+    beginning or without its space, so that HOUSE starts from house. Other special tokens, and texts that the trained
+    vocabulary cannot write, have no entry.
 
     Returns:
         the ids, and the number of common tokens.
@@ -31,9 +31,10 @@ def starting_entries(
     for token, index in vocabulary.items():
         text = text_of(tokenizer, token)
         if token not in known and token not in special and UNREADABLE not in text:
-            for spelling in dict.fromkeys((text, text.lower(), text.title())):
-                owners.append(index)
-                spellings.append(spelling)
+            for written in (text, text.lstrip(" ")):
+                for spelling in dict.fromkeys((written, written.lower(), written.title())):
+                    owners.append(index)
+                    spellings.append(spelling)
     encoded = text_encoder(trained)(spellings, add_special_tokens=False)["input_ids"] if spellings else []
     for index, ids in zip(owners, encoded, strict=True):
         is_written = bool(ids) and trained.unk_token_id not in ids

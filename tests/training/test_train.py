@@ -35,6 +35,7 @@ from training.checkpoints import CHECKPOINTS, COMPLETE, complete_checkpoints, st
 from training.prepare import PREPARED
 from training.recipe import recipe_of
 from training.trainer import PaperTrainer
+from training.vocabulary import starting_entries
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
 
@@ -640,3 +641,23 @@ def test_teacher_of_another_vocabulary_is_an_error(arguments: list[str], tmp_pat
         runs.trainer_in(
             [*arguments, "--tokenizer.vocab_size=270", f"--training.start_from={teacher}"], tmp_path / "run"
         )
+
+
+def test_run_starts_from_a_teacher_with_a_vocabulary_of_its_own(
+    arguments: list[str], tmp_path: Path, teacher: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A common token has its embedding, another the mean of the tokens that write its text."""
+    given = [*shaped_as(teacher, arguments), "--tokenizer.path=null", "--tokenizer.vocab_size=270"]
+    given += [f"--training.start_from={teacher}", "--training.new_vocabulary=true", "--data.variants.upper=1"]
+    with caplog.at_level("INFO", "training"):
+        trainer = runs.trainer_in(given, tmp_path / "run")
+    taught = AutoModelForSeq2SeqLM.from_pretrained(teacher)
+    own, known = trainer.processing_class.get_vocab(), load_tokenizer(teacher).get_vocab()
+    entries, common = starting_entries(trainer.processing_class, load_tokenizer(teacher))
+    assert common == len(own.keys() & known.keys()) < len(own)
+    assert f"training.start_from: {common} of {len(own)} tokens are in the vocabulary of {teacher}" in caplog.text
+    for index, ids in entries.items():
+        mean = taught.model.shared.weight[ids].mean(0)
+        torch.testing.assert_close(trainer.model.model.shared.weight[index], mean)
+    for name, weight in taught.model.encoder.state_dict().items():
+        torch.testing.assert_close(trainer.model.model.encoder.state_dict()[name], weight, rtol=0, atol=0)
