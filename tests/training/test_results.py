@@ -27,6 +27,7 @@ VARIANTS = {
     "nat-40-minutes": FAST,
     "glat-40-minutes": FAST,
     "glat-by-layer-40-minutes": {"model.latent", "model.hint", "training.glancing", "training.steps"},
+    "ctc-references": {"training.steps"},
     "ctc-without-glancing": {"training.glancing", "training.steps"},
     "cmlm-40-minutes": {"training.steps"},
     "iterative-vae-discrete": {*SHORT, "model.label_smoothing", "model.latent", "training.average_last"},
