@@ -20,7 +20,7 @@ def starts(texts: Sequence[str], trained: VaswaniTransformerTokenizer, algorithm
     entries, common = starting_entries(tokenizer, trained)
     names = tokenizer.convert_ids_to_tokens(list(entries))
     assert common == len(tokenizer.get_vocab().keys() & trained.get_vocab().keys())
-    return {name: trained.convert_ids_to_tokens(ids) for name, ids in zip(names, entries.values(), strict=True)}
+    return {name: [*trained.convert_ids_to_tokens(ids)] for name, ids in zip(names, entries.values(), strict=True)}
 
 
 def test_common_tokens_and_special_tokens_start_from_themselves() -> None:
