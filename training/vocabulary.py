@@ -1,4 +1,4 @@
-"""Another vocabulary for a trained model: which entries of its own vocabulary each new entry starts from."""
+"""Another vocabulary for a trained model: the entries of the old one from which each new entry starts."""
 
 from transformers import PreTrainedTokenizerBase
 

@@ -250,7 +250,7 @@ def config_table(name: str) -> Iterator[str]:
     texts: dict[str, str] = {}
     for owner in further or [paper_class]:
         texts |= {field: text for field, text in described(owner).items() if field not in texts}
-    texts |= {  # inherited, with a default of its own
+    texts |= {  # inherited, with another default
         field: text
         for field, text in described(paper_class).items()
         if field not in texts and getattr(base, field) != getattr(paper, field)

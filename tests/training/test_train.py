@@ -643,7 +643,7 @@ def test_teacher_of_another_vocabulary_is_an_error(arguments: list[str], tmp_pat
         )
 
 
-def test_run_starts_from_a_teacher_with_a_vocabulary_of_its_own(
+def test_run_starts_from_a_teacher_with_another_vocabulary(
     arguments: list[str], tmp_path: Path, teacher: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A common token has its embedding, another the mean of the tokens that write its text."""
