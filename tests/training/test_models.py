@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.commands import user_error
-from tests.models import tiny_iterative_vae, tiny_model, tiny_nat
+from tests.models import EVERY_FAMILY, tiny_iterative_vae, tiny_model, tiny_nat
 from training.models import copy_weights
 
 FIELD = "training.start_from"
@@ -24,6 +24,29 @@ def test_tables_of_tokens_and_positions_keep_their_own_further_rows() -> None:
         rows = len(trained_weight)
         assert torch.equal(weight[:rows], trained_weight)
         assert (weight[rows:] == 7).all()
+
+
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+@pytest.mark.parametrize("tied", [True, False])
+def test_rows_of_a_new_vocabulary_are_the_means_of_their_tokens_in_every_family(family: str, tied: bool) -> None:
+    """Tokens without any keep their random embeddings, and all weights that belong to no token are copied."""
+    trained = EVERY_FAMILY[family](tie_word_embeddings=tied)
+    model = EVERY_FAMILY[family](vocab_size=150, tie_word_embeddings=tied)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    entries = {0: [0], 7: [98], 20: [30, 31, 32], 149: [5, 5, 6]}
+    copy_weights(model, trained, FIELD, entries=entries)
+    tables = 0
+    for name, weight in model.state_dict().items():
+        trained_weight = trained.state_dict()[name]
+        if weight.shape[:1] == (150,):
+            tables += 1
+            for index, ids in entries.items():
+                torch.testing.assert_close(weight[index], trained_weight[ids].mean(0))
+            others = [index for index in range(150) if index not in entries]
+            assert torch.equal(weight[others], before[name][others])
+        else:
+            assert torch.equal(weight, trained_weight)
+    assert tables >= (1 if tied else 2)
 
 
 @pytest.mark.parametrize(
