@@ -11,8 +11,8 @@ Models of `--untimed`, such as those of further seeds, are only scored. `--count
 with the counts of each sentence, from which `bench.family_table` computes all scores. They include the likelihood under
 a language model of the targets in `--lm`, the folder of a distillation.
 
-The search of CTC adds a `length_bonus` for each token. Of several `--length_bonuses` all CTC models get the one with
-the highest mean BLEU on validation.jsonl.gz.
+The search of CTC adds a `length_bonus` for each token. Of several `--length_bonuses` a CTC model gets the one with the
+highest BLEU on validation.jsonl.gz, the mean over its seeds (names that end in `-SEED`).
 
 Models are prepared for the CPU. A time is that of one `generate()`, from token ids to token ids. All arms translate a
 sentence, or a batch, before the next one, and each time a different arm begins. The first `--warmup` sentences do not
@@ -40,6 +40,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 from transformers.utils import logging
 
+from bench.family_table import model_of
 from bench.measuring import Row, clock, make_parser, median_ratio, peak_mib, report, report_more, rotated, sources_of
 from bench.sentence_counts import translation_counts, write_counts
 from training.tasks import TrigramModel, bleu, bleu_metric, chrf, p_value, paired_test, text_statistics
@@ -258,27 +259,36 @@ def measure(arms: list[Arm], rows: list[list[int]], threads: int, options: argpa
 
 
 def choose_length_bonus(arms: list[Arm], options: argparse.Namespace) -> None:
-    """Set the `length_bonus` of every search of CTC to the best one of `--length_bonuses` on validation data."""
+    """Set the `length_bonus` of the searches of CTC to the best one of `--length_bonuses` on validation data.
+
+    Each model has its own, which is the same for all its seeds.
+    """
     searching = [arm for arm in arms if arm.settings.get("num_beams", 1) > 1]
     if not searching:
         return
-    bonus, *others = options.length_bonuses
-    if others:
-        if not options.data.is_dir():
-            raise UserError(
-                f"--data={options.data}: the length bonus of CTC is chosen on validation data; got a file, expected a "
-                "folder with validation.jsonl.gz too. Or set --length_bonuses to one number."
-            )
-        sources, references = read_data(options, "validation")
-        rows = encode(arms, sources)
+    first, *others = options.length_bonuses
+    for arm in searching:
+        arm.settings["length_bonus"] = first
+    if not others:
+        return
+    if not options.data.is_dir():
+        raise UserError(
+            f"--data={options.data}: the length bonus of CTC is chosen on validation data; got a file, expected a "
+            "folder with validation.jsonl.gz too. Or set --length_bonuses to one number."
+        )
+    sources, references = read_data(options, "validation")
+    rows = encode(arms, sources)
+    for model in dict.fromkeys(model_of(arm.model_name) for arm in searching):
+        own = [arm for arm in searching if model_of(arm.model_name) == model]
         scores = {}
         for bonus in options.length_bonuses:
-            texts = [translations(arm, rows, length_bonus=bonus) for arm in searching if arm.teacher is None]
+            texts = [translations(arm, rows, length_bonus=bonus) for arm in own if arm.teacher is None]
             scores[bonus] = statistics.mean(bleu(text, references, options.tokenize)["score"] for text in texts)
-            print(f"length_bonus {bonus:g}: {scores[bonus]:.2f} BLEU on validation", file=sys.stderr, flush=True)
-        bonus = max(scores, key=scores.__getitem__)
-    for arm in searching:
-        arm.settings["length_bonus"] = bonus
+            line = f"{model}, length_bonus {bonus:g}: {scores[bonus]:.2f} BLEU on validation"
+            print(line, file=sys.stderr, flush=True)
+        best = max(scores, key=scores.__getitem__)
+        for arm in own:
+            arm.settings["length_bonus"] = best
 
 
 def translations(arm: Arm, rows: list[list[int]], **settings: Any) -> list[str]:

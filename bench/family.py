@@ -51,11 +51,11 @@ MODELS: dict[str, tuple[str, list[str]]] = {  # the recipe of each model, and wh
     "cmlm": ("multi30k-cmlm", FAST),
     "iterative-vae-revealed": ("multi30k-iterative-vae", []),
     "iterative-vae-discrete": ("multi30k-iterative-vae", DISCRETE),
-    "ctc": ("multi30k-ctc", ["--training.glancing=null"]),
-    "ctc-glat": ("multi30k-ctc", []),
+    "ctc": ("multi30k-ctc", []),
+    "ctc-glat": ("multi30k-ctc", [GLANCING]),
     "flowseq": ("multi30k-flowseq", FAST),
     "autoregressive-raw": ("multi30k-teacher", []),
-    "ctc-raw": ("multi30k-ctc", []),
+    "ctc-raw": ("multi30k-ctc", [GLANCING]),
     "dag": ("multi30k-dag", FEW_STEPS),
 }
 """The recipes of CTC, DAG and IterativeVAE have the values of FAST; autoregressive-raw has its own."""

@@ -5,13 +5,15 @@ test sentence, and `decoding.json`, the measurement of speed and memory. A run o
 are no texts.
 
 A row is a search of a model. Its BLEU is the mean over the seeds, with the standard deviation. The interval is that of
-a bootstrap over sentences and seeds: each sample draws as many sentences as the test set has, and of each model as many
-seeds as it was trained with. All rows share the draws. `q1` to `q4` are BLEU for the quarters of the sentences with the
-shortest to the longest sources.
+a bootstrap over sentences and seeds: each sample draws as many sentences as the test set has, the same for all rows,
+and of each model as many seeds as it was trained with, the same for all its searches. Drawing from S seeds loses
+1 / S of their variance, so the difference of a sample's seeds to the mean of all is scaled by sqrt(S / (S - 1)). With
+one seed a row has no variance of seeds: its interval is that of this one model. `q1` to `q4` are BLEU for the quarters
+of the sentences with the shortest to the longest sources.
 
 The comparisons of `COMPARISONS` have the 95% interval of the difference in BLEU and a p value by the same samples, as
 in sacreBLEU: the share of them whose difference is as far from its mean as the difference is from 0. Holm's correction
-covers all comparisons that the folder has the rows for. With one seed a row has no variance of seeds.
+of p covers all comparisons that the folder has the rows for; the intervals are not corrected.
 
 B samples, S seeds, N sentences, C counts of a sentence.
 """
@@ -169,7 +171,9 @@ def bootstrap(searches: dict[str, tuple[str, Counts, int | None]], samples: int)
         totals = draws @ columns(counts, BLEU_COUNTS)  # (S, B, counts of BLEU)
         bleu = np.array([[bleu_of(total).score for total in of_seed] for of_seed in totals])  # (S, B)
         means = np.take_along_axis(bleu.T, seeds_of_model[model], axis=1).mean(1)  # (B,)
-        drawn[name] = Search(model, counts, steps, means)
+        of_all = bleu.mean(0)
+        scale = np.sqrt(seeds / (seeds - 1)) if seeds > 1 else 1.0
+        drawn[name] = Search(model, counts, steps, of_all + scale * (means - of_all))
     return drawn
 
 

@@ -329,19 +329,27 @@ def test_teacher_of_the_benchmark_chooses_what_the_command_chooses() -> None:
 
 
 def test_length_bonus_of_ctc_is_the_best_on_validation_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arm = decode_family.Arm("CTC", "CTC, beam 3", *family_of_pairs("ctc"), "1", {"num_beams": 3}, is_distilled=True)
+    """Each model has its own, and its seeds have the best one of their mean."""
+    arms = [
+        decode_family.Arm(name, f"{name}, beam 3", *family_of_pairs("ctc"), "1", {"num_beams": 3}, is_distilled=True)
+        for name in ("ctc", "ctc-2018", "other")
+    ]
     options = argparse.Namespace(
         data=tmp_path, source="en", target="de", tokenize="none", length_bonuses=[0.0, 0.5, 1.0]
     )
     references = list(PAIRS.values())
     monkeypatch.setattr(decode_family, "read_data", lambda *_: (list(PAIRS), references))
-    outputs = {0.0: references[::-1], 0.5: references, 1.0: references[::-1]}
-    monkeypatch.setattr(decode_family, "translations", lambda *_, length_bonus: outputs[length_bonus])
-    decode_family.choose_length_bonus([arm], options)
-    assert arm.settings["length_bonus"] == 0.5
+    wrong = references[::-1]
+    half = [*references[:3], *wrong[3:]]
+    best = {"ctc": {0.0: references, 0.5: half}, "ctc-2018": {0.5: references}, "other": {1.0: references}}
+    monkeypatch.setattr(
+        decode_family, "translations", lambda arm, _, length_bonus: best[arm.model_name].get(length_bonus, wrong)
+    )
+    decode_family.choose_length_bonus(arms, options)
+    assert [arm.settings["length_bonus"] for arm in arms] == [0.5, 0.5, 1.0]
     options.data = tmp_path / "test.jsonl"
     with pytest.raises(UserError, match=r"chosen on validation data; got a file"):
-        decode_family.choose_length_bonus([arm], options)
+        decode_family.choose_length_bonus(arms, options)
 
 
 def test_significance_has_a_p_value_for_each_pair_of_searches_and_a_better_one_differs() -> None:

@@ -120,7 +120,7 @@ def test_search_is_animated_step_by_step() -> None:
 
 
 def test_pictures_of_the_non_autoregressive_models_are_drawn_from_the_kept_measurements(tmp_path: Path) -> None:
-    measurements.main(ROOT / "training/recipes/results/multi30k-sixty-minutes/decoding.json", tmp_path)
+    measurements.main(ROOT / "training/recipes/results/multi30k-sixty-minutes", tmp_path)
     for name in ("figure-speed-quality.svg", "figure-layers.svg"):
         assert (tmp_path / name).read_text() == (pictures.IMAGES / name).read_text()
 

@@ -127,6 +127,15 @@ def test_quarters_are_those_of_the_source_lengths() -> None:
     assert family_table.lengths_quarters(counts_of(BAD)[None])[0] == pytest.approx(expected)
 
 
+def test_samples_have_the_variance_of_the_mean_of_the_seeds() -> None:
+    """Every sentence is the same, so only the seeds differ: s^2 / S, with S - 1 in the denominator of s^2."""
+    texts = [[word] * 6 for word in ("the cat is black", "the cat is very black", "a cat is black")]
+    references = ["the cat is black now"] * 6
+    counts = np.stack([translation_counts(of_seed, references, references, "13a", None) for of_seed in texts])
+    search = family_table.bootstrap({"ctc, best path": ("ctc", counts, None)}, 4000)["ctc, best path"]
+    assert search.samples.var() == pytest.approx(np.var(search.scores, ddof=1) / 3, rel=0.1)
+
+
 def test_more_seeds_that_differ_widen_the_interval(tmp_path: Path) -> None:
     keep(tmp_path, "nat", 1, {"1 length": GOOD})
     keep(tmp_path, "ctc", 1, {"best path": GOOD})

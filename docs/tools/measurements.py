@@ -1,9 +1,8 @@
-"""Measurements of the non-autoregressive models: `python -m docs.tools.measurements FILE` draws them into docs/images.
+"""Measurements of the non-autoregressive models: `python -m docs.tools.measurements FOLDER` draws docs/images of them.
 
-FILE is what `bench.decode_family --refinement --output=FILE` writes, or `bench.family` keeps. One picture has quality
-against time: each dot is a search, with the 95% interval of its BLEU, and a line joins the searches of a model. The
-other one has BLEU and repeats after each layer; a model that predicts words only after its last layer is a horizontal
-line. IterativeVAE is blue.
+FOLDER contains what `bench.family` keeps. One picture has quality against time: each dot is a search, with the mean
+BLEU of its seeds and the 95% interval, and a line joins the searches of a model. The other one has BLEU and repeats
+after each layer; a model that predicts words only after its last layer is a horizontal line. IterativeVAE is blue.
 """
 
 import json
@@ -13,7 +12,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.family_table import shown_name
+from bench.family_table import bootstrap, measurement, read_searches, shown_name, table_rows
 from vaswani_transformer.figures.svg import BLUE, GRAY, Drawing
 
 from .pictures import IMAGES
@@ -22,7 +21,7 @@ HIGHLIGHTED = "IterativeVAE"
 LEFT, RIGHT, TOP, BOTTOM = 60, 560, 24, 360  # of the area of the dots, in pixels
 LABELS = 590  # where the names of the models begin
 LINE_HEIGHT = 18
-
+SAMPLES = 1000  # of the bootstrap
 
 PANELS = {"BLEU": 60, "repeats, %": 450}  # the panels of the picture by layer, and where each begins
 PANEL_WIDTH = 180
@@ -37,14 +36,15 @@ class Search(NamedTuple):
     highest: float
 
 
-def searches_of(path: Path) -> dict[str, list[Search]]:
-    """Return the searches of each model, by time."""
+def searches_of(folder: Path) -> dict[str, list[Search]]:
+    """Return the searches of each model whose speed was measured, by time."""
     models = defaultdict(list)
-    for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
-        name = shown_name(row["model"]).rpartition(", ")[0]
+    for row in table_rows(bootstrap(read_searches(folder), SAMPLES), measurement(folder)):
+        name = row["model"].rpartition(", ")[0]
         lowest, highest = row["95% interval"].split(" to ")
         milliseconds = row["ms a sentence, median"]
-        models[name].append(Search(milliseconds, float(row["BLEU"]), float(lowest), float(highest)))
+        if milliseconds is not None:
+            models[name].append(Search(milliseconds, float(row["BLEU"]), float(lowest), float(highest)))
     return {name: sorted(searches) for name, searches in models.items()}
 
 
@@ -107,9 +107,9 @@ def draw_speed_quality(models: dict[str, list[Search]]) -> Drawing:
     return drawing
 
 
-def layers_of(path: Path) -> dict[str, dict[str, list[float]]]:
-    """Return BLEU and repeats of each model of one pass after each of its layers."""
-    measured = json.loads(path.read_text(encoding="utf-8"))
+def layers_of(folder: Path) -> dict[str, dict[str, list[float]]]:
+    """Return BLEU and repeats of each model of one pass, of its first seed, after each of its layers."""
+    measured = json.loads((folder / "decoding.json").read_text(encoding="utf-8"))
     single_pass = {row["model"] for row in measured["rows"] if row["passes"] == "1"}
     models: dict[str, dict[str, list[float]]] = {}
     for row in measured["refinement"]:
@@ -169,9 +169,9 @@ def draw_panel(drawing: Drawing, models: dict[str, list[float]], title: str, lef
         drawing.text(right, label_height + 4.5, name, anchor="start", color=color)
 
 
-def main(path: Path, images: Path = IMAGES) -> None:
-    """Draw the searches and the layers of a file."""
-    for drawing in (draw_speed_quality(searches_of(path)), draw_layers(layers_of(path))):
+def main(folder: Path, images: Path = IMAGES) -> None:
+    """Draw the searches and the layers of a comparison."""
+    for drawing in (draw_speed_quality(searches_of(folder)), draw_layers(layers_of(folder))):
         (images / f"figure-{drawing.name}.svg").write_text(drawing.svg(), encoding="utf-8")
 
 
