@@ -22,6 +22,7 @@ from vaswani_transformer.demo.site import EXAMPLES, all_modules, languages_and_e
 from vaswani_transformer.figures.assets import EXPORT, IMPORT, inline_modules, modules_in_order
 
 TATOEBA = ROOT / "models" / "tatoeba-en-de"
+TATOEBA_CTC = ROOT / "models" / "tatoeba-en-de-ctc"
 
 
 def settings_of(page: str) -> dict[str, Any]:
@@ -103,6 +104,23 @@ def test_shipped_model_has_its_languages_examples_and_licenses(tmp_path: Path) -
     assert yaml.safe_load(header)["sdk"] == "static"
     assert yaml.safe_load(header)["license"] == "apache-2.0"
     assert "Tatoeba" in text
+
+
+def test_page_of_both_shipped_models_names_their_license_once(tmp_path: Path) -> None:
+    site = load_site(str(TATOEBA), str(TATOEBA_CTC))
+    assert (site.license, len(site.credits)) == ("apache-2.0", 1)
+    site.write(tmp_path)
+    for part in ("model", "ctc"):
+        assert (tmp_path / part / "model.safetensors").stat().st_size < 10e6
+
+
+def test_page_of_models_with_different_licenses_names_both(tmp_path: Path) -> None:
+    model = save(tmp_path / "model", *model_of_pairs())
+    ctc_model = save(tmp_path / "ctc", *family_of_pairs("ctc"))
+    for folder, license in ((model, "mit"), (ctc_model, "cc-by-nc-4.0")):
+        (folder / "README.md").write_text(f"---\nlicense: {license}\n---\n# A model\n")
+    site = load_site(str(model), str(ctc_model))
+    assert (site.license, site.credits) == ("", ["Weights: mit.", "Weights: cc-by-nc-4.0."])
 
 
 def run(source: str, target: str, **data: str) -> dict[str, Any]:

@@ -259,6 +259,9 @@ def load_site(model: str, ctc_model: str | None = None, dtype: str = "float16", 
     if ctc_model is not None:
         models["ctc"] = load_part(ctc_model, "ctc", revision=revision)
     languages, examples = languages_and_examples(find_file(model, "results.json", revision))
-    license, credits = license_and_credits(find_file(model, "README.md", revision))
+    cards = [find_file(name, "README.md", revision) for name in (model, ctc_model) if name is not None]
+    licenses, sentences = zip(*map(license_and_credits, cards), strict=True)
+    license = licenses[0] if len(set(licenses)) == 1 else ""  # that of the whole page
+    credits = [sentence for sentence in dict.fromkeys(sentences) if sentence]
     title = " to ".join(map(language_name, languages or ())) or Path(model).name or model
-    return Site(models, title, languages, examples, license, [credits] if credits else [], dtype)
+    return Site(models, title, languages, examples, license, credits, dtype)
