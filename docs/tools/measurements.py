@@ -1,4 +1,4 @@
-"""Measurements of the non-autoregressive models: `python -m docs.tools.measurements FOLDER` draws docs/images of them.
+"""Pictures of the measured non-autoregressive models: `python -m docs.tools.measurements FOLDER` draws them.
 
 FOLDER contains what `bench.family` keeps. One picture has quality against time: each dot is a search, with the mean
 BLEU of its seeds and the 95% interval, and a line joins the searches of a model. The other one has BLEU and repeats
