@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.batches import FLOAT32
 from tests.models import WITH_SCORES, family_of_pairs, model_of_pairs, small_model
 from vaswani_transformer import prepare_for_inference
-from vaswani_transformer.figures.recording import Candidate, best_finished, record_search, recorded_steps
+from vaswani_transformer.figures.recording import Candidate, best_finished, record_search, recorded_beams
 from vaswani_transformer.translation.translator import token_log_probabilities
 
 END = 2
@@ -17,9 +17,8 @@ END = 2
 
 def recorded(model: Any, **settings: Any) -> list[list[Candidate]]:
     """Return the steps of a search for the source of words 4 and 5."""
-    return recorded_steps(
-        model, {"input_ids": torch.tensor([[4, 5, 2]]), "attention_mask": torch.ones(1, 3), **settings}
-    )
+    inputs = {"input_ids": torch.tensor([[4, 5, 2]]), "attention_mask": torch.ones(1, 3), **settings}
+    return recorded_beams(model, inputs).steps
 
 
 def approximately(expected: Any) -> Any:
@@ -108,3 +107,17 @@ def test_candidate_continues_the_one_that_it_names(beams: int) -> None:
         assert sum(not candidate["isKept"] for candidate in step) <= 1
         before = step
     assert {candidate["parent"] for candidate in data["steps"][0]} == {-1}
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_search_from_a_longer_prompt_shows_the_prompt_and_continues_it(beams: int) -> None:
+    model, tokenizer = model_of_pairs()
+    prompt = [0, *tokenizer("el gato", add_special_tokens=False).input_ids]
+    prompt_ids = torch.tensor([prompt])
+    target, data = record_search(model, tokenizer, "the cat is black", num_beams=beams, decoder_input_ids=prompt_ids)
+    expected = model.generate(
+        **tokenizer("the cat is black", return_tensors="pt"), num_beams=beams, decoder_input_ids=prompt_ids
+    )
+    assert target == tokenizer.decode(expected[0], skip_special_tokens=True)
+    assert data["start"].startswith("<s> el")
+    assert all(candidate["text"].startswith("el gato") for step in data["steps"] for candidate in step)

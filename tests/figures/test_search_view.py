@@ -55,7 +55,7 @@ def page_of(**search: Any) -> str:
 
 def test_targets_live_until_no_continuation_is_open_and_the_best_one_is_bold(opened: Callable[..., Any]) -> None:
     _, tokenizer = model_of_pairs()
-    page = opened(page_of(start="<s>", steps=beams_data(tokenizer, STEPS)))
+    page = opened(page_of(start="<s>", steps=beams_data(tokenizer, (0,), STEPS)))
     page.get_by_label("Scores").check()
     parts = {(int(part["step"]), int(part["row"])): part for part in page.evaluate(PARTS)}
     assert {place: int(part["last"]) for place, part in parts.items()} == {

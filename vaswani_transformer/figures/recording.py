@@ -1,6 +1,6 @@
 """Recording of the search for one target, which a page draws: the candidates of each step, or the target of each pass.
 
-k beams, R distinct beams, V vocabulary, T target tokens so far.
+k beams, R distinct beams, V vocabulary, P tokens of the prompt, T target tokens so far.
 """
 
 import itertools
@@ -66,15 +66,17 @@ class SearchRecorder(LogitsProcessor):
         self.alpha = settings.values.get("length_penalty", 1.0)
         self.length_penalty_type = settings.values.get("length_penalty_type", "power")
         self.end_tokens = as_token_ids(settings.values.get("eos_token_id"))
+        self.prompt: Target = ()  # tokens that the target begins with, known from the first step
         self.steps: list[list[Candidate]] = []
         self.totals: dict[tuple[int, ...], Tensor] = {}
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Record a step over the beams `input_ids` (k, T + 1), and return their next-token scores (k, V)."""
+        """Record a step over the beams `input_ids` (k, P + T), and return their next-token scores (k, V)."""
+        self.prompt = self.prompt or tuple(input_ids[0].tolist())
         log_probs = scores.log_softmax(-1) if self.num_beams == 1 else scores  # greedy search passes logits
 
         # Equal beams, such as all of the first step, count once.
-        beams = {tuple(tokens): row for row, tokens in enumerate(input_ids[:, 1:].tolist())}
+        beams = {tuple(tokens): row for row, tokens in enumerate(input_ids[:, len(self.prompt) :].tolist())}
         # log P of a beam is that of the candidate of the previous step that it was.
         before = [float(self.totals[beam[:-1]][beam[-1]]) if beam else 0.0 for beam in beams]
         totals = log_probs[list(beams.values())] + log_probs.new_tensor(before)[:, None]  # (R, V)
@@ -105,16 +107,18 @@ class SearchRecorder(LogitsProcessor):
         return candidates
 
 
-def beams_data(tokenizer: PreTrainedTokenizerBase, steps: Steps) -> list[list[dict[str, Any]]]:
+def beams_data(tokenizer: PreTrainedTokenizerBase, prompt: Target, steps: Steps) -> list[list[dict[str, Any]]]:
     """Return the candidates of each step as dictionaries; `parent` is the index of the one that it continues, or -1."""
-    labels = token_labels(tokenizer, [candidate.tokens for step in steps for candidate in step])
+    beginnings = [prompt[:end] for end in range(1, len(prompt) + 1)]
+    continuations = [prompt + candidate.tokens for step in steps for candidate in step]
+    labels = token_labels(tokenizer, beginnings + continuations)
     before: list[Target] = []
     data = []
     for step in steps:
         data.append([
             {
-                "word": labels[candidate.tokens],
-                "text": tokenizer.decode(list(candidate.tokens), skip_special_tokens=True),
+                "word": labels[prompt + candidate.tokens],
+                "text": tokenizer.decode([*prompt, *candidate.tokens], skip_special_tokens=True),
                 "parent": before.index(candidate.tokens[:-1]) if before else -1,
                 "logProb": candidate.log_prob,
                 "penalty": candidate.length_penalty,
@@ -146,12 +150,12 @@ def name_of_pass(model: PreTrainedModel, passes: int) -> str:
     return "layer" if passes > 1 else "pass"
 
 
-def recorded_steps(model: Any, inputs: dict[str, Any]) -> list[list[Candidate]]:
-    """Return the candidates of each step of an autoregressive search; `inputs` are arguments of `generate()`."""
+def recorded_beams(model: Any, inputs: dict[str, Any]) -> SearchRecorder:
+    """Return the recorder of an autoregressive search after its last step; `inputs` are arguments of `generate()`."""
     inputs = {**inputs, "do_sample": False}
     recorder = SearchRecorder(CallSettings(inputs.get("generation_config"), model, inputs))
     model.generate(**inputs, logits_processor=[recorder])
-    return recorder.steps
+    return recorder
 
 
 def record_passes(model: Any, tokenizer: PreTrainedTokenizerBase, inputs: dict[str, Any]) -> list[dict[str, Any]]:
@@ -176,9 +180,9 @@ def record_search(
             passes = record_passes(model, tokenizer, inputs)
             name = name_of_pass(model, len(passes))
             return Recording(passes[-1]["text"], {"source": source, "name": name, "passes": passes})
-        steps = recorded_steps(model, inputs)
-    target = cast(str, tokenizer.decode(list(best_finished(steps)[0].tokens), skip_special_tokens=True))
-    config = model.config.get_text_config(decoder=True)
-    start = config.bos_token_id if config.decoder_start_token_id is None else config.decoder_start_token_id
-    start_token = tokenizer.convert_ids_to_tokens(start)
-    return Recording(target, {"source": source, "start": start_token, "steps": beams_data(tokenizer, steps)})
+        recorder = recorded_beams(model, inputs)
+    prompt, steps = recorder.prompt, recorder.steps
+    tokens = [*prompt, *best_finished(steps)[0].tokens]
+    start = " ".join(display_tokens(tokenizer, prompt))
+    data = {"source": source, "start": start, "steps": beams_data(tokenizer, prompt, steps)}
+    return Recording(cast(str, tokenizer.decode(tokens, skip_special_tokens=True)), data)
