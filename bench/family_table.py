@@ -46,12 +46,17 @@ COUNTS = ".csv.gz"
 OURS = "iterative-vae-revealed"
 COMPARISONS = (  # model and search each; those that the page makes
     ("ctc, beam 8", "teacher, beam 4"),
+    ("ctc, best path", "teacher, beam 4"),
     ("ctc, beam 8", "student, beam 1"),
     ("ctc, beam 8", "ctc, best path"),
     ("ctc, beam 8", "glat, 5 lengths"),
     ("ctc, beam 8", "cmlm, 5 lengths; 10 iterations"),
+    ("teacher, beam 1", "ctc, beam 8"),
+    ("ctc-glat, best path", "ctc, best path"),
     ("ctc-glat, beam 8", "ctc, beam 8"),
     ("student, beam 1", "teacher, beam 4"),
+    ("student, beam 1", "ctc, beam 8; reranked"),
+    ("autoregressive-raw, beam 4", "student, beam 1"),
     ("dag, lookahead", "ctc-raw, beam 8"),
     ("dag, lookahead", "autoregressive-raw, beam 4"),
     (f"{OURS}, 1 length", "glat-by-layer, 1 length"),

@@ -112,11 +112,18 @@ def test_row_has_the_mean_and_deviation_of_the_seeds_and_a_comparison_its_interv
     assert low < np.mean(scores) < high
 
     comparisons = {row["comparison"]: row for row in family_table.comparison_rows(searches)}
-    assert list(comparisons) == ["CTC, beam 8 - the teacher, beam 4", "CTC, beam 8 - CTC, best path"]
-    worse, same = comparisons.values()
+    assert list(comparisons) == [
+        "CTC, beam 8 - the teacher, beam 4",
+        "CTC, best path - the teacher, beam 4",
+        "CTC, beam 8 - CTC, best path",
+        "the teacher, beam 1 - CTC, beam 8",
+    ]
+    worse = comparisons["CTC, beam 8 - the teacher, beam 4"]
+    same = comparisons["CTC, beam 8 - CTC, best path"]
     assert float(worse["BLEU"]) == pytest.approx(np.mean(scores) - 100, abs=0.01)
     assert (same["BLEU"], same["95% interval"], same["p"]) == ("+0.00", "0.00 to 0.00", "1.0000")
-    assert float(worse["p, Holm"]) == pytest.approx(min(1, 2 * float(worse["p"])), abs=2e-4)
+    corrected = family_table.holm([float(row["p"]) for row in comparisons.values()])
+    assert [float(row["p, Holm"]) for row in comparisons.values()] == pytest.approx(corrected, abs=3e-4)
 
 
 def test_quarters_are_those_of_the_source_lengths() -> None:
@@ -173,25 +180,34 @@ def rows_on(page: Path) -> Iterator[dict[str, str]]:
     headings: list[str] = []
     for line in page.read_text(encoding="utf-8").splitlines():
         cells = line.strip("| ").split(" | ") if line.startswith("|") else []
-        if cells and headings:
+        if cells and headings and not set(line) <= set("|- "):
             yield dict(zip(headings, cells, strict=False))
         headings = (headings or cells) if cells else []
 
 
 def test_pages_of_the_kept_comparison_have_what_its_files_give() -> None:
-    """Every row is on a page; of its cells the intervals depend on the bootstrap's samples."""
+    """Every row is on a page; of its cells the intervals and p values depend on the bootstrap's samples."""
     folder = ROOT / "training" / "recipes" / "results" / "multi30k-sixty-minutes"
     searches = family_table.bootstrap(family_table.read_searches(folder), samples=2)
-    shown = {
-        row["model"]: {heading: cell for heading, cell in row.items() if heading != "95% interval"}
-        for page in (ROOT / "docs" / "non-autoregressive.md", folder / "README.md")
+    pages = (ROOT / "docs" / "non-autoregressive.md", folder / "README.md")
+    shown = [
+        {heading: cell for heading, cell in row.items() if heading not in ("95% interval", "p", "p, Holm")}
+        for page in pages
         for row in rows_on(page)
-        if "model" in row
-    }
-    for row in family_table.table_rows(searches, family_table.measurement(folder)):
-        cells = shown[row["model"]]
-        assert {"BLEU", "BP", "chrF", "repeats", "LM"} <= cells.keys()
-        assert cells == {heading: spell(row[heading]) for heading in cells}
+    ]
+    rows = {row["model"]: row for row in family_table.table_rows(searches, family_table.measurement(folder))}
+    models = {cells["model"]: cells for cells in shown if "model" in cells}
+    assert rows.keys() <= models.keys()
+    for name, row in rows.items():
+        assert {"BLEU", "BP", "chrF", "repeats", "LM"} <= models[name].keys()
+        assert models[name] == {heading: spell(row[heading]) for heading in models[name]}
+    for cells in shown:
+        if search := cells.pop("search", None):  # further columns of a row
+            assert cells == {heading: spell(rows[search][heading]) for heading in cells}
+    differences = [
+        {name: row[name] for name in ("comparison", "BLEU")} for row in family_table.comparison_rows(searches)
+    ]
+    assert [cells for cells in shown if "comparison" in cells] == differences
     for path in folder.glob("*.json"):
         kept = json.loads(path.read_text("utf-8"))
         if path.name != "decoding.json":
