@@ -1,5 +1,6 @@
 """The drawings of the pages show the numbers that they are made of, and their words can be read."""
 
+import json
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -123,6 +124,18 @@ def test_pictures_of_the_non_autoregressive_models_are_drawn_from_the_kept_measu
     measurements.main(ROOT / "training/recipes/results/multi30k-sixty-minutes", tmp_path)
     for name in ("figure-speed-quality.svg", "figure-layers.svg"):
         assert (tmp_path / name).read_text() == (pictures.IMAGES / name).read_text()
+
+
+def test_scores_after_each_layer_are_means_over_the_seeds(tmp_path: Path) -> None:
+    scores = {"iterative-vae-revealed": (30, 34), "iterative-vae-revealed-2018": (32, 37), "cmlm": (20, 25)}
+    refinement = [
+        {"model": f"{run}, 5 lengths", "iteration or layer": layer, "BLEU": f"{bleu:.2f}", "repeats": f"{layer}.50%"}
+        for run, of_layers in scores.items()
+        for layer, bleu in enumerate(of_layers, start=1)
+    ]
+    rows = [{"model": "iterative-vae-revealed, 5 lengths", "passes": "1"}, {"model": "cmlm, 5 lengths", "passes": "10"}]
+    (tmp_path / "decoding.json").write_text(json.dumps({"rows": rows, "refinement": refinement}))
+    assert measurements.layers_of(tmp_path) == {"IterativeVAE": {"BLEU": [31, 35.5], "repeats, %": [1.5, 2.5]}}
 
 
 def test_names_of_models_do_not_overlap() -> None:

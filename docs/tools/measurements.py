@@ -7,12 +7,13 @@ after each layer; a model that predicts words only after its last layer is a hor
 
 import json
 import math
+import statistics
 import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.family_table import bootstrap, measurement, read_searches, shown_name, table_rows
+from bench.family_table import bootstrap, measurement, model_of, read_searches, shown_name, table_rows
 from vaswani_transformer.figures.svg import BLUE, GRAY, Drawing
 
 from .pictures import IMAGES
@@ -108,17 +109,22 @@ def draw_speed_quality(models: dict[str, list[Search]]) -> Drawing:
 
 
 def layers_of(folder: Path) -> dict[str, dict[str, list[float]]]:
-    """Return BLEU and repeats of each model of one pass, of its first seed, after each of its layers."""
+    """Return BLEU and repeats of each model of one pass after each of its layers, as means over its seeds."""
     measured = json.loads((folder / "decoding.json").read_text(encoding="utf-8"))
     single_pass = {row["model"] for row in measured["rows"] if row["passes"] == "1"}
-    models: dict[str, dict[str, list[float]]] = {}
+    scores: dict[str, dict[str, dict[int, list[float]]]] = {}  # of each model, panel and layer, those of its seeds
     for row in measured["refinement"]:
-        if row["model"] not in single_pass:  # it has iterations
+        run, _, search = row["model"].partition(", ")
+        name = f"{model_of(run)}, {search}"
+        if name not in single_pass:  # it has iterations
             continue
-        scores = models.setdefault(shown_name(row["model"]).rpartition(", ")[0], {name: [] for name in PANELS})
-        scores["BLEU"].append(float(row["BLEU"]))
-        scores["repeats, %"].append(float(row["repeats"].rstrip("%")))
-    return models
+        panels = scores.setdefault(shown_name(name).rpartition(", ")[0], {panel: defaultdict(list) for panel in PANELS})
+        panels["BLEU"][row["iteration or layer"]].append(float(row["BLEU"]))
+        panels["repeats, %"][row["iteration or layer"]].append(float(row["repeats"].rstrip("%")))
+    return {
+        model: {panel: [statistics.mean(of_seeds) for of_seeds in layers.values()] for panel, layers in panels.items()}
+        for model, panels in scores.items()
+    }
 
 
 def draw_layers(models: dict[str, dict[str, list[float]]]) -> Drawing:
