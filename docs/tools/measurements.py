@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.family_table import bootstrap, measurement, model_of, read_searches, shown_name, table_rows
+from bench.measuring import Row
 from vaswani_transformer.figures.svg import BLUE, GRAY, Drawing
 
 from .pictures import IMAGES
@@ -112,19 +113,23 @@ def layers_of(folder: Path) -> dict[str, dict[str, list[float]]]:
     """Return BLEU and repeats of each model of one pass after each of its layers, as means over its seeds."""
     measured = json.loads((folder / "decoding.json").read_text(encoding="utf-8"))
     single_pass = {row["model"] for row in measured["rows"] if row["passes"] == "1"}
-    scores: dict[str, dict[str, dict[int, list[float]]]] = {}  # of each model, panel and layer, those of its seeds
+    models: dict[str, dict[int, list[Row]]] = {}  # the rows of its seeds after each layer
     for row in measured["refinement"]:
         run, _, search = row["model"].partition(", ")
         name = f"{model_of(run)}, {search}"
-        if name not in single_pass:  # it has iterations
-            continue
-        panels = scores.setdefault(shown_name(name).rpartition(", ")[0], {panel: defaultdict(list) for panel in PANELS})
-        panels["BLEU"][row["iteration or layer"]].append(float(row["BLEU"]))
-        panels["repeats, %"][row["iteration or layer"]].append(float(row["repeats"].rstrip("%")))
+        if name in single_pass:  # the others have iterations
+            layers = models.setdefault(shown_name(name).rpartition(", ")[0], defaultdict(list))
+            layers[row["iteration or layer"]].append(row)
     return {
-        model: {panel: [statistics.mean(of_seeds) for of_seeds in layers.values()] for panel, layers in panels.items()}
-        for model, panels in scores.items()
+        model: {panel: [mean_score(rows, panel) for rows in layers.values()] for panel in PANELS}
+        for model, layers in models.items()
     }
+
+
+def mean_score(rows: list[Row], panel: str) -> float:
+    """Return the mean of the numbers that a panel shows, such as that of "repeats" for "repeats, %"."""
+    column = panel.removesuffix(", %")
+    return statistics.mean(float(row[column].rstrip("%")) for row in rows)
 
 
 def draw_layers(models: dict[str, dict[str, list[float]]]) -> Drawing:
